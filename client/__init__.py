@@ -1,0 +1,1 @@
+"""The hospital: ClientApp, training loop, the site's data and memory."""

@@ -1,0 +1,1 @@
+"""What both sides of the wire must agree on: label contract, records, models, data, metrics, config schemas."""

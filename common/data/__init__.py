@@ -1,0 +1,1 @@
+"""Image sets, their sources, patient-disjoint splits and partitions over sites."""

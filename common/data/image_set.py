@@ -1,0 +1,80 @@
+"""The one form in which pictures and labels reach the rest of the program."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that could not be read: left out, counted, listed."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Pictures with their labels; rows of all arrays belong together.
+
+    Attributes:
+        images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; may be a read-only memmap.
+        labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain). Never 0 for unknown.
+        class_names: Column names of ``labels``, in the order of the source.
+        patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Own index where unknown.
+        sources: ``(n,)`` strings, the centre an image came from; empty strings where unknown.
+        skipped: Images of the source that could not be read.
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.float32]
+    class_names: tuple[str, ...]
+    patients: NDArray[np.str_]
+    sources: NDArray[np.str_]
+    skipped: tuple[Skipped, ...] = ()
+
+    def __post_init__(self) -> None:
+        n = len(self.images)
+        assert self.images.dtype == np.uint8 and self.images.ndim in (3, 4), (self.images.dtype, self.images.shape)
+        assert self.labels.dtype == np.float32 and self.labels.shape == (n, len(self.class_names)), self.labels.shape
+        assert self.patients.shape == (n,) and self.sources.shape == (n,), (self.patients.shape, self.sources.shape)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return 1 if self.images.ndim == 3 else int(self.images.shape[3])
+
+    def rows(self, index: NDArray[np.intp]) -> "ImageSet":
+        """The images at ``index``, in that order."""
+        return replace(
+            self,
+            images=self.images[index],
+            labels=self.labels[index],
+            patients=self.patients[index],
+            sources=self.sources[index],
+        )
+
+    def only_classes(self, class_names: tuple[str, ...]) -> "ImageSet":
+        """The same images with the label columns of ``class_names``, in that order; other labels are gone."""
+        columns = [self.class_names.index(name) for name in class_names]
+        return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training, validation and test part of one data set; no patient stands in two of them."""
+
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+
+    def __post_init__(self) -> None:
+        assert self.train.class_names == self.validation.class_names == self.test.class_names
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.train.class_names

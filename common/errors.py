@@ -1,0 +1,59 @@
+"""Faults in what people give us: gathered, explained, and raised all together at our edges."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with an input, in the words of the person who has to mend it.
+
+    Attributes:
+        where: File and key, e.g. ``"nih.toml: data.path"``.
+        problem: What came and what was expected, one sentence with its full stop.
+        remedy: What to do about it, or empty where the problem says it.
+    """
+
+    where: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (f"{self.where}: {self.problem}", self.remedy) if part)
+
+
+class BadInput(Exception):
+    """Raised once with every fault that was found; a program that ends with it exits with code 2."""
+
+    exit_code: ClassVar[int] = 2
+
+    def __init__(self, faults: Iterable[Fault]) -> None:
+        self.faults = tuple(faults)
+        assert self.faults, "BadInput needs at least one fault"
+        super().__init__("\n".join(str(fault) for fault in self.faults))
+
+    def __reduce__(self) -> tuple[type["BadInput"], tuple[tuple[Fault, ...]]]:
+        """Survive the way from a worker process: exceptions are otherwise rebuilt from their message."""
+        return BadInput, (self.faults,)
+
+
+def stop_on(faults: Sequence[Fault]) -> None:
+    """Raise :class:`BadInput` if there is any fault."""
+    if faults:
+        raise BadInput(faults)
+
+
+def did_you_mean(name: str, options: Iterable[str]) -> str:
+    """Return ``'Did you mean "Infiltration"?'`` for the nearest option, or an empty string if none is near."""
+    by_folded = {option.casefold(): option for option in options}
+    near = difflib.get_close_matches(name.casefold(), by_folded, n=1, cutoff=0.6)
+    return f'Did you mean "{by_folded[near[0]]}"?' if near else ""
+
+
+def quoted(names: Iterable[str], limit: int = 20) -> str:
+    """Return names in double quotes, comma-separated, cut after ``limit`` with a count of the rest."""
+    listed = list(names)
+    text = ", ".join(f'"{name}"' for name in listed[:limit])
+    return text if len(listed) <= limit else f"{text} and {len(listed) - limit} more"

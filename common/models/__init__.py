@@ -1,0 +1,1 @@
+"""Image classifiers split into trunk and head, with the head's rows named by class."""

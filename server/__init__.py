@@ -1,0 +1,1 @@
+"""The coordinator and the researcher: flwr-server, flwr-sim, run folders and reports."""
