@@ -1,0 +1,26 @@
+"""Writing files so that a reader sees the old content or the new, never a part."""
+
+import os
+from pathlib import Path
+
+
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Write beside the file, flush to disk where ``durable``, and rename into place."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        if durable:
+            os.fsync(file.fileno())
+    temporary.replace(path)
+    if durable:
+        _flush_folder(path.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,31 @@
+"""Batch normalisation that outlives a batch of one image."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class SteadyBatchNorm2d(nn.BatchNorm2d):
+    """:class:`torch.nn.BatchNorm2d` that uses its running statistics where one value per channel is all there is.
+
+    The last layers of a network see 1x1 maps at its smallest image size. PyTorch stops with an error there when the
+    last batch of an epoch holds a single image, hours into a run; one value has no variance, so that batch is
+    normalised as in evaluation and leaves the running statistics alone. In every other case the two are equal.
+    """
+
+    def forward(self, maps: Tensor) -> Tensor:
+        """Normalise ``(batch, channels, height, width)``."""
+        if self.training and maps.numel() == maps.shape[1]:
+            return functional.batch_norm(
+                maps, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+            )
+        return super().forward(maps)
+
+
+def make_steady(module: nn.Module) -> None:
+    """Replace every :class:`torch.nn.BatchNorm2d` inside ``module``, in place; all values stay."""
+    for name, child in module.named_children():
+        if type(child) is nn.BatchNorm2d:
+            steady = SteadyBatchNorm2d(child.num_features, eps=child.eps, momentum=child.momentum)
+            steady.load_state_dict(child.state_dict())
+            setattr(module, name, steady)
+        make_steady(child)

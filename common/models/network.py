@@ -1,0 +1,167 @@
+"""The network every method trains: backbone, neck, and a head whose rows have names."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.errors import BadInput, Fault
+from common.models.architectures import new_backbone
+from common.models.head import initial_head
+from common.models.spec import ModelSpec
+from common.models.weights import copy_into_backbone, read_backbone_weights
+
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
+
+
+class SplitNetwork(nn.Module):
+    """Pixels 0..255 in, one logit per class name out.
+
+    Attributes:
+        spec: What it was built from.
+        class_names: Names of the head's rows, in their order.
+        backbone: Images to vectors.
+        neck: Identity, or a dense layer with ReLU and dropout; averaged over sites like the backbone.
+        head: One row per class.
+    """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+
+    def __init__(
+        self, spec: ModelSpec, class_names: Sequence[str], *, backbone: nn.Module, neck: nn.Module, head: nn.Linear
+    ) -> None:
+        super().__init__()
+        assert head.out_features == len(class_names), (head.out_features, class_names)
+        self.spec = spec
+        self.class_names = tuple(class_names)
+        self.backbone = backbone
+        self.neck = neck
+        self.head = head
+        normalisation = spec.normalisation
+        # Not persistent: they follow from the spec and are no part of a model's state.
+        self.register_buffer("pixel_mean", _per_channel(normalisation.mean), persistent=False)
+        self.register_buffer("pixel_std", _per_channel(normalisation.std), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits ``(batch, classes)`` of uint8 or float pixels 0..255, ``(batch, 1 or 3, height, width)``."""
+        logits: Tensor = self.head(self.features(images))
+        return logits
+
+    def features(self, images: Tensor) -> Tensor:
+        """Return what the head sees, ``(batch, features)``."""
+        features: Tensor = self.neck(self.backbone(self._prepared(images)))
+        return features
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        """Bring pixels to the backbone's channels, size and scale."""
+        pixels = _with_channels(images.to(self.pixel_mean.dtype), self.spec.channels)
+        size = (self.spec.image_size, self.spec.image_size)
+        if pixels.shape[2:] != size:
+            pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
+        return (pixels - self.pixel_mean) / self.pixel_std
+
+
+def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = Path()) -> SplitNetwork:
+    """Return a new network, the same for the same seed; torch's own random state is left as it was.
+
+    Args:
+        spec: The experiment's model.
+        class_names: Names of the head's rows, at least one.
+        seed: Each head row depends on it and on its own name only, whatever other classes there are.
+        base: Folder that ``spec.weights`` is relative to.
+
+    Raises:
+        BadInput: If the weights file is missing, has another hash or does not fit.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
+        backbone, width = new_backbone(spec.architecture, spec.channels, spec.image_size)
+        neck = _neck(width, spec)
+    if spec.weights is not None:
+        copy_into_backbone(backbone, read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256))
+    return SplitNetwork(
+        spec, class_names, backbone=backbone, neck=neck, head=_head(class_names, spec.neck or width, seed)
+    )
+
+
+def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
+    """Return what would stop :func:`build`, without building: the weights file, its hash, its tensors.
+
+    An image size below the architecture's minimum is refused by :class:`ModelSpec` already.
+    """
+    if spec.weights is None:
+        return []
+    with torch.device("meta"):
+        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
+    try:
+        read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256)
+    except BadInput as bad:
+        return list(bad.faults)
+    return []
+
+
+def freeze_backbone(network: SplitNetwork) -> None:
+    """Train neck and head only: no gradients in the backbone, its BatchNorm and dropout as in evaluation."""
+    network.backbone.requires_grad_(False).eval()
+
+
+def unfreeze(network: SplitNetwork) -> None:
+    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; all is trained."""
+    network.requires_grad_(True).train()
+
+
+def freeze_batch_norm(network: SplitNetwork) -> None:
+    """FedBN+ (Kulkarni et al. 2023): BatchNorm keeps weight, bias, mean and variance.
+
+    ``network.train()`` undoes half of it; use :func:`train_mode`.
+    """
+    for module in network.modules():
+        if isinstance(module, BATCH_NORM):
+            module.requires_grad_(False).eval()
+
+
+def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
+    """Go into training; call it wherever one would call ``network.train()``.
+
+    The two flags alone decide what of the backbone is trained, whatever was frozen before; neck and head keep their
+    ``requires_grad``.
+    """
+    network.train()
+    network.backbone.requires_grad_(True)
+    if frozen_backbone:
+        freeze_backbone(network)
+    if frozen_batch_norm:
+        freeze_batch_norm(network)
+
+
+def _neck(width: int, spec: ModelSpec) -> nn.Module:
+    if spec.neck is None:
+        return nn.Identity()
+    return nn.Sequential(nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout))
+
+
+def _head(class_names: Sequence[str], features: int, seed: int) -> nn.Linear:
+    values = initial_head(class_names, features, seed)
+    head = nn.Linear(features, len(class_names), device="meta")  # draws no random numbers there
+    head.weight = nn.Parameter(torch.from_numpy(values.weight))
+    head.bias = nn.Parameter(torch.from_numpy(values.bias))
+    return head
+
+
+def _per_channel(values: Sequence[float]) -> Tensor:
+    return 255 * torch.tensor(values, dtype=torch.float32).reshape(1, -1, 1, 1)
+
+
+def _with_channels(images: Tensor, channels: int) -> Tensor:
+    """Repeat grey images, take the luminance of coloured ones, or leave them alone."""
+    if images.shape[1] == channels:
+        return images
+    if images.shape[1] == 1:
+        return images.expand(-1, channels, -1, -1)
+    assert images.shape[1] == 3, f"expected images of 1 or 3 channels, got {tuple(images.shape)}"
+    luminance = images.new_tensor(_LUMINANCE).reshape(1, 3, 1, 1)
+    return (images * luminance).sum(1, keepdim=True)

@@ -1,0 +1,140 @@
+"""A finished model on disk: ``model.safetensors`` holds the tensors, ``model.json`` all else one needs to use it."""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+
+from common.errors import BadInput, Fault
+from common.files import write_atomically
+from common.models.network import SplitNetwork, build
+from common.models.spec import ModelSpec, Sha256
+from common.models.state import (
+    Array,
+    layout_of,
+    named_tensors,
+    read_state,
+    state_of_named,
+    state_sha256,
+    write_state,
+)
+
+TENSORS = "model.safetensors"
+DESCRIPTION = "model.json"
+
+
+class SavedModel(BaseModel):
+    """What ``model.json`` says.
+
+    Attributes:
+        format_version: Of this file.
+        model: What the network is built from, mean and std written out, ``weights`` None, as the tensors are here.
+        class_names: Names of the head's rows.
+        preprocessing: How pixels go in, for a reader who has only this file.
+        label_contract_sha256: Of the label contract the model was trained under; empty if there was none.
+        initial_weights_sha256: Of the weights file the backbone started from, if the experiment named its hash.
+        safetensors_sha256: Of the file beside this one.
+        model_sha256: Of the values alone, see :func:`common.models.state.state_sha256`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format_version: Literal[1] = 1
+    model: ModelSpec
+    class_names: Annotated[tuple[str, ...], Field(min_length=1)]
+    preprocessing: str
+    label_contract_sha256: str
+    initial_weights_sha256: Sha256 | None
+    safetensors_sha256: Sha256
+    model_sha256: Sha256
+
+
+def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: str) -> SavedModel:
+    """Write both files, each of them atomically, tensors first; return what ``model.json`` now says.
+
+    A crash between the two leaves a pair that :func:`load_model` refuses, so give each checkpoint a folder of its own.
+    """
+    state, layout = read_state(network), layout_of(network)
+    content = safetensors.numpy.save(named_tensors(state, layout))
+    saved = SavedModel(
+        model=_self_contained(network.spec),
+        class_names=network.class_names,
+        preprocessing=_preprocessing(network.spec),
+        label_contract_sha256=label_contract_sha256,
+        initial_weights_sha256=network.spec.weights_sha256,
+        safetensors_sha256=hashlib.sha256(content).hexdigest(),
+        model_sha256=state_sha256(state, layout),
+    )
+    write_atomically(folder / TENSORS, content)
+    write_atomically(folder / DESCRIPTION, (saved.model_dump_json(indent=2) + "\n").encode())
+    return saved
+
+
+def load_model(folder: Path) -> SplitNetwork:
+    """Return the network of a folder that :func:`save_model` wrote, in evaluation mode.
+
+    Raises:
+        BadInput: If a file is missing or damaged, or the two do not belong together.
+    """
+    saved = read_description(folder)
+    tensors = _read_tensors(folder / TENSORS, saved.safetensors_sha256)
+    network = build(saved.model, saved.class_names, seed=0)
+    _write_tensors(network, tensors, folder / TENSORS)
+    return network.eval()
+
+
+def read_description(folder: Path) -> SavedModel:
+    """Return what ``model.json`` says.
+
+    Raises:
+        BadInput: If it is missing or says something else than version 1 does.
+    """
+    path = folder / DESCRIPTION
+    try:
+        return SavedModel.model_validate_json(_content(path))
+    except ValidationError as error:
+        faults = [Fault(f"{path}: {'.'.join(map(str, e['loc']))}", f"{e['msg']}.") for e in error.errors()]
+        raise BadInput(faults) from error
+
+
+def _self_contained(spec: ModelSpec) -> ModelSpec:
+    normal = spec.normalisation
+    return spec.model_copy(update={"weights": None, "weights_sha256": None, "mean": normal.mean, "std": normal.std})
+
+
+def _preprocessing(spec: ModelSpec) -> str:
+    kind = "grey (luminance of coloured images)" if spec.channels == 1 else "RGB (grey images repeated)"
+    return (
+        f"pixels 0..255, {kind}, batch x channels x height x width; then, inside the network: bilinear antialiased "
+        f"resize to {spec.image_size} x {spec.image_size}, then (pixel / 255 - mean) / std per channel"
+    )
+
+
+def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
+    content = _content(path)
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != sha256:
+        raise BadInput([Fault(str(path), f"It has SHA-256 {actual}, but {DESCRIPTION} beside it names {sha256}.")])
+    try:
+        return dict(safetensors.numpy.load(content))
+    except SafetensorError as error:
+        raise BadInput([Fault(str(path), f"This is no safetensors file ({error}).")]) from error
+
+
+def _write_tensors(network: SplitNetwork, tensors: dict[str, Array], path: Path) -> None:
+    layout = layout_of(network)
+    try:
+        state = state_of_named(tensors, layout, network.class_names)
+    except ValueError as error:
+        raise BadInput([Fault(str(path), f"It is not the {layout.architecture} of {DESCRIPTION}: {error}.")]) from error
+    write_state(network, state.trunk, state.norm, state.head)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput([Fault(str(path), f"It cannot be read ({error.strerror}).")]) from error

@@ -1,0 +1,248 @@
+"""A network's state as three named groups of plain arrays: for the wire, for the maths, for hashes.
+
+``trunk`` and ``norm`` are flat; a :class:`Layout` says which tensor stands where. BatchNorm's ``num_batches_tracked``
+is left out: it is used only where momentum is None, and ours is a number everywhere.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import prod
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.models.head import Head
+from common.models.network import BATCH_NORM, SplitNetwork
+
+__all__ = [
+    "Head",
+    "Layout",
+    "ModelState",
+    "TensorShape",
+    "layout_of",
+    "named_tensors",
+    "read_state",
+    "state_of_named",
+    "state_sha256",
+    "write_state",
+]
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """A tensor of the network by its name there, e.g. ``backbone.conv1.weight``."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the flat arrays of a model hold, in order; equal for sites with other classes.
+
+    Attributes:
+        architecture: Name of the backbone.
+        features: Width of a head row.
+        trunk: Tensors of backbone and neck that are not BatchNorm's.
+        norm: Weight, bias, running mean and running variance of every BatchNorm.
+    """
+
+    architecture: str
+    features: int
+    trunk: tuple[TensorShape, ...]
+    norm: tuple[TensorShape, ...]
+
+    @property
+    def trunk_size(self) -> int:
+        """Length of a flat trunk."""
+        return sum(tensor.size for tensor in self.trunk)
+
+    @property
+    def norm_size(self) -> int:
+        """Length of a flat norm group; 0 for a network without BatchNorm."""
+        return sum(tensor.size for tensor in self.norm)
+
+    @property
+    def signature(self) -> str:
+        """SHA-256 of all of it: models may be averaged if, and only if, this is equal."""
+        groups = [[[tensor.name, *tensor.shape] for tensor in group] for group in (self.trunk, self.norm)]
+        return hashlib.sha256(json.dumps([self.architecture, self.features, *groups]).encode()).hexdigest()
+
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor stands in the flat array of its own group."""
+        return {**_slices(self.trunk), **_slices(self.norm)}
+
+
+@dataclass(frozen=True, eq=False)
+class ModelState:
+    """All values of a model.
+
+    Attributes:
+        trunk: float32 ``(t,)``.
+        norm: float32 ``(m,)``.
+        head: The rows with their class names.
+
+    Raises:
+        ValueError: If an array is not flat or not float32.
+    """
+
+    trunk: Array
+    norm: Array
+    head: Head
+
+    def __post_init__(self) -> None:
+        for name, values in (("trunk", self.trunk), ("norm", self.norm)):
+            if values.ndim != 1 or values.dtype != np.float32:
+                raise ValueError(f"{name} is flat float32, got {values.dtype} of shape {values.shape}")
+
+
+def layout_of(network: SplitNetwork) -> Layout:
+    """Describe a network's state."""
+    trunk, norm = _groups(network)
+    return Layout(network.spec.architecture, network.head.in_features, _shapes(trunk), _shapes(norm))
+
+
+def read_state(network: SplitNetwork) -> ModelState:
+    """Return copies of all values, wherever the network lives."""
+    trunk, norm = _groups(network)
+    weight, bias = _array(network.head.weight), _array(network.head.bias)
+    return ModelState(_flat(trunk), _flat(norm), Head(network.class_names, weight, bias))
+
+
+def write_state(
+    network: SplitNetwork, trunk: Array | None = None, norm: Array | None = None, head: Head | None = None
+) -> None:
+    """Overwrite the given groups of a network in place; the others stay.
+
+    Of ``head`` the network takes the rows of its own classes, in its own order; more rows may be there.
+
+    Raises:
+        ValueError: If a group has another size than the network's, before anything is written.
+        LookupError: If ``head`` lacks one of the network's classes.
+    """
+    own_trunk, own_norm = _groups(network)
+    own_rows = None if head is None else _own_rows(network, head)
+    _check_size("trunk", trunk, own_trunk)
+    _check_size("norm", norm, own_norm)
+    with torch.no_grad():
+        _copy(trunk, own_trunk)
+        _copy(norm, own_norm)
+        if own_rows is not None:
+            network.head.weight.copy_(torch.from_numpy(own_rows.weight))
+            network.head.bias.copy_(torch.from_numpy(own_rows.bias))
+
+
+def named_tensors(state: ModelState, layout: Layout) -> dict[str, Array]:
+    """Return every tensor by its name in the network, with ``head.weight`` and ``head.bias``; views, not copies."""
+    assert (len(state.trunk), len(state.norm)) == (layout.trunk_size, layout.norm_size)
+    return {
+        **_views(state.trunk, layout.trunk),
+        **_views(state.norm, layout.norm),
+        "head.weight": state.head.weight,
+        "head.bias": state.head.bias,
+    }
+
+
+def state_of_named(tensors: Mapping[str, Array], layout: Layout, class_names: Sequence[str]) -> ModelState:
+    """Undo :func:`named_tensors`; returns copies.
+
+    Raises:
+        ValueError: If a tensor is missing, unknown, or or of another shape than layout and class names say.
+    """
+    classes = len(class_names)
+    expected = {tensor.name: tensor.shape for tensor in (*layout.trunk, *layout.norm)}
+    expected |= {"head.weight": (classes, layout.features), "head.bias": (classes,)}
+    came = {name: values.shape for name, values in tensors.items()}
+    wrong = sorted(name for name in expected.keys() | came.keys() if expected.get(name) != came.get(name))
+    if wrong:
+        listed = "; ".join(f"{name}: expected {expected.get(name)}, got {came.get(name)}" for name in wrong[:5])
+        raise ValueError(f"{len(wrong)} tensors differ, the first ones: {listed}")
+    head = Head(tuple(class_names), tensors["head.weight"].copy(), tensors["head.bias"].copy())
+    return ModelState(_joined(tensors, layout.trunk), _joined(tensors, layout.norm), head)
+
+
+def state_sha256(state: ModelState, layout: Layout) -> str:
+    """Hash names, types, shapes and little-endian bytes in the order of names; equal values, equal hash in any file."""
+    digest = hashlib.sha256()
+    for name, values in sorted(named_tensors(state, layout).items()):
+        digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
+        digest.update(values.astype("<f4").tobytes())
+    return digest.hexdigest()
+
+
+def _groups(network: SplitNetwork) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The live float tensors of trunk and norm by name, in the network's order."""
+    normed = {name for name, module in network.named_modules() if isinstance(module, BATCH_NORM)}
+    tensors = {
+        name: tensor
+        for name, tensor in network.state_dict().items()
+        if tensor.is_floating_point() and not name.startswith("head.")
+    }
+    norm = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in normed}
+    return {name: tensor for name, tensor in tensors.items() if name not in norm}, norm
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> tuple[TensorShape, ...]:
+    return tuple(TensorShape(name, tuple(tensor.shape)) for name, tensor in tensors.items())
+
+
+def _slices(tensors: Sequence[TensorShape]) -> dict[str, slice]:
+    bounds = pairwise(accumulate((tensor.size for tensor in tensors), initial=0))
+    return {tensor.name: slice(*bound) for tensor, bound in zip(tensors, bounds, strict=True)}
+
+
+def _views(flat: Array, tensors: Sequence[TensorShape]) -> dict[str, Array]:
+    where = _slices(tensors)
+    return {tensor.name: flat[where[tensor.name]].reshape(tensor.shape) for tensor in tensors}
+
+
+def _joined(tensors: Mapping[str, Array], group: Sequence[TensorShape]) -> Array:
+    parts = [tensors[tensor.name].reshape(-1) for tensor in group]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+
+def _array(tensor: Tensor) -> Array:
+    copied: Array = tensor.detach().cpu().numpy().astype(np.float32, copy=True)
+    return copied
+
+
+def _flat(tensors: Mapping[str, Tensor]) -> Array:
+    """Copy into one array; on the device first, so that one transfer does for all."""
+    if not tensors:
+        return np.zeros(0, dtype=np.float32)
+    joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])  # a copy already
+    flat: Array = joined.float().cpu().numpy()
+    return flat
+
+
+def _copy(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
+    if flat is None or not tensors:
+        return
+    device = next(iter(tensors.values())).device
+    parts = torch.split(torch.tensor(flat, device=device), [tensor.numel() for tensor in tensors.values()])
+    for part, tensor in zip(parts, tensors.values(), strict=True):
+        tensor.copy_(part.reshape(tensor.shape))
+
+
+def _check_size(group: str, flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
+    expected = sum(tensor.numel() for tensor in tensors.values())
+    if flat is not None and flat.shape != (expected,):
+        raise ValueError(f"{group} of this network is flat and holds {expected} values, got shape {flat.shape}")
+
+
+def _own_rows(network: SplitNetwork, head: Head) -> Head:
+    if head.features != network.head.in_features:
+        raise ValueError(f"head rows of this network have {network.head.in_features} features, got {head.features}")
+    return head.rows(network.class_names)

