@@ -1,0 +1,260 @@
+"""The experiment file: schema, reading, and every fault of it at once.
+
+An experiment is TOML. ``extends = "other.toml"`` takes over another file's keys, so that a baseline's file says only
+what differs; ``--set section.key=value`` overrides any key. The part that a hospital needs travels as a :class:`Plan`.
+"""
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.augmentation import AugmentationSpec
+from common.data.spec import DataSpec, PartitionSpec
+from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.models.spec import ModelSpec
+
+
+class Section(BaseModel):
+    """A table of the file; keys it does not know are faults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    """What is run, for how long, from which seed."""
+
+    method: str
+    rounds: int = Field(20, ge=1)
+    seed: int = Field(0, ge=0)
+    name: str = ""
+
+
+class TrainingSection(Section):
+    """Local training at each site, one round.
+
+    Attributes:
+        reset_optimizer: Start each round with a fresh optimiser state; else a site keeps it on its disk (specs S7).
+        threads: Threads per site. Part of the experiment, because their number changes float sums.
+        precision: ``bf16`` autocasts on a GPU; ``auto`` is bf16 on a GPU that has it and float32 elsewhere.
+    """
+
+    epochs: int = Field(1, ge=1)
+    batch_size: int = Field(64, ge=1)
+    optimizer: Literal["adam", "sgd"] = "adam"
+    lr: float = Field(1e-3, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    reset_optimizer: bool = False
+    threads: int = Field(1, ge=1)
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+
+
+class ParticipationSection(Section):
+    """How many sites a round needs and how long it waits for them.
+
+    Attributes:
+        min_sites: Replies that make a round count; 0 stands for all sites.
+        sites_per_round: Sites drawn for a round; 0 stands for all.
+        round_deadline_s: Seconds after which a round goes on without the missing sites.
+        roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
+    """
+
+    min_sites: int = Field(0, ge=0)
+    sites_per_round: int = Field(0, ge=0)
+    round_deadline_s: float = Field(3600.0, gt=0)
+    roll_call_deadline_s: float = Field(300.0, gt=0)
+
+
+class SimulationSection(Section):
+    """Where simulated sites run.
+
+    Attributes:
+        workers: Sites trained at a time; 0 chooses by cores, memory and GPUs.
+        gpus_per_site: Share of a GPU a site takes; negative chooses (1 / workers a GPU), 0 trains on the CPU.
+        address: Ray cluster to join, e.g. ``auto`` or ``10.0.0.5:6379``; empty starts one here.
+    """
+
+    backend: Literal["ray", "inline"] = "ray"
+    workers: int = Field(0, ge=0)
+    gpus_per_site: float = Field(-1.0, le=1)
+    address: str = ""
+
+
+class Experiment(Section):
+    """A whole experiment file."""
+
+    run: RunSection
+    method: dict[str, Any] = Field(default_factory=dict)
+    model: ModelSpec
+    training: TrainingSection = TrainingSection()
+    augmentation: AugmentationSpec = AugmentationSpec()
+    participation: ParticipationSection = ParticipationSection()
+    simulation: SimulationSection = SimulationSection()
+    data: DataSpec | None = None
+    partition: PartitionSpec | None = None
+
+
+class Plan(Section):
+    """The part of an experiment that hospitals get: what to train and how, nothing about anybody's data."""
+
+    run: RunSection
+    method: dict[str, Any]
+    model: ModelSpec
+    training: TrainingSection
+    augmentation: AugmentationSpec
+
+
+def plan_of(experiment: Experiment) -> Plan:
+    """Cut an experiment down to what travels; the path of a weights file stays at home."""
+    model = experiment.model.model_copy(update={"weights": None})
+    return Plan(
+        run=experiment.run,
+        method=experiment.method,
+        model=model,
+        training=experiment.training,
+        augmentation=experiment.augmentation,
+    )
+
+
+@dataclass(frozen=True)
+class ExperimentFile:
+    """An experiment with the folder that its relative paths start from."""
+
+    experiment: Experiment
+    path: Path
+
+    @property
+    def base(self) -> Path:
+        return self.path.parent
+
+
+def read_experiment(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
+    """Read an experiment file, its ancestors and ``key=value`` overrides.
+
+    Raises:
+        BadInput: With every fault of the file and the overrides.
+    """
+    tree, base_of_paths = _read_tree(path, ())
+    faults = [fault for text in overrides for fault in _override(tree, text)]
+    try:
+        experiment = Experiment.model_validate(tree)
+    except ValidationError as error:
+        raise BadInput([*faults, *_explained(error, path.name)]) from None
+    if faults:
+        raise BadInput(faults)
+    return ExperimentFile(experiment, base_of_paths)
+
+
+def _read_tree(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
+    """Read one TOML file over the file it extends; paths inside count from the file that is read."""
+    if path.resolve() in children:
+        raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
+    if not path.is_file():
+        remedy = did_you_mean(path.name, (p.name for p in path.parent.glob("*.toml"))) if path.parent.is_dir() else ""
+        raise BadInput([Fault(str(path), "there is no such file.", remedy)])
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput([Fault(path.name, f"is not valid TOML: {error}.")]) from None
+    parent = tree.pop("extends", None)
+    if parent is None:
+        return tree, path
+    if not isinstance(parent, str) or (path.parent / parent).parent.resolve() != path.parent.resolve():
+        raise BadInput([Fault(f"{path.name}: extends", "must name a file in the same folder.", "")])
+    inherited, _ = _read_tree(path.parent / parent, (*children, path.resolve()))
+    return _merged(inherited, tree), path
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables merge key by key; a table that changes its ``kind`` replaces the one below."""
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        keeps_kind = both and value.get("kind", old.get("kind")) == old.get("kind")  # type: ignore[union-attr]
+        merged[key] = _merged(old, value) if keeps_kind else value  # type: ignore[arg-type]
+    return merged
+
+
+def _override(tree: dict[str, Any], text: str) -> list[Fault]:
+    """Apply one ``section.key=value``; the value is TOML, or a bare word taken as a string; ``none`` takes the key out."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        return [Fault(f"--set {text}", "must be section.key=value, for instance run.rounds=3.")]
+    *sections, last = key.strip().split(".")
+    table = tree
+    for section in sections:
+        table = table.setdefault(section, {})
+        if not isinstance(table, dict):
+            return [Fault(f"--set {text}", f'"{section}" is not a table.')]
+    if value.strip() == "none":
+        table.pop(last, None)
+    else:
+        table[last] = _toml_value(value.strip())
+    return []
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explained(error: ValidationError, file_name: str) -> list[Fault]:
+    """Say pydantic's faults in our words: file, key, what came, what was expected."""
+    return [_explain(dict(one), file_name) for one in error.errors(include_url=False)]
+
+
+def _explain(one: dict[str, Any], file_name: str) -> Fault:
+    steps = [str(step) for step in one["loc"]]
+    kinds = _kinds(DataSpec) | _kinds(PartitionSpec)
+    key = ".".join(step for step in steps if step not in kinds)
+    where, came = f"{file_name}: {key}", json.dumps(one.get("input"), default=str)
+    if one["type"] == "extra_forbidden":
+        known = _known_keys(steps[:-1])
+        return Fault(where, "is not a key of an experiment.", did_you_mean(steps[-1], known) or f"Known: {quoted(known)}.")
+    if one["type"] == "missing":
+        return Fault(where, "is missing.", "")
+    if one["type"].startswith("union_tag"):
+        return Fault(f"{where}.kind", f"is {_tag(one)}.", f"Expected one of {quoted(sorted(_kinds_at(steps)))}.")
+    return Fault(where, f"{one['msg'].removeprefix('Value error, ').rstrip('.')}; got {came}.")
+
+
+def _tag(one: Mapping[str, Any]) -> str:
+    value = one.get("input")
+    return json.dumps(value.get("kind")) if isinstance(value, dict) and "kind" in value else "missing"
+
+
+def _members(union: Any) -> tuple[type[BaseModel], ...]:
+    """The models of an annotated discriminated union."""
+    return tuple(get_args(get_args(union)[0]))
+
+
+def _kinds(union: Any) -> set[str]:
+    return {_kind(member) for member in _members(union)}
+
+
+def _kind(member: type[BaseModel]) -> str:
+    return str(get_args(member.model_fields["kind"].annotation)[0])
+
+
+def _kinds_at(steps: Sequence[str]) -> set[str]:
+    return _kinds(DataSpec) if steps[:1] == ["data"] else _kinds(PartitionSpec)
+
+
+def _known_keys(steps: Sequence[str]) -> tuple[str, ...]:
+    """Keys of the table that the steps lead to."""
+    if not steps:
+        return (*Experiment.model_fields, "extends")
+    if steps[0] in ("data", "partition"):
+        union = DataSpec if steps[0] == "data" else PartitionSpec
+        members = [m for m in _members(union) if _kind(m) in steps]
+        return tuple(name for member in members for name in member.model_fields)
+    section = Experiment.model_fields[steps[0]].annotation
+    return tuple(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else ()

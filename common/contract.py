@@ -1,0 +1,170 @@
+"""The label contract: for each site and class, annotated or not.
+
+Hospitals name their findings as they like. Each declares its own names and, where they differ from the run's canonical
+names, a synonym map; nothing is settled by guess. The declarations merge into one contract whose hash goes into every
+saved model. *Not annotated* is never the same as *absent*.
+"""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import Fault, did_you_mean, quoted, stop_on
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What one site says about its labels.
+
+    Attributes:
+        site: Registered name of the site.
+        names: The site's own label names, in the order of its label columns.
+        synonyms: The site's name -> canonical name, for those names that differ.
+    """
+
+    site: str
+    names: tuple[str, ...]
+    synonyms: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def canonical(self) -> tuple[str, ...]:
+        """Canonical class names in the site's own order."""
+        return tuple(self.synonyms.get(name, name) for name in self.names)
+
+
+@dataclass(frozen=True)
+class LabelContract:
+    """The run's class space and who annotates what.
+
+    Attributes:
+        class_names: Sorted union of the canonical names; the order of the global head's rows.
+        sites: Site name -> its canonical class names in the site's own order; keys sorted.
+    """
+
+    class_names: tuple[str, ...]
+    sites: Mapping[str, tuple[str, ...]]
+
+    def owners(self, class_name: str) -> tuple[str, ...]:
+        """Sites that annotate the class, sorted by name."""
+        return tuple(site for site, names in self.sites.items() if class_name in names)
+
+    @property
+    def shared_classes(self) -> tuple[str, ...]:
+        """Classes that every site annotates."""
+        return tuple(name for name in self.class_names if len(self.owners(name)) == len(self.sites))
+
+    @property
+    def unique_classes(self) -> tuple[str, ...]:
+        """Classes that exactly one of several sites annotates."""
+        return tuple(name for name in self.class_names if len(self.owners(name)) == 1 < len(self.sites))
+
+    def coverage(self) -> NDArray[np.bool_]:
+        """Annotated or not, ``(sites, classes)``, rows in the order of ``sites``."""
+        return np.array([[name in names for name in self.class_names] for names in self.sites.values()])
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 over class names and sites; independent of the order in which sites answered."""
+        text = json.dumps({"classes": self.class_names, "sites": {s: sorted(n) for s, n in self.sites.items()}})
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None = None) -> LabelContract:
+    """Merge the sites' declarations into the run's contract.
+
+    Args:
+        declarations: One per site, in any order.
+        class_names: The run's canonical names if the coordinator fixed them; else the union of what sites declare.
+
+    Raises:
+        BadInput: With every contradiction found and the lines that would mend each.
+    """
+    ordered = sorted(declarations, key=lambda declaration: declaration.site)
+    faults = [fault for declaration in ordered for fault in _faults_of_one(declaration)]
+    faults += _repeated_sites(ordered)
+    faults += _outside(ordered, class_names) + _unowned(ordered, class_names) if class_names else _look_alikes(ordered)
+    stop_on(faults)
+    union = tuple(sorted({name for declaration in ordered for name in declaration.canonical}))
+    return LabelContract(union, MappingProxyType({d.site: d.canonical for d in ordered}))
+
+
+def _faults_of_one(declaration: Declaration) -> list[Fault]:
+    where = f"site.toml of {declaration.site}: data.labels"
+    faults = []
+    if not declaration.names:
+        faults.append(Fault(where, "names no label; a site annotates at least one class."))
+    for name in sorted({n for n in declaration.names if declaration.names.count(n) > 1}):
+        faults.append(Fault(where, f'"{name}" is listed more than once.', "Remove one of them."))
+    for name in sorted(set(declaration.synonyms) - set(declaration.names)):
+        remedy = did_you_mean(name, declaration.names) or f"Labels are {quoted(declaration.names)}."
+        faults.append(Fault(where.replace("labels", "synonyms"), f'"{name}" is not one of the site\'s labels.', remedy))
+    for name, locals_ in _grouped(declaration).items():
+        if len(locals_) > 1:
+            problem = f"{quoted(locals_)} both mean {quoted([name])}, so it is not clear which column counts."
+            faults.append(Fault(where, problem, "Keep one of them, or map each to a name of its own."))
+    return faults
+
+
+def _grouped(declaration: Declaration) -> dict[str, list[str]]:
+    grouped: dict[str, list[str]] = {}
+    for local in dict.fromkeys(declaration.names):
+        grouped.setdefault(declaration.synonyms.get(local, local), []).append(local)
+    return grouped
+
+
+def _repeated_sites(ordered: Sequence[Declaration]) -> list[Fault]:
+    names = [declaration.site for declaration in ordered]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    return [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
+
+
+def _outside(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
+    """Canonical names that the run does not have."""
+    return [
+        Fault(
+            f"site.toml of {declaration.site}: data.labels",
+            f"{quoted([name])} is not a class of this run. Classes: {quoted(class_names)}.",
+            did_you_mean(name, class_names) or "Leave it out, or map it in data.synonyms to the class it means.",
+        )
+        for declaration in ordered
+        for name in declaration.canonical
+        if name not in class_names
+    ]
+
+
+def _unowned(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list[Fault]:
+    owned = {name for declaration in ordered for name in declaration.canonical}
+    missing = [name for name in class_names if name not in owned]
+    if not missing:
+        return []
+    remedy = "Take it out of the run's classes, or admit a site that annotates it."
+    return [Fault("run classes", f"no site annotates {quoted(missing)}.", remedy)]
+
+
+def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
+    """Canonical names of the union that differ only in case, spaces or punctuation: one class under two names."""
+    owners: dict[str, str] = {}
+    for declaration in ordered:
+        for name in declaration.canonical:
+            owners.setdefault(name, declaration.site)
+    faults = []
+    for first, second in itertools.combinations(sorted(owners), 2):
+        if _folded(first) == _folded(second):
+            problem = f'"{first}" (site {owners[first]}) and "{second}" (site {owners[second]}) look like one class.'
+            remedy = (
+                f"Two lines in site.toml of {owners[second]} settle it:\n"
+                f'    [data.synonyms]\n    "{second}" = "{first}"'
+            )
+            faults.append(Fault("label contract", problem, remedy))
+    return faults
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.casefold())

@@ -1,0 +1,265 @@
+"""What coordinator and hospital say to one another: typed records, and the one translation to and from Flower's.
+
+Every record is a frozen dataclass checked when built. ``encode`` writes it into a ``RecordDict``: scalars and lists of
+scalars into the ConfigRecord ``fields``, a model's groups into one ArrayRecord named after the field. ``decode`` reads
+one expected record and refuses what it does not know: another wire version, another record, a missing or unknown field,
+a wrong type. Nothing goes by position or prefix, and nothing is pickled.
+"""
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from common.models.state import Head
+
+WIRE_VERSION = 1
+"""Raised whenever a record gains, loses or changes a field; the two sides must agree."""
+
+
+class WireError(ValueError):
+    """A record that this side does not accept, with the reason."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A model, or an update of one, as named groups; None where a group does not travel.
+
+    Attributes:
+        trunk: float32 ``(t,)``, everything before the head but batch normalisation, flat.
+        norm: float32 ``(m,)``, batch normalisation's four tensors per layer, flat.
+        head: The head's rows with their class names.
+    """
+
+    trunk: NDArray[np.float32] | None = None
+    norm: NDArray[np.float32] | None = None
+    head: Head | None = None
+
+    def __post_init__(self) -> None:
+        for name, array in (("trunk", self.trunk), ("norm", self.norm)):
+            if array is not None and (array.ndim != 1 or array.dtype != np.float32):
+                raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """Coordinator asks: who are you, what do you annotate, how much do you have?"""
+
+    run: str
+    plan: str
+
+
+@dataclass(frozen=True)
+class RollCallAnswer:
+    """Site answers. ``class_names`` are canonical, in the site's own order; ``names`` its own words for them."""
+
+    run: str
+    site: str
+    names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    train_samples: int
+    validation_samples: int
+    patients: int
+    layout: str
+    version: str
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """Train one round from this model.
+
+    Attributes:
+        class_names: The head rows the site holds in this run, in the order its head has them.
+        counted: Last round in which this site's reply counted, 0 for none: its memory of that round becomes final.
+        best: Round after which the model was best so far, -1 for none yet: the site keeps its own parts of that model.
+    """
+
+    run: str
+    round: int
+    plan: str
+    contract: str
+    class_names: tuple[str, ...]
+    counted: int
+    best: int
+    model: Groups
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """New minus received, and what the round was like.
+
+    Attributes:
+        validation_loss: Of the model as received, on the site's validation part; None without validation images.
+        validation_auroc: Likewise, mean over the site's classes for which it is defined.
+        train_loss: Mean over the batches of the last local epoch.
+    """
+
+    run: str
+    round: int
+    site: str
+    train_samples: int
+    train_loss: float
+    validation_loss: float | None
+    validation_auroc: float | None
+    seconds: float
+    update: Groups
+
+    def __post_init__(self) -> None:
+        if self.train_samples < 1:
+            raise WireError(f"train_samples must be positive, not {self.train_samples}.")
+
+
+@dataclass(frozen=True)
+class EvaluateRequest:
+    """Evaluate this model on the site's validation part, or (``test``) the best model on its test part."""
+
+    run: str
+    round: int
+    plan: str
+    contract: str
+    class_names: tuple[str, ...]
+    counted: int
+    best: int
+    test: bool
+    model: Groups
+
+
+@dataclass(frozen=True)
+class EvaluateReply:
+    """Losses and, for a test, one entry a class the site annotates; NaN stands for "not defined"."""
+
+    run: str
+    round: int
+    site: str
+    validation_loss: float | None
+    validation_auroc: float | None
+    class_names: tuple[str, ...]
+    auroc: tuple[float, ...]
+    average_precision: tuple[float, ...]
+    balanced_accuracy: tuple[float, ...]
+    positives: tuple[int, ...]
+    negatives: tuple[int, ...]
+    model_sha256: str
+
+    def __post_init__(self) -> None:
+        columns = (self.auroc, self.average_precision, self.balanced_accuracy, self.positives, self.negatives)
+        if any(len(column) != len(self.class_names) for column in columns):
+            raise WireError("each metric must have one entry a class.")
+
+
+Record = RollCall | RollCallAnswer | TrainRequest | TrainReply | EvaluateRequest | EvaluateReply
+R = TypeVar("R", RollCall, RollCallAnswer, TrainRequest, TrainReply, EvaluateRequest, EvaluateReply)
+
+_ENVELOPE, _FIELDS = "envelope", "fields"
+_LISTS: dict[Any, type] = {tuple[str, ...]: str, tuple[float, ...]: float, tuple[int, ...]: int}
+
+
+def encode(record: Record) -> RecordDict:
+    """Translate a typed record into Flower's."""
+    content = RecordDict({_ENVELOPE: ConfigRecord({"version": WIRE_VERSION, "record": type(record).__name__})})
+    fields = ConfigRecord()
+    for name, kind in typing.get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        if kind is Groups:
+            content[name] = _arrays(value)
+            fields[f"{name}.classes"] = list(value.head.class_names) if value.head else []
+        elif kind in _LISTS:
+            fields[name] = list(value)
+        elif value is not None:
+            fields[name] = value
+    content[_FIELDS] = fields
+    return content
+
+
+def decode(content: RecordDict, expected: type[R]) -> R:
+    """Translate Flower's records into the one typed record expected here.
+
+    Raises:
+        WireError: Naming what came and what was expected.
+    """
+    _check_envelope(content, expected.__name__)
+    hints = typing.get_type_hints(expected)
+    groups = [name for name, kind in hints.items() if kind is Groups]
+    _refuse_unknown(content, {_ENVELOPE, _FIELDS, *groups}, expected.__name__)
+    fields = dict(content[_FIELDS])
+    values = {name: _groups(content, fields, name) for name in groups}
+    values |= {name: _value(fields, name, kind, expected.__name__) for name, kind in hints.items() if kind is not Groups}
+    _refuse_unknown(fields, set(), expected.__name__)
+    return expected(**values)
+
+
+def _check_envelope(content: RecordDict, expected: str) -> None:
+    envelope = content.get(_ENVELOPE)
+    if not isinstance(envelope, ConfigRecord) or not isinstance(content.get(_FIELDS), ConfigRecord):
+        raise WireError(f"expected {expected}, got records {sorted(content)} without an envelope.")
+    if (version := envelope.get("version")) != WIRE_VERSION:
+        raise WireError(
+            f"the other side speaks wire version {version}, this one {WIRE_VERSION}. Install the same release on both."
+        )
+    if envelope.get("record") != expected:
+        raise WireError(f"expected {expected}, got {envelope.get('record')}.")
+
+
+def _refuse_unknown(present: typing.Iterable[str], known: set[str], record: str) -> None:
+    if unknown := sorted(set(present) - known):
+        raise WireError(f"{record} does not have {', '.join(unknown)}.")
+
+
+def _value(fields: dict[str, Any], name: str, kind: Any, record: str) -> Any:
+    """Take one scalar or list out of ``fields``, checked against the annotation."""
+    optional = isinstance(kind, types.UnionType)
+    if name not in fields:
+        if optional:
+            return None
+        raise WireError(f"{record} lacks {name}.")
+    value = fields.pop(name)
+    wanted = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
+    items = value if kind in _LISTS else [value]
+    if not isinstance(items, list) or any(type(item) is not wanted for item in items):
+        raise WireError(f"{record}.{name} must be {'a list of ' if kind in _LISTS else ''}{wanted.__name__}.")
+    if optional and isinstance(value, float) and math.isnan(value):
+        raise WireError(f"{record}.{name} is not a number; leave it out where it is not defined.")
+    return tuple(items) if kind in _LISTS else value
+
+
+def _arrays(groups: Groups) -> ArrayRecord:
+    arrays = {"trunk": groups.trunk, "norm": groups.norm}
+    if groups.head:
+        arrays |= {"head.weight": groups.head.weight, "head.bias": groups.head.bias}
+    return ArrayRecord({name: Array(array) for name, array in arrays.items() if array is not None})
+
+
+def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
+    record, class_names = content.get(name), fields.pop(f"{name}.classes", None)
+    if not isinstance(record, ArrayRecord) or not isinstance(class_names, list):
+        raise WireError(f"the arrays of {name} are missing.")
+    _refuse_unknown(record, {"trunk", "norm", "head.weight", "head.bias"}, name)
+    arrays = {key: array.numpy() for key, array in record.items()}
+    if ("head.weight" in arrays) != bool(class_names) or ("head.bias" in arrays) != bool(class_names):
+        raise WireError(f"{name} has head rows without class names, or class names without head rows.")
+    try:
+        head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
+    except (ValueError, AssertionError) as error:
+        raise WireError(f"head of {name}: {error}") from error
+    return Groups(arrays.get("trunk"), arrays.get("norm"), head)
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """Size in bytes of what the records hold: arrays as they travel, fields as JSON; without Flower's own framing.
+
+    Flower's ``count_bytes`` fails on an empty list (1.39).
+    """
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    return arrays + sum(len(json.dumps(dict(record))) for record in content.config_records.values())
+
+
+def field_names(record: type[Record]) -> tuple[str, ...]:
+    """The declared fields of a record, for tests and for the site's audit."""
+    return tuple(field.name for field in dataclasses.fields(record))
