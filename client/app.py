@@ -1,0 +1,53 @@
+"""The ClientApp: three questions a coordinator may ask, answered by typed records."""
+
+from collections.abc import Callable
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from client.rounds import evaluate_round, train_round
+from client.site import Site
+from common import __version__
+from common.config import Plan
+from common.models.network import build
+from common.models.state import layout_of
+from common.wire import EvaluateRequest, RollCall, RollCallAnswer, TrainRequest, decode, encode
+
+SiteOf = Callable[[Context], Site]
+
+
+def client_app(site_of: SiteOf) -> ClientApp:
+    """Build the app of a process that serves one site, or, in simulation, whichever site is asked for."""
+    app = ClientApp()
+
+    @app.query("roll_call")
+    def _(message: Message, context: Context) -> Message:
+        return Message(encode(answer(site_of(context), decode(message.content, RollCall))), reply_to=message)
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        return Message(encode(train_round(site_of(context), decode(message.content, TrainRequest))), reply_to=message)
+
+    @app.evaluate()
+    def _(message: Message, context: Context) -> Message:
+        request = decode(message.content, EvaluateRequest)
+        return Message(encode(evaluate_round(site_of(context), request)), reply_to=message)
+
+    return app
+
+
+def answer(site: Site, call: RollCall) -> RollCallAnswer:
+    """Say who the site is, what it annotates and how many images it has."""
+    plan = Plan.model_validate_json(call.plan)
+    layout = layout_of(build(plan.model, site.declaration.canonical, plan.run.seed))
+    return RollCallAnswer(
+        run=call.run,
+        site=site.name,
+        names=site.declaration.names,
+        class_names=site.declaration.canonical,
+        train_samples=len(site.train),
+        validation_samples=len(site.validation),
+        patients=len(set(site.train.patients.tolist())),
+        layout=layout.signature,
+        version=__version__,
+    )

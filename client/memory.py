@@ -1,0 +1,103 @@
+"""What a site keeps between rounds, on its own disk: never sent, final only once its round has counted.
+
+One file a round, named by it. The coordinator's next request says which round counted last; the file of that round is
+the memory, later ones (replies that never arrived, or came too late) are thrown away.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import save
+
+from common.files import write_atomically
+from common.models.state import Head
+from common.wire import Groups
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A site's memory after a round it took part in.
+
+    Attributes:
+        round: That round; 0 before the first.
+        parts: The groups that never leave the site, as trained in that round.
+        evaluated: The same as they were when the round began, and the round they are from.
+        best: The same of the best round so far, its round, and (where each site chooses) its validation loss.
+        optimizer: State of the optimiser, by ``parameter/key``.
+    """
+
+    round: int = 0
+    parts: Groups = Groups()
+    evaluated: Groups = Groups()
+    evaluated_round: int = -1
+    best: Groups = Groups()
+    best_round: int = -1
+    best_loss: float = float("inf")
+    optimizer: Arrays = field(default_factory=lambda: MappingProxyType({}))
+
+
+class MemoryFolder:
+    """The files of one run's memory."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self.folder, self.durable = folder, durable
+
+    def recall(self, counted: int) -> Memory:
+        """Return the memory of the last round that counted; forget every other round.
+
+        A site whose disk was lost has none and starts anew from what the coordinator sends.
+        """
+        for path in self.folder.glob("round-*.safetensors"):
+            if path != self._path(counted):
+                path.unlink()
+        path = self._path(counted)
+        return _read(path) if path.exists() else Memory()
+
+    def keep(self, memory: Memory) -> None:
+        """Write the memory of a round beside that of the round before."""
+        named = {f"{group}/{name}": a for group in _GROUPS for name, a in _named(getattr(memory, group)).items()}
+        named |= {f"optimizer/{name}": array for name, array in memory.optimizer.items()}
+        facts = {name: getattr(memory, name) for name in _FACTS}
+        facts["classes"] = {g: list(h.class_names) for g in _GROUPS if (h := getattr(memory, g).head) is not None}
+        write_atomically(self._path(memory.round), save(named, {"facts": json.dumps(facts)}), durable=self.durable)
+
+    def _path(self, server_round: int) -> Path:
+        return self.folder / f"round-{server_round:06d}.safetensors"
+
+
+_GROUPS = ("parts", "evaluated", "best")
+_FACTS = ("round", "evaluated_round", "best_round", "best_loss")
+
+
+def _named(groups: Groups) -> dict[str, NDArray[np.float32]]:
+    named = {"trunk": groups.trunk, "norm": groups.norm}
+    if groups.head:
+        named |= {"head.weight": groups.head.weight, "head.bias": groups.head.bias}
+    return {name: array for name, array in named.items() if array is not None}
+
+
+def _read(path: Path) -> Memory:
+    with safe_open(path, framework="numpy") as file:  # type: ignore[no-untyped-call]
+        facts: dict[str, Any] = json.loads(file.metadata()["facts"])
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    classes = facts.pop("classes")
+    groups = {group: _groups(_below(arrays, group), classes.get(group)) for group in _GROUPS}
+    return Memory(optimizer=_below(arrays, "optimizer"), **groups, **facts)
+
+
+def _below(arrays: Arrays, prefix: str) -> dict[str, NDArray[np.float32]]:
+    return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
+
+
+def _groups(arrays: Arrays, class_names: list[str] | None) -> Groups:
+    head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
+    return Groups(arrays.get("trunk"), arrays.get("norm"), head)

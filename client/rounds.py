@@ -1,0 +1,262 @@
+"""The hospital's half of a round: evaluate what came, train, answer with new minus received."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from client.memory import Memory, MemoryFolder
+from client.site import Site
+from client.trainer import (
+    Examples,
+    Frozen,
+    Validation,
+    optimizer_arrays,
+    optimizer_for,
+    reproducible,
+    restore_optimizer,
+    train_epoch,
+    validate,
+)
+from common.config import Plan
+from common.data.image_set import ImageSet
+from common.errors import quoted
+from common.inference import label_matrix, logits_of
+from common.metrics import ClassMetrics, per_class
+from common.models.network import SplitNetwork, build
+from common.models.saved import save_model
+from common.models.state import Head, ModelState, layout_of, read_state, state_sha256, write_state
+from common.seeds import seed_of
+from common.wire import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
+from strategies.method import Method
+from strategies.registry import method_named
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request, unpacked: who does what with which network."""
+
+    site: Site
+    plan: Plan
+    method: Method
+    network: SplitNetwork
+    folder: MemoryFolder
+    memory: Memory
+
+    def examples(self, part: str) -> Examples:
+        """Images of ``train``, ``validation`` or ``test`` with the labels of the rows the network has."""
+        images: ImageSet = getattr(self.site, part)
+        device = self.site.device
+        annotated = torch.tensor([name in images.class_names for name in self.network.class_names])
+        labels = label_matrix(images, self.network.class_names)
+        return Examples(self.site.on_device[part], labels.to(device), annotated.to(device))
+
+
+def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
+    """Build the network of a request, as sent, with the parts that never left this site put back.
+
+    Raises:
+        ValueError: If the request's head rows are not those that this site holds in this method.
+    """
+    plan = Plan.model_validate_json(request.plan)
+    method = method_named(plan.run.method, plan.method)
+    own = site.declaration.canonical
+    if method.rows == "own" and request.class_names != own:
+        raise ValueError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
+    folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
+    memory = folder.recall(request.counted)
+    network = build(plan.model, request.class_names, plan.run.seed).to(site.device)
+    if site.device != "cpu":
+        network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    put(network, request.model)
+    put(network, memory.parts)
+    return Work(site, plan, method, network, folder, memory)
+
+
+def put(network: SplitNetwork, groups: Groups) -> None:
+    """Overwrite the groups that are there."""
+    write_state(network, trunk=groups.trunk, norm=groups.norm, head=groups.head)
+
+
+def train_round(site: Site, request: TrainRequest) -> TrainReply:
+    """Take part in one round; the site's memory of it is on disk before the answer leaves."""
+    began = time.monotonic()
+    work = unpack(site, request)
+    plan, method, network = work.plan, work.method, work.network
+    seed = seed_of(plan.run.seed, request.round, site.name)
+    with reproducible(seed, plan.training.threads) as generator:
+        received = read_state(network)
+        validation = work.examples("validation")
+        found = validate(network, validation, method.loss, plan.training)
+        if request.round == 1:
+            warm_up(work, validation, generator)
+        train_loss, optimizer = fine_tune(work, generator)
+        trained = read_state(network)
+    keep(work, request, found.loss, received, trained, optimizer)
+    return TrainReply(
+        run=request.run,
+        round=request.round,
+        site=site.name,
+        train_samples=len(site.train),
+        train_loss=train_loss,
+        validation_loss=found.loss,
+        validation_auroc=found.mean_auroc,
+        seconds=time.monotonic() - began,
+        update=difference(trained, received, method),
+    )
+
+
+def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> None:
+    """Train neck and head with the backbone frozen; keep the epoch with the lowest validation loss (specs 1.4)."""
+    spec, method, network = work.plan.training, work.method, work.network
+    if not method.warm_up.epochs:
+        return
+    frozen = Frozen(norm=method.frozen_norm, backbone=True)
+    optimizer = optimizer_for(network, spec, method.warm_up.lr)
+    examples, best, best_loss = work.examples("train"), read_state(network), float("inf")
+    for _ in range(method.warm_up.epochs):
+        train_epoch(network, examples, optimizer, method.loss, spec, work.plan.augmentation, frozen, generator)
+        loss = validate(network, validation, method.loss, spec).loss
+        if loss is None or loss < best_loss:
+            best, best_loss = read_state(network), best_loss if loss is None else loss
+    write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
+
+
+def fine_tune(work: Work, generator: torch.Generator) -> tuple[float, torch.optim.Optimizer]:
+    """Train the local epochs of a round; return the last epoch's mean loss and the optimiser."""
+    spec, method, network = work.plan.training, work.method, work.network
+    frozen = Frozen(norm=method.frozen_norm)
+    network.requires_grad_(True)
+    optimizer = optimizer_for(network, spec, spec.lr)
+    if not spec.reset_optimizer:
+        restore_optimizer(network, optimizer, work.memory.optimizer)
+    examples, loss = work.examples("train"), float("nan")
+    for _ in range(spec.epochs):
+        loss = train_epoch(network, examples, optimizer, method.loss, spec, work.plan.augmentation, frozen, generator)
+    return loss, optimizer
+
+
+def difference(trained: ModelState, received: ModelState, method: Method) -> Groups:
+    """New minus received, for the groups that the method averages."""
+    head = Head(
+        trained.head.class_names,
+        trained.head.weight - received.head.weight,
+        trained.head.bias - received.head.bias,
+    )
+    return Groups(
+        trained.trunk - received.trunk if method.sends_trunk else None,
+        trained.norm - received.norm if method.sends_norm else None,
+        head if method.sends_head else None,
+    )
+
+
+def own_parts(state: ModelState, method: Method) -> Groups:
+    """The groups that never leave the site and do change there."""
+    return Groups(
+        None if method.sends_trunk else state.trunk,
+        None if method.sends_norm or method.frozen_norm else state.norm,
+        None if method.sends_head else state.head,
+    )
+
+
+def keep(
+    work: Work,
+    request: TrainRequest,
+    validation_loss: float | None,
+    received: ModelState,
+    trained: ModelState,
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Write the site's memory of this round, if the method or the optimiser has any."""
+    method, memory = work.method, work.memory
+    remembers_optimizer = not work.plan.training.reset_optimizer
+    if not (method.keeps_local_parts or remembers_optimizer):
+        return
+    before = own_parts(received, method)
+    if method.selection == "site":
+        memory = _chosen_here(memory, before, request.round - 1, validation_loss)
+    elif memory.evaluated_round == request.best >= 0:
+        memory = replace(memory, best=memory.evaluated, best_round=memory.evaluated_round)
+    work.folder.keep(
+        replace(
+            memory,
+            round=request.round,
+            parts=own_parts(trained, method),
+            evaluated=before,
+            evaluated_round=request.round - 1,
+            optimizer=optimizer_arrays(work.network, optimizer) if remembers_optimizer else {},
+        )
+    )
+
+
+def _chosen_here(memory: Memory, parts: Groups, server_round: int, loss: float | None) -> Memory:
+    """The site's own choice of the best round, where every site trains for itself."""
+    if loss is None or not loss < memory.best_loss:
+        return memory
+    return replace(memory, best=parts, best_round=server_round, best_loss=loss)
+
+
+def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
+    """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part."""
+    work = unpack(site, request)
+    plan, method, network = work.plan, work.method, work.network
+    with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
+        validation = work.examples("validation")
+        found = validate(network, validation, method.loss, plan.training)
+        if request.test and method.keeps_local_parts:
+            found = _put_best(work, request, validation, found)
+            save_model(site.folder / "model", network, label_contract_sha256=request.contract)
+        metrics = _tested(work) if request.test else {}
+    return _evaluation(request, site.name, found, metrics, state_sha256(read_state(network), layout_of(network)))
+
+
+def _put_best(work: Work, request: EvaluateRequest, validation: Examples, current: Validation) -> Validation:
+    """Put this site's own parts of the best round in place; return how good the network is with them."""
+    memory, method = work.memory, work.method
+    if method.selection == "site":
+        best = memory.best if current.loss is None or memory.best_loss <= current.loss else memory.parts
+    else:
+        kept = {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated, memory.round: memory.parts}
+        best = kept.get(request.best, memory.parts)
+    put(work.network, best)
+    return validate(work.network, validation, method.loss, work.plan.training)
+
+
+def _tested(work: Work) -> dict[str, ClassMetrics]:
+    """Metrics on the test part, for the classes the site annotates and the network has."""
+    test, network = work.site.test, work.network
+    if not len(test):
+        return {}
+    scores = logits_of(network, work.site.on_device["test"], work.plan.training.precision).sigmoid().cpu().numpy()
+    rows = [row for row, name in enumerate(network.class_names) if name in test.class_names]
+    names = tuple(network.class_names[row] for row in rows)
+    return dict(per_class(scores[:, rows], label_matrix(test, names).numpy(), names))
+
+
+def _evaluation(
+    request: EvaluateRequest, site: str, found: Validation, metrics: dict[str, ClassMetrics], sha256: str
+) -> EvaluateReply:
+    names = tuple(metrics)
+    column: Callable[[str], tuple[float, ...]] = lambda key: tuple(_columns(metrics, key))  # noqa: E731
+    return EvaluateReply(
+        run=request.run,
+        round=request.round,
+        site=site,
+        validation_loss=found.loss,
+        validation_auroc=found.mean_auroc,
+        class_names=names,
+        auroc=column("auroc"),
+        average_precision=column("average_precision"),
+        balanced_accuracy=column("balanced_accuracy"),
+        positives=tuple(metrics[name].positives for name in names),
+        negatives=tuple(metrics[name].negatives for name in names),
+        model_sha256=sha256,
+    )
+
+
+def _columns(metrics: dict[str, ClassMetrics], key: str) -> Iterator[float]:
+    for one in metrics.values():
+        value = getattr(one, key)
+        yield np.nan if value is None else float(value)

@@ -1,0 +1,43 @@
+"""A hospital as its own program sees it: name, labels, images, disk, device."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from torch import Tensor
+
+from common.contract import Declaration
+from common.data.image_set import ImageSet
+from common.inference import channels_first
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site.
+
+    Attributes:
+        declaration: Its name and labels.
+        train, validation, test: Its images; label columns are its canonical class names in its own order.
+        folder: Where it keeps its memory and its own models.
+        device: ``cpu`` or ``cuda``.
+        durable: Flush memory to disk; off in simulation, where a crash ends the sites with everything else.
+    """
+
+    declaration: Declaration
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+    folder: Path
+    device: str = "cpu"
+    durable: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.declaration.site
+
+    @cached_property
+    def on_device(self) -> dict[str, Tensor]:
+        """Training, validation and test images as uint8 ``(n, channels, height, width)``, on the device once."""
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: channels_first(part).to(self.device) for name, part in parts.items()}
+

@@ -1,0 +1,375 @@
+"""The common round loop as a Flower ``Strategy``: roll call, per-site content, participation, best model.
+
+One exchange a round: a site first evaluates the model it receives on its validation part, which tells how good the
+round before was, then trains. So the validation loss of round *t* is known when the replies of round *t + 1* are in;
+one exchange after the last round closes the books. Flower's own loop takes two exchanges a round.
+"""
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from common.config import ParticipationSection, Plan
+from common.contract import Declaration, LabelContract, merge
+from common.errors import BadInput, Fault, quoted
+from common.models.state import Head, ModelState
+from common.wire import (
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    R,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+    WireError,
+    decode,
+    encode,
+    payload_bytes,
+)
+from strategies.method import Method
+from strategies.quarantine import fault_in
+from strategies.state import FederationState, aggregated, groups_expected, groups_for, with_validation
+
+ROLL_CALL = f"{MessageType.QUERY}.roll_call"
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How good one model is on the sites' validation parts, for the sites that have one."""
+
+    loss: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    auroc: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Uniform mean over sites (specs 1.4)."""
+        return float(np.mean(list(self.loss.values()))) if self.loss else None
+
+    @property
+    def mean_auroc(self) -> float | None:
+        """Uniform mean over sites of each site's mean over its classes."""
+        return float(np.mean(list(self.auroc.values()))) if self.auroc else None
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round; the validation is that of the model it began with."""
+
+    round: int
+    sites: tuple[str, ...]
+    absent: Mapping[str, str]
+    train_loss: Mapping[str, float]
+    validation: Validation
+    site_seconds: Mapping[str, float]
+    bytes_down: Mapping[str, int]
+    bytes_up: Mapping[str, int]
+    seconds: float
+    aggregate_seconds: float
+
+
+@dataclass(frozen=True)
+class Member:
+    """A site that answered the roll call."""
+
+    node_id: int
+    answer: RollCallAnswer
+
+
+class TooFewSites(RuntimeError):
+    """Fewer sites than ``participation.min_sites`` answered in time; says who is missing and why."""
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What came back from one exchange.
+
+    Attributes:
+        accepted: Decoded replies by site name, sorted.
+        absent: Site name -> why its reply does not count.
+        bytes_up: Site name -> bytes received.
+    """
+
+    accepted: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]
+    absent: Mapping[str, str]
+    bytes_up: Mapping[str, int]
+
+
+class RoundStrategy(Strategy):
+    """Runs one :class:`~strategies.method.Method` round by round.
+
+    Call :meth:`roll_call`, build the initial model for the contract's classes, then :meth:`start`.
+    """
+
+    def __init__(self, method: Method, plan: Plan, participation: ParticipationSection, run: str) -> None:
+        self.method, self.plan, self.participation, self.run = method, plan, participation, run
+        self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
+        self.contract = LabelContract((), MappingProxyType({}))
+        self.members: dict[str, Member] = {}
+        self.state: FederationState
+        self.last_validation = Validation()
+        self._sent: dict[str, Groups] = {}
+        self._down: dict[str, int] = {}
+        self._plan_json = plan.model_dump_json()
+
+    def summary(self) -> None:
+        """Nothing to print: the run folder and the progress bar say what there is to say."""
+
+    # ------------------------------------------------------------------ roll call
+
+    def roll_call(self, grid: Grid, expected: int) -> LabelContract:
+        """Ask every site who it is and what it annotates; settle the label contract.
+
+        Args:
+            grid: Flower's connection to the sites.
+            expected: Sites to wait for; after the deadline ``min_sites`` of them suffice.
+
+        Raises:
+            TooFewSites: If too few answered in time.
+            BadInput: If the declarations contradict one another or the method does not fit them.
+        """
+        deadline = time.monotonic() + self.participation.roll_call_deadline_s
+        refused: dict[int, str] = {}
+        while len(self.members) < expected and time.monotonic() < deadline:
+            known = {member.node_id for member in self.members.values()}
+            asked = sorted(set(grid.get_node_ids()) - known)
+            refused = self._call(grid, asked, max(deadline - time.monotonic(), 0.1)) if asked else refused
+            if len(self.members) < expected:
+                time.sleep(0.2)
+        needed = self.participation.min_sites or expected
+        if len(self.members) < needed:
+            reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
+            present = quoted(sorted(self.members)) or "none"
+            raise TooFewSites(f"{len(self.members)} of {needed} sites answered the roll call ({present}). {reasons}")
+        self.contract = merge(self._declarations())
+        self.method.refuse_unfit(self.contract)
+        return self.contract
+
+    def _call(self, grid: Grid, nodes: Sequence[int], timeout: float) -> dict[int, str]:
+        """Ask these nodes; note the answers, return why the others did not answer."""
+        call = encode(RollCall(self.run, self._plan_json))
+        messages = [Message(call, node, ROLL_CALL, group_id="roll call", ttl=timeout) for node in nodes]
+        refused = dict.fromkeys(nodes, f"no answer within {timeout:.0f} s")
+        for reply in grid.send_and_receive(messages, timeout=timeout):
+            node = reply.metadata.src_node_id
+            answer, reason = _decoded(reply, RollCallAnswer)
+            if answer is None:
+                refused[node] = reason
+            elif (other := self.members.get(answer.site)) and other.node_id != node:
+                raise BadInput([Fault(f"site {answer.site}", "two sites use this name.", "Give each a name of its own.")])
+            else:
+                refused.pop(node, None)
+                self.members[answer.site] = Member(node, answer)
+        return refused
+
+    def _declarations(self) -> list[Declaration]:
+        answers = [member.answer for member in self.members.values()]
+        return [Declaration(a.site, a.class_names) for a in answers]
+
+    # ------------------------------------------------------------------ the loop
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Train ``num_rounds`` rounds from the initial model, then learn how good the last one is.
+
+        Raises:
+            TooFewSites: If a round stays under ``min_sites``.
+        """
+        if train_config or evaluate_config or evaluate_fn:
+            warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
+        self.state = FederationState(0, model_state(initial_arrays, self.contract.class_names))
+        arrays, result, config = initial_arrays, Result(), ConfigRecord()
+        for server_round in range(1, num_rounds + 1):
+            messages = self.configure_train(server_round, arrays, config, grid)
+            arrays, metrics = self.aggregate_train(server_round, grid.send_and_receive(messages, timeout=timeout))
+            result.train_metrics_clientapp[server_round] = metrics
+        messages = self.configure_evaluate(num_rounds, arrays, config, grid)
+        self.aggregate_evaluate(num_rounds, grid.send_and_receive(messages, timeout=timeout))
+        result.arrays = array_record(self.state.selected)
+        return result
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """One message a site, each with that site's own head rows."""
+        self._began = time.monotonic()
+        self._sent, self._down = {}, {}
+        chosen = self._drawn(server_round)
+        return [self._train_message(server_round, site) for site in chosen]
+
+    def _drawn(self, server_round: int) -> list[str]:
+        """The sites of a round: all, or ``sites_per_round`` of them drawn from (seed, round)."""
+        names, size = sorted(self.members), self.participation.sites_per_round
+        if not 0 < size < len(names):
+            return names
+        generator = np.random.default_rng([self.plan.run.seed, server_round])
+        return sorted(generator.choice(names, size, replace=False).tolist())
+
+    def _train_message(self, server_round: int, site: str) -> Message:
+        rows = self.method.rows_of(site, self.contract)
+        groups = groups_for(self.state.model, rows, self.method)
+        self._sent[site] = groups_expected(groups, self.method)
+        request = TrainRequest(
+            run=self.run,
+            round=server_round,
+            plan=self._plan_json,
+            contract=self.contract.hash,
+            class_names=tuple(rows),
+            counted=self.state.counted.get(site, 0),
+            best=self.state.best_round,
+            model=groups,
+        )
+        return self._message(site, MessageType.TRAIN, server_round, encode(request))
+
+    def _message(self, site: str, kind: str, server_round: int, content: RecordDict) -> Message:
+        self._down[site] = payload_bytes(content)
+        deadline = self.participation.round_deadline_s
+        return Message(content, self.members[site].node_id, kind, group_id=str(server_round), ttl=deadline)
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+        """Check the replies, note the validation losses of the round before, move the model.
+
+        Raises:
+            TooFewSites: If fewer than ``min_sites`` replies count.
+        """
+        received = self._received(server_round, replies, TrainReply)
+        arrived = time.monotonic()
+        accepted: dict[str, TrainReply] = dict(received.accepted)  # type: ignore[arg-type]
+        if len(accepted) < (self.participation.min_sites or len(self._sent)):
+            reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
+            raise TooFewSites(f"round {server_round}: {len(accepted)} of {len(self._sent)} sites replied. {reasons}")
+        validation = _validation(accepted)
+        judged = with_validation(self.state, validation.mean_loss)
+        model = aggregated(self.state.model, list(accepted.values()), self.method.weighting)
+        counted = MappingProxyType({**self.state.counted, **dict.fromkeys(accepted, server_round)})
+        self.state = replace(judged, round=server_round, model=model, counted=counted)
+        record = RoundRecord(
+            round=server_round,
+            sites=tuple(accepted),
+            absent=received.absent,
+            train_loss={site: reply.train_loss for site, reply in accepted.items()},
+            validation=validation,
+            site_seconds={site: reply.seconds for site, reply in accepted.items()},
+            bytes_down=dict(self._down),
+            bytes_up=received.bytes_up,
+            seconds=time.monotonic() - self._began,
+            aggregate_seconds=time.monotonic() - arrived,
+        )
+        self.on_round(record, self.state)
+        mean = float(np.mean(list(record.train_loss.values())))
+        return array_record(model), MetricRecord({"train-loss": mean})
+
+    # ------------------------------------------------------------------ evaluation
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask for the validation loss of the model as it stands after the last round."""
+        return self._evaluate_messages(server_round, self.state.model, test=False)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Note the last model's validation losses; it may be the best."""
+        received = self._received(server_round, replies, EvaluateReply)
+        self.last_validation = _validation(received.accepted)
+        mean = self.last_validation.mean_loss
+        self.state = with_validation(self.state, mean)
+        return None if mean is None else MetricRecord({"validation-loss": mean})
+
+    def test(self, grid: Grid) -> Replies:
+        """Have every site test the best model, with its own parts of it where it keeps any, on its own test part."""
+        messages = self._evaluate_messages(self.state.round, self.state.selected, test=True)
+        replies = grid.send_and_receive(messages, timeout=self.participation.round_deadline_s)
+        return self._received(self.state.round, replies, EvaluateReply)
+
+    def _evaluate_messages(self, server_round: int, model: ModelState, *, test: bool) -> list[Message]:
+        self._sent, self._down, messages = {}, {}, []
+        for site in sorted(self.members):
+            rows = self.method.rows_of(site, self.contract)
+            request = EvaluateRequest(
+                run=self.run,
+                round=server_round,
+                plan=self._plan_json,
+                contract=self.contract.hash,
+                class_names=tuple(rows),
+                counted=self.state.counted.get(site, 0),
+                best=self.state.best_round,
+                test=test,
+                model=groups_for(model, rows, self.method),
+            )
+            self._sent[site] = Groups()
+            messages.append(self._message(site, MessageType.EVALUATE, server_round, encode(request)))
+        return messages
+
+    # ------------------------------------------------------------------ replies
+
+    def _received(
+        self, server_round: int, replies: Iterable[Message], expected: type[TrainReply] | type[EvaluateReply]
+    ) -> Replies:
+        """Decode, match and quarantine replies; whoever is left out has a reason."""
+        names = {member.node_id: site for site, member in self.members.items()}
+        absent = dict.fromkeys(self._sent, f"no reply within {self.participation.round_deadline_s:.0f} s")
+        accepted, sizes = {}, {}
+        for message in replies:
+            if (site := names.get(message.metadata.src_node_id)) not in self._sent:
+                continue
+            record, reason = _decoded(message, expected)
+            absent[site] = reason or self._mismatch(record, site, server_round)
+            sizes[site] = payload_bytes(message.content) if message.has_content() else 0
+            if not absent[site]:
+                del absent[site]
+                accepted[site] = record
+        ordered = {site: accepted[site] for site in sorted(accepted)}
+        return Replies(ordered, absent, sizes)  # type: ignore[arg-type]
+
+    def _mismatch(self, record: TrainReply | EvaluateReply | None, site: str, server_round: int) -> str:
+        """Why a well-formed reply does not belong here, or an empty string."""
+        assert record is not None
+        came, wanted = (record.run, record.round, record.site), (self.run, server_round, site)
+        if came != wanted:
+            return f"reply belongs to run, round, site {came}, expected {wanted}"
+        return fault_in(record.update, self._sent[site]) if isinstance(record, TrainReply) else ""
+
+
+def _validation(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> Validation:
+    """The validation figures of replies; who has none is left out."""
+    return Validation(
+        {site: reply.validation_loss for site, reply in replies.items() if reply.validation_loss is not None},
+        {site: reply.validation_auroc for site, reply in replies.items() if reply.validation_auroc is not None},
+    )
+
+
+def _decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
+    """The typed reply, or the reason why there is none."""
+    if message.has_error():
+        return None, message.error.reason or f"error {message.error.code}"
+    try:
+        return decode(message.content, expected), ""
+    except WireError as error:
+        return None, str(error)
+
+
+def array_record(model: ModelState) -> ArrayRecord:
+    """The global model as Flower's loop carries it."""
+    arrays = {"trunk": model.trunk, "norm": model.norm, "head.weight": model.head.weight, "head.bias": model.head.bias}
+    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+
+
+def model_state(arrays: ArrayRecord, class_names: tuple[str, ...]) -> ModelState:
+    """The inverse of :func:`array_record`."""
+    head = Head(class_names, arrays["head.weight"].numpy(), arrays["head.bias"].numpy())
+    return ModelState(arrays["trunk"].numpy(), arrays["norm"].numpy(), head)
