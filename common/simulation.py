@@ -1,0 +1,107 @@
+"""The sites of a simulation: one data set, cut by a partition; the same on the coordinator and in every worker."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from common.config import Experiment
+from common.contract import Declaration, LabelContract, merge
+from common.data.image_set import ImageSet, Splits
+from common.data.load import load
+from common.data.partition import SitePart, partition, site_images
+from common.data.spec import DataSpec, PartitionSpec
+
+POOLED = "pooled"
+Pooling = Literal["no", "negative", "masked", "known"]
+
+
+@dataclass(frozen=True)
+class SimulatedData:
+    """A data set and who holds which part of it."""
+
+    splits: Splits
+    parts: tuple[SitePart, ...]
+
+    @property
+    def contract(self) -> LabelContract:
+        """The label contract of the sites as the partition made them, also where a baseline pools them."""
+        return merge(Declaration(part.site, part.class_names) for part in self.parts)
+
+
+@dataclass(frozen=True)
+class SiteImages:
+    """What one simulated site has."""
+
+    declaration: Declaration
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+
+
+def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
+    """Load and cut the data of an experiment; kept in this process for the next site that asks.
+
+    Raises:
+        BadInput: With all faults of the data set and the partition.
+    """
+    assert experiment.data is not None and experiment.partition is not None, "checked when the experiment was read"
+    return _simulated_data(
+        experiment.data.model_dump_json(), experiment.partition.model_dump_json(), experiment.run.seed, base
+    )
+
+
+@lru_cache(maxsize=1)
+def _simulated_data(data: str, parts: str, seed: int, base: Path) -> SimulatedData:
+    # Keyed by text, for specs hold mappings that cannot be hashed.
+    splits = load(TypeAdapter(DataSpec).validate_json(data), base)
+    return SimulatedData(splits, partition(splits, TypeAdapter(PartitionSpec).validate_json(parts), seed))
+
+
+def images_of(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:
+    """The images of site ``index``, or of the one pooled site."""
+    test = data.splits.test
+    if pooling != "no":
+        return _pooled(data, pooling)
+    part = data.parts[index]
+    train, validation = site_images(data.splits, part)
+    return SiteImages(Declaration(part.site, part.class_names), train, validation, test.only_classes(part.class_names))
+
+
+def _pooled(data: SimulatedData, pooling: Pooling) -> SiteImages:
+    """All sites' images in one place.
+
+    ``negative`` takes a class that an image's site does not annotate as absent, ``masked`` as unknown, ``known`` as it
+    truly is.
+    """
+    names = data.contract.class_names
+    train = [_seen_by(data.splits.train, part, part.train, names, pooling) for part in data.parts]
+    validation = [_seen_by(data.splits.validation, part, part.validation, names, pooling) for part in data.parts]
+    test = data.splits.test.only_classes(names)
+    return SiteImages(Declaration(POOLED, names), _joined(train), _joined(validation), test)
+
+
+def _seen_by(
+    images: ImageSet, part: SitePart, rows: NDArray[np.intp], names: tuple[str, ...], pooling: Pooling
+) -> ImageSet:
+    """One site's rows with the columns of all classes, its unannotated ones filled in as ``pooling`` says."""
+    seen = images.rows(rows).only_classes(names)
+    if pooling == "known":
+        return seen
+    annotated = np.array([name in part.class_names for name in names])
+    filling = np.float32(0.0 if pooling == "negative" else np.nan)
+    return replace(seen, labels=np.where(annotated, seen.labels, filling).astype(np.float32))
+
+
+def _joined(sets: list[ImageSet]) -> ImageSet:
+    return replace(
+        sets[0],
+        images=np.concatenate([one.images for one in sets]),
+        labels=np.concatenate([one.labels for one in sets]),
+        patients=np.concatenate([one.patients for one in sets]),
+        sources=np.concatenate([one.sources for one in sets]),
+    )

@@ -1,0 +1,46 @@
+"""What a person sees of a running experiment; nothing where nobody looks at a terminal."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from strategies.rounds import RoundRecord
+from strategies.state import FederationState
+
+
+class ProgressBar:
+    """Round, sites, losses and time left on one line. A :class:`server.federation.Watcher`."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        columns = (
+            TextColumn("[bold]{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[facts]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._progress = Progress(*columns, console=console, disable=not console.is_terminal, transient=True)
+        self._task = self._progress.add_task(title, total=None, facts="waiting for sites")
+        self._sites = 0
+
+    def __enter__(self) -> "ProgressBar":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        self._sites = len(sites)
+        self._progress.update(self._task, total=rounds, facts=f"{len(sites)} sites, first round")
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        facts = f"{len(record.sites)} of {self._sites} sites  loss {np.mean(list(record.train_loss.values())):.3f}"
+        if (loss := record.validation.mean_loss) is not None:
+            facts += f"  validation {loss:.3f}"
+        if (auroc := record.validation.mean_auroc) is not None:
+            facts += f"  AUROC {auroc:.3f}"
+        self._progress.update(self._task, completed=record.round, facts=facts)

@@ -1,0 +1,51 @@
+"""The run folder: ``summary.json``, ``rounds.jsonl``, ``events.jsonl``, the model and the report."""
+
+import datetime as dt
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import BadInput, Fault
+from common.files import write_atomically
+
+
+class RunFolder:
+    """Writes one run's files; never over those of another run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path) -> "RunFolder":
+        """Make the folder.
+
+        Raises:
+            BadInput: If it holds anything already, or cannot be made.
+        """
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            problem = "is not empty, and nothing is written over."
+            raise BadInput([Fault(f"--out {path}", problem, "Name another folder, or remove this one.")])
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput([Fault(f"--out {path}", f"cannot be made: {error.strerror}.")]) from None
+        return cls(path)
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Append one line to ``rounds.jsonl``."""
+        self._append("rounds.jsonl", line)
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append one line to ``events.jsonl``: a time, a name, values as fields."""
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        self._append("events.jsonl", {"time": now, "event": name, **fields})
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        write_atomically(self.path / "summary.json", text.encode())
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")

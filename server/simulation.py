@@ -1,0 +1,98 @@
+"""flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
+
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from common.config import Experiment, ExperimentFile
+from common.data.load import faults as data_faults
+from common.data.partition import partition_faults
+from common.errors import BadInput, Fault, stop_on
+from common.models.network import model_faults
+from common.simulation import SimulatedData, simulated_data
+from server.backends import choose_workers, inline, on_ray, site_app
+from server.federation import Setting, federate
+from server.progress import ProgressBar
+from server.report import write_run_report
+from server.run_folder import RunFolder
+from strategies.method import Method
+from strategies.registry import method_named
+
+
+def simulate(file: ExperimentFile, out: Path, console: Console) -> dict[str, Any]:
+    """Run a simulated experiment into the folder ``out``; return its summary.
+
+    Raises:
+        BadInput: With every fault of the experiment and its data, before anything is written or trained.
+        TooFewSites: If sites fail during the run.
+    """
+    method, data = checked(file)
+    experiment, folder = file.experiment, RunFolder.create(out)
+    sites = 1 if method.pooled != "no" else len(data.parts)
+    workers = choose_workers(experiment.simulation, sites, experiment.training.threads)
+    ray = experiment.simulation.backend == "ray"
+    setting = Setting(
+        base=file.base,
+        folder=folder,
+        run=uuid.uuid4().hex,
+        sites=sites,
+        workers=workers.count if ray else 1,
+        backend=experiment.simulation.backend,
+        device="cuda" if torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0 else "cpu",
+        test=data.splits.test,
+        coverage=data.contract,
+    )
+    for part in ("train", "validation", "test"):
+        for skipped in getattr(data.splits, part).skipped:
+            folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+    app = site_app(experiment.model_dump_json(), file.base, out.resolve())
+    summaries: list[dict[str, Any]] = []
+    title = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
+    with ProgressBar(console, title) as watcher:
+
+        def main(grid: Any) -> None:
+            summaries.append(federate(grid, experiment, setting, watcher))
+
+        if ray:
+            on_ray(main, app, sites, workers, experiment.simulation.address)
+        else:
+            inline(main, app, sites)
+    write_run_report(out)
+    return summaries[0]
+
+
+def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
+    """Check everything that can be checked before training; return the method and the data.
+
+    Raises:
+        BadInput: With all faults at once.
+    """
+    experiment, found = file.experiment, []
+    try:
+        method = method_named(experiment.run.method, experiment.method)
+    except BadInput as error:
+        found += error.faults
+    found += _section_faults(experiment)
+    found += model_faults(experiment.model, file.base)
+    if experiment.data is not None:
+        found += data_faults(experiment.data, file.base)
+    if (names := getattr(experiment.data, "classes", ())) and experiment.partition is not None:
+        found += partition_faults(names, experiment.partition)
+    stop_on([replace(fault, where=f"{file.path.name}: {fault.where}") for fault in found])
+    try:
+        data = simulated_data(experiment, file.base)
+    except BadInput as error:
+        raise BadInput(replace(fault, where=f"{file.path.name}: {fault.where}") for fault in error.faults) from None
+    if method.pooled == "no":
+        method.refuse_unfit(data.contract)
+    return method, data
+
+
+def _section_faults(experiment: Experiment) -> list[Fault]:
+    """Tables that a simulation cannot do without."""
+    absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
+    return [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/ for examples.") for name in absent]
