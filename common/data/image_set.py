@@ -19,12 +19,13 @@ class ImageSet:
     """Pictures with their labels; rows of all arrays belong together.
 
     Attributes:
-        images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; may be a read-only memmap.
-        labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain). Never 0 for unknown.
+        images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; may be a memmap.
+        labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain), never 0 for it.
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Own index where unknown.
         sources: ``(n,)`` strings, the centre an image came from; empty strings where unknown.
         skipped: Images of the source that could not be read.
+        missing: Number of images that the source's table names but its folder does not hold.
     """
 
     images: NDArray[np.uint8]
@@ -33,12 +34,16 @@ class ImageSet:
     patients: NDArray[np.str_]
     sources: NDArray[np.str_]
     skipped: tuple[Skipped, ...] = ()
+    missing: int = 0
 
     def __post_init__(self) -> None:
         n = len(self.images)
-        assert self.images.dtype == np.uint8 and self.images.ndim in (3, 4), (self.images.dtype, self.images.shape)
-        assert self.labels.dtype == np.float32 and self.labels.shape == (n, len(self.class_names)), self.labels.shape
-        assert self.patients.shape == (n,) and self.sources.shape == (n,), (self.patients.shape, self.sources.shape)
+        assert self.images.dtype == np.uint8, self.images.dtype
+        assert self.images.ndim in (3, 4), self.images.shape
+        assert self.labels.dtype == np.float32, self.labels.dtype
+        assert self.labels.shape == (n, len(self.class_names)), self.labels.shape
+        assert self.patients.shape == (n,), self.patients.shape
+        assert self.sources.shape == (n,), self.sources.shape
 
     def __len__(self) -> int:
         return len(self.images)

@@ -1,0 +1,74 @@
+"""From what a config file says to images: every cheap fault first, all at once, then the work."""
+
+from pathlib import Path
+
+from common.data.digits import load_digits
+from common.data.folder import open_folder
+from common.data.image_set import Splits
+from common.data.label_table import LabelTable, load_pictures
+from common.data.npz import load_npz, open_npz
+from common.data.phantom import load_phantom
+from common.data.pictures import IN_MEMORY, ImageStore
+from common.data.spec import ChexpertSpec, DataSpec, DigitsSpec, FolderSpec, MimicSpec, NihSpec, NpzSpec, PhantomSpec
+from common.data.table_presets import open_chexpert, open_mimic, open_nih
+from common.errors import BadInput, Fault
+
+
+def faults(spec: DataSpec, base: Path) -> list[Fault]:
+    """Find what is wrong with a data set without reading its pictures.
+
+    Args:
+        base: The folder that paths in ``spec`` are relative to.
+
+    Returns:
+        Faults with ``where`` like ``"data.path"``; the caller puts the file's name in front.
+    """
+    try:
+        match spec:
+            case NpzSpec():
+                open_npz(spec, base)
+            case DigitsSpec() | PhantomSpec():
+                pass
+            case _:
+                open_table(spec, base)
+    except BadInput as bad:
+        return list(bad.faults)
+    return []
+
+
+def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
+    """Read a data set.
+
+    Args:
+        base: The folder that paths in ``spec`` are relative to.
+        store: Whether large sets go to a file, and the number of decoding threads.
+
+    Raises:
+        BadInput: With all faults, or with the names of unreadable images where they are too many.
+    """
+    match spec:
+        case NpzSpec():
+            return load_npz(spec, base, store)
+        case DigitsSpec():
+            return load_digits(spec)
+        case PhantomSpec():
+            return load_phantom(spec)
+        case _:
+            return load_pictures(open_table(spec, base), spec, store)
+
+
+def open_table(spec: FolderSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
+    """Read and check the table of a folder of pictures.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    match spec:
+        case FolderSpec():
+            return open_folder(spec, base)
+        case NihSpec():
+            return open_nih(spec, base)
+        case ChexpertSpec():
+            return open_chexpert(spec, base)
+        case MimicSpec():
+            return open_mimic(spec, base)

@@ -1,0 +1,67 @@
+"""Where the real data lies, and small sets made on the spot."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from common.data.image_set import ImageSet, Splits
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """The folder of real data, which is no part of the project."""
+    folder = PROJECT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip("needs the real data in ../shared/data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def vectors() -> Path:
+    """The folder of numbers computed with the authors' own code."""
+    folder = PROJECT.parent / "shared" / "vectors"
+    if not folder.is_dir():
+        pytest.skip("needs the vectors in ../shared/vectors")
+    return folder
+
+
+@pytest.fixture
+def write_png(tmp_path: Path) -> Callable[[str], None]:
+    """Write a small grey PNG under ``tmp_path``."""
+
+    def write(name: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full((6, 4), 200, dtype=np.uint8)).save(path, format="PNG")
+
+    return write
+
+
+def image_set(labels: NDArray[np.float32], patients: list[str], sources: list[str] | None = None) -> ImageSet:
+    """Blank images with the labels and patients given; classes are called "a", "b", ..."""
+    count, classes = labels.shape
+    return ImageSet(
+        images=np.zeros((count, 2, 2), dtype=np.uint8),
+        labels=labels.astype(np.float32),
+        class_names=tuple("abcdefghijklmnopqrstuvwxyz"[:classes]),
+        patients=np.array(patients),
+        sources=np.array(sources or [""] * count),
+    )
+
+
+def splits_of(patients: int, classes: int, seed: int = 0) -> Splits:
+    """Train, validation and test sets of random labels, two images a patient."""
+    random = np.random.default_rng(seed)
+
+    def part(name: str, count: int) -> ImageSet:
+        labels = (random.random((2 * count, classes)) < 0.4).astype(np.float32)
+        names = [f"{name}{index // 2}" for index in range(2 * count)]
+        return image_set(labels, names, [f"centre-{index // 2 % 3}" for index in range(2 * count)])
+
+    return Splits(part("t", patients), part("v", max(1, patients // 3)), part("e", max(1, patients // 3)))

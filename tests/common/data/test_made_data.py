@@ -1,0 +1,66 @@
+"""Digits and phantoms: what needs no files."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.data.image_set import Splits
+from common.data.load import faults, load
+from common.data.phantom import PHANTOM_CLASSES, phantoms
+from common.data.spec import DigitsSpec, PhantomSpec
+
+
+def disjoint(splits: Splits) -> bool:
+    train, validation, test = (set(part.patients.tolist()) for part in (splits.train, splits.validation, splits.test))
+    return not (train & validation or train & test or validation & test)
+
+
+@pytest.fixture(scope="module")
+def splits() -> Splits:
+    return load(PhantomSpec(kind="phantom", images=600, image_size=32), Path())
+
+
+def test_digits_are_1797_grey_images_of_ten_classes() -> None:
+    splits = load(DigitsSpec(kind="digits"), Path())
+    assert [len(splits.train), len(splits.validation), len(splits.test)] == [1257, 179, 361]
+    assert splits.train.images.shape[1:] == (8, 8)
+    assert (splits.train.images.min(), splits.train.images.max()) == (0, 255)
+    assert (splits.train.labels.sum(axis=1) == 1).all()
+
+
+def test_phantom_patients_stand_on_one_side_with_one_to_three_images(splits: Splits) -> None:
+    assert disjoint(splits)
+    _, images = np.unique(splits.train.patients, return_counts=True)
+    assert set(images.tolist()) == {1, 2, 3}
+    assert len(splits.train) + len(splits.validation) + len(splits.test) == 600
+
+
+def test_every_phantom_finding_is_there_but_not_common(splits: Splits) -> None:
+    prevalence = splits.train.labels.mean(axis=0)
+    assert len(prevalence) == len(PHANTOM_CLASSES) == 9
+    assert (prevalence > 0.1).all()
+    assert (prevalence < 0.4).all()
+
+
+def test_the_same_seed_draws_the_same_phantoms_and_another_seed_others() -> None:
+    one, same, other = (phantoms(25, 24, np.random.default_rng(seed)) for seed in (4, 4, 5))
+    np.testing.assert_array_equal(one.images, same.images)
+    np.testing.assert_array_equal(one.labels, same.labels)
+    assert (one.images != other.images).any()
+
+
+@pytest.mark.parametrize(
+    ("finding", "brighter"),
+    [("Cardiomegaly", True), ("Consolidation", True), ("Effusion", True), ("Mass", True), ("Emphysema", False)],
+)
+def test_findings_change_the_brightness_as_they_do_in_patients(splits: Splits, finding: str, brighter: bool) -> None:
+    train = splits.train
+    has = train.labels[:, PHANTOM_CLASSES.index(finding)] == 1
+    chest = train.images[:, 6:24, 5:27].astype(np.float64)
+    relative = chest.mean(axis=(1, 2)) / train.images[:, 28:].mean(axis=(1, 2))  # belly as exposure reference
+    assert (relative[has].mean() > relative[~has].mean()) == brighter
+
+
+def test_made_data_has_no_faults() -> None:
+    assert faults(PhantomSpec(kind="phantom"), Path()) == faults(DigitsSpec(kind="digits"), Path()) == []

@@ -1,0 +1,204 @@
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from common.data.class_deals import deal_classes, random_owners
+from common.data.class_tables import class_names_of
+from common.data.image_set import Splits
+from common.data.partition import SitePart, partition, partition_faults, site_images
+from common.data.spec import (
+    ClassListsSpec,
+    ClassSubsetsSpec,
+    ClassTableSpec,
+    PartitionSpec,
+    RandomOwnersSpec,
+)
+from common.data.table_presets import NIH_CLASSES
+from common.errors import BadInput
+from tests.common.data.conftest import splits_of
+
+
+def subsets(**settings: Any) -> ClassSubsetsSpec:
+    return ClassSubsetsSpec.model_validate({"kind": "class_subsets", **settings})
+
+
+def lists(**by_site: list[str]) -> ClassListsSpec:
+    return ClassListsSpec.model_validate({"kind": "class_lists", "lists": by_site})
+
+
+def with_nih_names(splits: Splits) -> Splits:
+    parts = (splits.train, splits.validation, splits.test)
+    return Splits(*(replace(part, class_names=NIH_CLASSES) for part in parts))
+
+
+def owners(parts: tuple[SitePart, ...]) -> dict[str, int]:
+    names = [name for part in parts for name in part.class_names]
+    return {name: names.count(name) for name in names}
+
+
+def messages(spec: PartitionSpec, class_names: tuple[str, ...] = ("a", "b", "c")) -> list[str]:
+    return [str(fault) for fault in partition_faults(class_names, spec)]
+
+
+@pytest.mark.parametrize("sweep", ["clients", "shared"])
+def test_the_class_tables_are_the_papers(vectors: Path, sweep: Any) -> None:
+    rows = json.loads((vectors / "surgical_class_sets.json").read_text())[f"{sweep}_sweep"]
+    numbers = [row["K"] for row in rows] if sweep == "clients" else range(1, 8)
+    for number, row in zip(numbers, rows, strict=True):
+        assert [list(names) for names in class_names_of(sweep, number)] == row["local_labels"]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5), st.integers(0, 6), st.integers(0, 2**31))
+def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, seed: int) -> None:
+    parts = partition(splits_of(40, 6), subsets(sites=sites, shared=shared), seed)
+    counts = sorted(owners(parts).values())
+    assert counts == sorted([1] * (6 - shared) + [sites] * shared)
+    assert all(part.class_names == tuple(sorted(part.class_names)) and part.class_names for part in parts)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 6), st.integers(0, 2**31))
+def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: int, seed: int) -> None:
+    splits, spec = splits_of(40, 6), RandomOwnersSpec(kind="random_owners", sites=sites)
+    parts, again = partition(splits, spec, seed), partition(splits, spec, seed)
+    hands = [set(splits.train.patients[part.train].tolist()) for part in parts]
+    assert sum(map(len, hands)) == len(set().union(*hands))
+    for one, other in zip(parts, again, strict=True):
+        assert (one.site, one.class_names) == (other.site, other.class_names)
+        np.testing.assert_array_equal(one.train, other.train)
+        np.testing.assert_array_equal(one.validation, other.validation)
+
+
+@given(st.integers(1, 12), st.integers(1, 15), st.integers(0, 2**31))
+def test_random_owners_leave_no_class_and_no_site_empty(sites: int, classes: int, seed: int) -> None:
+    owned = random_owners(sites, classes, np.random.default_rng(seed))
+    assert owned.any(axis=0).all()
+    assert owned.any(axis=1).all()
+
+
+@given(st.integers(1, 6), st.integers(0, 8), st.integers(0, 2**31))
+def test_a_deal_with_a_minimum_still_gives_every_site_a_class(sites: int, minimum: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    owned = deal_classes(np.zeros(7, dtype=np.bool_), random.integers(0, 9, (sites, 7)), minimum, random)
+    assert owned.any(axis=1).all()
+    assert (owned.sum(axis=0) == 1).all()
+
+
+def test_a_class_goes_only_to_a_site_with_enough_positives() -> None:
+    # Site 0 has 9 positives of classes 0 and 1, site 1 of classes 2 and 3: a minimum of 5 allows only one deal.
+    positives = np.array([[9, 9, 1, 1], [1, 1, 9, 9]])
+    for seed in range(10):
+        owned = deal_classes(np.zeros(4, dtype=np.bool_), positives, 5, np.random.default_rng(seed))
+        assert owned.tolist() == [[True, True, False, False], [False, False, True, True]]
+
+
+def test_unshared_classes_are_dealt_evenly() -> None:
+    parts = partition(splits_of(40, 8), subsets(sites=3, shared=["b", "d"]), seed=5)
+    assert sorted(len(part.class_names) for part in parts) == [4, 4, 4]  # 2 shared and 6 / 3 dealt
+    assert owners(parts)["b"] == owners(parts)["d"] == 3
+
+
+def test_names_of_more_than_nine_sites_sort_as_numbers() -> None:
+    parts = partition(splits_of(60, 10), subsets(sites=10), seed=1)
+    assert [part.site for part in parts][::9] == ["site-01", "site-10"]
+    assert [part.site for part in parts] == sorted(part.site for part in parts)
+
+
+def test_fixed_lists_go_to_the_sites_they_name() -> None:
+    parts = partition(splits_of(20, 3), lists(north=["c", "a"], east=["b"]), seed=1)
+    assert [(part.site, part.class_names) for part in parts] == [("east", ("b",)), ("north", ("a", "c"))]
+
+
+def test_a_row_of_the_papers_table_is_dealt_with_the_papers_patients() -> None:
+    splits = with_nih_names(splits_of(60, 14))
+    parts = partition(splits, ClassTableSpec(kind="class_table", table="clients", row=4), seed=1337)
+    assert tuple(part.class_names for part in parts) == class_names_of("clients", 4)
+
+
+def test_a_seed_in_the_spec_wins_over_the_runs() -> None:
+    splits = splits_of(40, 6)
+    one, other = (partition(splits, subsets(sites=3, seed=8), seed) for seed in (1, 2))
+    assert [part.train.tolist() for part in one] == [part.train.tolist() for part in other]
+
+
+def test_one_site_for_each_centre_holds_the_centres_images() -> None:
+    splits = splits_of(30, 6)
+    parts = partition(splits, subsets(images="source", shared=2), seed=3)
+    assert [part.site for part in parts] == ["centre-0", "centre-1", "centre-2"]
+    assert sum(len(part.train) for part in parts) == len(splits.train)
+    assert set(splits.train.sources[parts[1].train].tolist()) == {"centre-1"}
+
+
+def test_a_site_sees_only_its_own_labels() -> None:
+    splits = splits_of(20, 3)
+    part = partition(splits, lists(north=["c", "a"], east=["b"]), seed=1)[1]
+    train, validation = site_images(splits, part)
+    assert train.class_names == validation.class_names == ("a", "c")
+    np.testing.assert_array_equal(train.labels, splits.train.labels[part.train][:, [0, 2]])
+
+
+def test_an_unknown_class_is_named_with_the_nearest() -> None:
+    spec = lists(north=["Infiltrate"], east=["Mass"])
+    assert messages(spec, ("Infiltration", "Mass")) == [
+        'partition.lists.north[0]: "Infiltrate" is not a class of the data, whose classes are "Infiltration", "Mass". '
+        'Did you mean "Infiltration"?',
+        'partition.lists: No site annotates "Infiltration". Give each class to some site.',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            {"sites": 4},
+            "partition.sites: 3 classes cannot be dealt to 4 sites, at least one each. "
+            "Take fewer sites, or share a class.",
+        ),
+        ({"sites": 2, "shared": 5}, "partition.shared: 5 shared classes, but the data has 3."),
+        ({}, 'partition.sites: The number of sites is missing. Only images = "source" implies it.'),
+    ],
+)
+def test_subsets_that_cannot_be_dealt_are_refused(spec: Mapping[str, Any], message: str) -> None:
+    assert messages(subsets(**spec)) == [message]
+
+
+def test_the_papers_tables_ask_for_nihs_harmonised_names() -> None:
+    raw = tuple(name.replace("Pleural Effusion", "Effusion") for name in NIH_CLASSES)
+    raw = tuple(name.replace("Pleural Thickening", "Pleural_Thickening") for name in raw)
+    spec = ClassTableSpec(kind="class_table", table="shared", row=8)
+    assert messages(spec, raw) == [
+        'partition.row: Table "shared" has no row 8; its rows are 1, 2, 3, 4, 5, 6, 7.',
+        "partition.table: The paper's tables are about NIH's 14 classes; lacking: \"Pleural Effusion\", "
+        '"Pleural Thickening"; not among them: "Effusion", "Pleural_Thickening". '
+        'Rename "Effusion" to "Pleural Effusion", "Pleural_Thickening" to "Pleural Thickening".',
+    ]
+
+
+def test_more_sites_than_patients_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"^partition.sites: 6 sites, but only 5 patients in the train part."):
+        partition(splits_of(5, 8), subsets(sites=6), seed=1)
+
+
+def test_sources_must_be_known_for_a_partition_by_source() -> None:
+    splits = splits_of(5, 3)
+    nowhere = np.full(len(splits.train), "")
+    with pytest.raises(BadInput, match=r"does not say which centre .* Name source_key or source_column"):
+        partition(replace(splits, train=replace(splits.train, sources=nowhere)), subsets(images="source"), seed=1)
+
+
+def test_a_partition_is_read_by_its_kind_and_unknown_keys_are_refused() -> None:
+    adapter: TypeAdapter[PartitionSpec] = TypeAdapter(PartitionSpec)
+    assert adapter.validate_python({"kind": "random_owners", "sites": 3}) == RandomOwnersSpec(
+        kind="random_owners", sites=3
+    )
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        adapter.validate_python({"kind": "class_subsets", "sites": 3, "overlap": 2})

@@ -1,0 +1,166 @@
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from pydicom.dataset import FileDataset, FileMetaDataset
+from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
+
+from common.data.dicom import dicom_pixels, windowed
+from common.data.pictures import Form, ImageStore, decode_all, picture, resized, shaped
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind)
+    return buffer.getvalue()
+
+
+def pixels_of(image: Image.Image) -> list[list[int]]:
+    found: list[list[int]] = np.asarray(picture(encoded(image))).tolist()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([0, 65535, 32768], [0, 255, 128]),
+        ([0, 4095, 2048], [0, 255, 128]),  # 12 bits in a 16-bit file
+        ([0, 200, 100], [0, 200, 100]),  # 8 bits in a 16-bit file
+    ],
+)
+def test_deep_grey_pictures_are_scaled_by_their_bit_depth(values: list[int], expected: list[int]) -> None:
+    assert pixels_of(Image.fromarray(np.array([values], dtype=np.uint16))) == [expected]
+
+
+def test_grey_with_alpha_stays_grey() -> None:
+    assert pixels_of(Image.fromarray(np.array([[[7, 255], [9, 128]]], dtype=np.uint8), mode=None)) == [[7, 9]]
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "P"])
+def test_colour_pictures_of_any_mode_become_rgb(mode: str) -> None:
+    image = Image.new("RGB", (2, 1), (250, 20, 10)).convert(mode)
+    assert picture(encoded(image)).mode == "RGB"
+    red, green, blue = np.asarray(picture(encoded(image)))[0, 0].astype(int)
+    assert red > green + 150
+    assert red > blue + 150
+
+
+def test_black_and_white_pictures_become_0_and_255() -> None:
+    assert pixels_of(Image.fromarray(np.array([[True, False]]))) == [[255, 0]]
+
+
+def test_a_jpeg_is_known_by_its_content() -> None:
+    assert picture(encoded(Image.new("L", (3, 2), 77), "JPEG")).size == (3, 2)
+
+
+@pytest.mark.parametrize("size", [(10, 4), (4, 10), (7, 7), (300, 1)])
+def test_pictures_keep_their_aspect_ratio_inside_a_square(size: tuple[int, int]) -> None:
+    square = shaped(Image.new("L", size, 255), Form(8, color=False, resize="pad"))
+    rows, columns = (square > 0).any(axis=1).sum(), (square > 0).any(axis=0).sum()
+    assert max(rows, columns) == 8
+    assert (columns, rows) == tuple(max(1, round(side * 8 / max(size))) for side in size)
+
+
+def test_images_of_the_wanted_size_are_not_copied() -> None:
+    images = np.zeros((2, 5, 5), dtype=np.uint8)
+    assert resized(images, 5, "pad") is images
+    assert resized(images, None, "pad") is images
+
+
+def test_skipped_pictures_leave_no_gap(tmp_path: Path) -> None:
+    data = [encoded(Image.new("L", (2, 2), value)) for value in (10, 20, 30)]
+    data.insert(1, b"")
+    decoded = decode_all(["a", "b", "c", "d"], data.__getitem__, Form(2, color=False, resize="pad"))
+    assert decoded.images[:, 0, 0].tolist() == [10, 20, 30]
+    assert decoded.kept.tolist() == [0, 2, 3]
+    assert [skip.name for skip in decoded.skipped] == ["b"]
+
+
+def test_images_over_the_memory_budget_are_mapped_from_a_file_that_leaves_no_trace(tmp_path: Path) -> None:
+    data = encoded(Image.new("L", (4, 4), 99))
+    store = ImageStore(cache_dir=tmp_path, memory_budget_bytes=10)
+    decoded = decode_all(["a", "b"], lambda _: data, Form(4, color=False, resize="pad"), store)
+    assert isinstance(decoded.images, np.memmap)
+    assert (decoded.images == 99).all()
+    assert list(tmp_path.iterdir()) == []
+
+
+def dicom(pixels: NDArray[np.uint16], **elements: Any) -> bytes:
+    """A secondary capture of 12-bit grey pixels ``(rows, columns)``."""
+    meta = FileMetaDataset()
+    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
+    meta.MediaStorageSOPInstanceUID = UID("1.2.3")
+    meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+    settings: dict[str, Any] = {
+        "SOPClassUID": SecondaryCaptureImageStorage,
+        "SOPInstanceUID": "1.2.3",
+        "Rows": pixels.shape[-2],
+        "Columns": pixels.shape[-1],
+        "SamplesPerPixel": 1,
+        "PhotometricInterpretation": "MONOCHROME2",
+        "BitsAllocated": 16,
+        "BitsStored": 12,
+        "HighBit": 11,
+        "PixelRepresentation": 0,
+        "PixelData": pixels.tobytes(),
+        **elements,
+    }
+    for name, value in settings.items():
+        setattr(dataset, name, value)
+    buffer = io.BytesIO()
+    dataset.save_as(buffer, enforce_file_format=True)
+    return buffer.getvalue()
+
+
+RAMP = np.array([[0, 1000, 2000, 4000]], dtype=np.uint16)
+
+
+def test_dicom_without_a_window_shows_its_whole_range() -> None:
+    assert dicom_pixels(dicom(RAMP)).tolist() == [[0, 64, 128, 255]]
+
+
+def test_monochrome1_is_inverted() -> None:
+    assert dicom_pixels(dicom(RAMP, PhotometricInterpretation="MONOCHROME1")).tolist() == [[255, 191, 128, 0]]
+
+
+def test_padding_does_not_count_for_the_range() -> None:
+    pixels = np.array([[63, 1000, 2000, 3000]], dtype=np.uint16)
+    assert dicom_pixels(dicom(pixels, PixelPaddingValue=63)).tolist() == [[0, 0, 128, 255]]
+
+
+def test_the_first_window_is_taken_after_the_rescale() -> None:
+    # Rescaled to -1000, 0, 1000, 3000; window 0 +- 1000: below -1000.0 is black, above 999 is white.
+    elements = {"RescaleSlope": 1, "RescaleIntercept": -1000, "WindowCenter": [0, 50], "WindowWidth": [2000, 100]}
+    assert dicom_pixels(dicom(RAMP, **elements)).tolist() == [[0, 128, 255, 255]]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        # width 4 about 10: LINEAR is (x - 9.5) / 3 + 0.5, LINEAR_EXACT is (x - 10) / 4 + 0.5, both cut at 0 and 1.
+        ("LINEAR", [0.0, 1 / 3, 2 / 3, 1.0]),
+        ("LINEAR_EXACT", [0.0, 0.25, 0.5, 1.0]),
+        ("SIGMOID", [1 / (1 + np.exp(2)), 1 / (1 + np.e), 0.5, 1 / (1 + np.exp(-2))]),
+    ],
+)
+def test_windows_follow_the_standards_functions(function: str, expected: list[float]) -> None:
+    np.testing.assert_allclose(windowed(np.array([8, 9, 10, 12]), 10, 4, function), expected)
+
+
+@pytest.mark.parametrize(
+    ("elements", "reason"),
+    [
+        ({"NumberOfFrames": 2, "Rows": 1, "Columns": 2}, "has 2 frames; one image per file is expected"),
+        ({"PhotometricInterpretation": "HSV"}, "photometric interpretation HSV is not one of MONOCHROME1"),
+        ({"WindowCenter": 5, "WindowWidth": 0}, "window width 0 is too small"),
+    ],
+)
+def test_dicom_that_is_no_single_picture_is_refused_with_the_reason(elements: dict[str, Any], reason: str) -> None:
+    data = dicom(RAMP, **elements)
+    decoded = decode_all(["x.dcm"], lambda _: data, Form(4, color=False, resize="pad"))
+    assert reason in decoded.skipped[0].reason
