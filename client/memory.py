@@ -21,6 +21,7 @@ from common.models.state import Head
 from common.wire import Groups
 
 Arrays = Mapping[str, NDArray[np.float32]]
+NOTHING = Groups()
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Memory:
     """
 
     round: int = 0
-    parts: Groups = Groups()
-    evaluated: Groups = Groups()
+    parts: Groups = NOTHING
+    evaluated: Groups = NOTHING
     evaluated_round: int = -1
-    best: Groups = Groups()
+    best: Groups = NOTHING
     best_round: int = -1
     best_loss: float = float("inf")
     optimizer: Arrays = field(default_factory=lambda: MappingProxyType({}))
@@ -86,11 +87,11 @@ def _named(groups: Groups) -> dict[str, NDArray[np.float32]]:
 
 
 def _read(path: Path) -> Memory:
-    with safe_open(path, framework="numpy") as file:  # type: ignore[no-untyped-call]
+    with safe_open(path, framework="numpy") as file:
         facts: dict[str, Any] = json.loads(file.metadata()["facts"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     classes = facts.pop("classes")
-    groups = {group: _groups(_below(arrays, group), classes.get(group)) for group in _GROUPS}
+    groups: dict[str, Any] = {group: _groups(_below(arrays, group), classes.get(group)) for group in _GROUPS}
     return Memory(optimizer=_below(arrays, "optimizer"), **groups, **facts)
 
 

@@ -40,4 +40,3 @@ class Site:
         """Training, validation and test images as uint8 ``(n, channels, height, width)``, on the device once."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: channels_first(part).to(self.device) for name, part in parts.items()}
-

@@ -16,6 +16,7 @@ from common.metrics import mean_and_sd, per_class
 from common.models.network import SplitNetwork, train_mode
 from strategies.losses import Loss
 
+
 @dataclass(frozen=True)
 class Examples:
     """Images and labels of one part of a site's data, on its device.
@@ -82,7 +83,7 @@ def train_epoch(
 
 def batches(n: int, size: int, generator: torch.Generator) -> list[Tensor]:
     """Shuffled rows in batches; a last batch of one joins its neighbour, for batch normalisation needs two."""
-    parts = list(torch.randperm(n, generator=generator).split(size))
+    parts = list(torch.split(torch.randperm(n, generator=generator), size))
     if len(parts) > 1 and len(parts[-1]) == 1:
         last = parts.pop()
         parts[-1] = torch.cat([parts[-1], last])
@@ -127,7 +128,7 @@ def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
 
 def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
     """The optimiser's state as ``parameter/key`` arrays, for the site's memory."""
-    names = {parameter: name for name, parameter in network.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
     return {
         f"{names[parameter]}/{key}": value.detach().cpu().numpy().copy()
         for parameter, state in optimizer.state.items()

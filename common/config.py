@@ -110,8 +110,8 @@ class Plan(Section):
 
 
 def plan_of(experiment: Experiment) -> Plan:
-    """Cut an experiment down to what travels; the path of a weights file stays at home."""
-    model = experiment.model.model_copy(update={"weights": None})
+    """Cut an experiment down to what travels; the weights file stays at home, for sites start from what they get."""
+    model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
     return Plan(
         run=experiment.run,
         method=experiment.method,
@@ -182,7 +182,7 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 
 
 def _override(tree: dict[str, Any], text: str) -> list[Fault]:
-    """Apply one ``section.key=value``; the value is TOML, or a bare word taken as a string; ``none`` takes the key out."""
+    """Apply one ``section.key=value``: TOML, or a bare word as a string; ``none`` takes the key out."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         return [Fault(f"--set {text}", "must be section.key=value, for instance run.rounds=3.")]
@@ -218,7 +218,9 @@ def _explain(one: dict[str, Any], file_name: str) -> Fault:
     where, came = f"{file_name}: {key}", json.dumps(one.get("input"), default=str)
     if one["type"] == "extra_forbidden":
         known = _known_keys(steps[:-1])
-        return Fault(where, "is not a key of an experiment.", did_you_mean(steps[-1], known) or f"Known: {quoted(known)}.")
+        return Fault(
+            where, "is not a key of an experiment.", did_you_mean(steps[-1], known) or f"Known: {quoted(known)}."
+        )
     if one["type"] == "missing":
         return Fault(where, "is missing.", "")
     if one["type"].startswith("union_tag"):

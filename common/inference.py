@@ -36,7 +36,7 @@ def logits_of(network: SplitNetwork, images: Tensor, precision: Precision = "aut
     """Logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     network.eval()
     parts = []
-    for batch in images.split(EVALUATION_BATCH):
+    for batch in torch.split(images, EVALUATION_BATCH):
         with autocast(images.device, precision):
             parts.append(network(batch.float()).float())
     return torch.cat(parts)

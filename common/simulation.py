@@ -49,7 +49,8 @@ def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
     Raises:
         BadInput: With all faults of the data set and the partition.
     """
-    assert experiment.data is not None and experiment.partition is not None, "checked when the experiment was read"
+    assert experiment.data is not None, "checked before"
+    assert experiment.partition is not None, "checked before"
     return _simulated_data(
         experiment.data.model_dump_json(), experiment.partition.model_dump_json(), experiment.run.seed, base
     )

@@ -186,11 +186,13 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     """
     _check_envelope(content, expected.__name__)
     hints = typing.get_type_hints(expected)
-    groups = [name for name, kind in hints.items() if kind is Groups]
-    _refuse_unknown(content, {_ENVELOPE, _FIELDS, *groups}, expected.__name__)
+    grouped: list[str] = [name for name, kind in hints.items() if kind is Groups]
+    _refuse_unknown(content, {_ENVELOPE, _FIELDS, *grouped}, expected.__name__)
     fields = dict(content[_FIELDS])
-    values = {name: _groups(content, fields, name) for name in groups}
-    values |= {name: _value(fields, name, kind, expected.__name__) for name, kind in hints.items() if kind is not Groups}
+    values: dict[str, Any] = {name: _groups(content, fields, name) for name in grouped}
+    values |= {
+        name: _value(fields, name, kind, expected.__name__) for name, kind in hints.items() if kind is not Groups
+    }
     _refuse_unknown(fields, set(), expected.__name__)
     return expected(**values)
 
@@ -200,11 +202,10 @@ def _check_envelope(content: RecordDict, expected: str) -> None:
     if not isinstance(envelope, ConfigRecord) or not isinstance(content.get(_FIELDS), ConfigRecord):
         raise WireError(f"expected {expected}, got records {sorted(content)} without an envelope.")
     if (version := envelope.get("version")) != WIRE_VERSION:
-        raise WireError(
-            f"the other side speaks wire version {version}, this one {WIRE_VERSION}. Install the same release on both."
-        )
+        spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
+        raise WireError(f"{spoken} Install the same release on both.")
     if envelope.get("record") != expected:
-        raise WireError(f"expected {expected}, got {envelope.get('record')}.")
+        raise WireError(f"expected {expected}, got {envelope.get('record')!r}.")
 
 
 def _refuse_unknown(present: typing.Iterable[str], known: set[str], record: str) -> None:

@@ -69,7 +69,7 @@ def on_ray(main: Main, app: ClientApp, sites: int, workers: Workers, address: st
     failures: list[BaseException] = []
     init: dict[str, Any] = {"address": address} if address else {"num_cpus": workers.count}
     init |= {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
-    resources = {"num_cpus": 1.0, "num_gpus": workers.gpus_per_site}
+    resources: Any = {"num_cpus": 1.0, "num_gpus": workers.gpus_per_site}
     quiet_flower()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's and Flower's own: run_simulation is deprecated in 1.39, and works

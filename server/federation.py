@@ -21,10 +21,9 @@ from common.inference import channels_first, label_matrix, logits_of
 from common.metrics import ClassMetrics, Summary, mean_and_sd, per_class, summarise
 from common.models.network import SplitNetwork, build
 from common.models.saved import save_model
-from common.models.state import ModelState, layout_of, read_state, state_sha256, write_state
+from common.models.state import ModelState, read_state, write_state
 from common.wire import EvaluateReply
 from server.run_folder import RunFolder
-from strategies.method import Method
 from strategies.registry import method_named
 from strategies.rounds import Replies, RoundRecord, RoundStrategy, Validation, array_record
 from strategies.state import FederationState
@@ -88,10 +87,15 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     """
     began = time.monotonic()
     strategy = RoundStrategy(
-        method_named(experiment.run.method, experiment.method), plan_of(experiment), experiment.participation, setting.run
+        method_named(experiment.run.method, experiment.method),
+        plan_of(experiment),
+        experiment.participation,
+        setting.run,
     )
     contract = strategy.roll_call(grid, setting.sites)
-    setting.folder.event("roll_call", sites=list(contract.sites), classes=list(contract.class_names), hash=contract.hash)
+    setting.folder.event(
+        "roll_call", sites=list(contract.sites), classes=list(contract.class_names), hash=contract.hash
+    )
     network = build(experiment.model, contract.class_names, experiment.run.seed, setting.base)
     books = Books()
 
@@ -167,9 +171,11 @@ class Outcome:
     model_sha256: str
 
 
-def _outcome(network: SplitNetwork, strategy: RoundStrategy, replies: Replies, setting: Setting) -> Outcome:
+def _outcome(
+    network: SplitNetwork, strategy: RoundStrategy, replies: Replies[EvaluateReply], setting: Setting
+) -> Outcome:
     """Save the model where there is one, and test it."""
-    answers = [reply for reply in replies.accepted.values() if isinstance(reply, EvaluateReply)]
+    answers = list(replies.accepted.values())
     contract = setting.coverage or strategy.contract
     if strategy.method.has_global_model:
         sha256 = _save(network, strategy.state.selected, strategy.contract, setting)
@@ -219,16 +225,20 @@ def _mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
 
 def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
     """A reply's columns as one record a class; the wire's NaN becomes None."""
-    columns = zip(
-        answer.class_names,
-        answer.auroc,
-        answer.average_precision,
-        answer.balanced_accuracy,
-        answer.positives,
-        answer.negatives,
-        strict=True,
-    )
-    return {name: ClassMetrics(*(None if np.isnan(v) else v for v in three), p, n) for name, *three, p, n in columns}
+    return {
+        name: ClassMetrics(
+            auroc=_defined(answer.auroc[row]),
+            average_precision=_defined(answer.average_precision[row]),
+            balanced_accuracy=_defined(answer.balanced_accuracy[row]),
+            positives=answer.positives[row],
+            negatives=answer.negatives[row],
+        )
+        for row, name in enumerate(answer.class_names)
+    }
+
+
+def _defined(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def _joint_sha256(answers: Sequence[EvaluateReply]) -> str:

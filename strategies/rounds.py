@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Generic, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -87,8 +88,11 @@ class TooFewSites(RuntimeError):
     """Fewer sites than ``participation.min_sites`` answered in time; says who is missing and why."""
 
 
+Reply = TypeVar("Reply", TrainReply, EvaluateReply)
+
+
 @dataclass(frozen=True)
-class Replies:
+class Replies(Generic[Reply]):
     """What came back from one exchange.
 
     Attributes:
@@ -97,7 +101,7 @@ class Replies:
         bytes_up: Site name -> bytes received.
     """
 
-    accepted: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]
+    accepted: Mapping[str, Reply]
     absent: Mapping[str, str]
     bytes_up: Mapping[str, int]
 
@@ -137,11 +141,12 @@ class RoundStrategy(Strategy):
         """
         deadline = time.monotonic() + self.participation.roll_call_deadline_s
         refused: dict[int, str] = {}
-        while len(self.members) < expected and time.monotonic() < deadline:
-            known = {member.node_id for member in self.members.values()}
-            asked = sorted(set(grid.get_node_ids()) - known)
-            refused = self._call(grid, asked, max(deadline - time.monotonic(), 0.1)) if asked else refused
-            if len(self.members) < expected:
+        # A site that answers with an error will not answer better the second time; one that is not there yet may come.
+        while len(self.members) + len(refused) < expected and time.monotonic() < deadline:
+            known = {member.node_id for member in self.members.values()} | set(refused)
+            if asked := sorted(set(grid.get_node_ids()) - known):
+                refused |= self._call(grid, asked, max(deadline - time.monotonic(), 0.1))
+            else:
                 time.sleep(0.2)
         needed = self.participation.min_sites or expected
         if len(self.members) < needed:
@@ -163,7 +168,9 @@ class RoundStrategy(Strategy):
             if answer is None:
                 refused[node] = reason
             elif (other := self.members.get(answer.site)) and other.node_id != node:
-                raise BadInput([Fault(f"site {answer.site}", "two sites use this name.", "Give each a name of its own.")])
+                raise BadInput(
+                    [Fault(f"site {answer.site}", "two sites use this name.", "Give each a name of its own.")]
+                )
             else:
                 refused.pop(node, None)
                 self.members[answer.site] = Member(node, answer)
@@ -249,7 +256,7 @@ class RoundStrategy(Strategy):
         """
         received = self._received(server_round, replies, TrainReply)
         arrived = time.monotonic()
-        accepted: dict[str, TrainReply] = dict(received.accepted)  # type: ignore[arg-type]
+        accepted = received.accepted
         if len(accepted) < (self.participation.min_sites or len(self._sent)):
             reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
             raise TooFewSites(f"round {server_round}: {len(accepted)} of {len(self._sent)} sites replied. {reasons}")
@@ -290,7 +297,7 @@ class RoundStrategy(Strategy):
         self.state = with_validation(self.state, mean)
         return None if mean is None else MetricRecord({"validation-loss": mean})
 
-    def test(self, grid: Grid) -> Replies:
+    def test(self, grid: Grid) -> Replies[EvaluateReply]:
         """Have every site test the best model, with its own parts of it where it keeps any, on its own test part."""
         messages = self._evaluate_messages(self.state.round, self.state.selected, test=True)
         replies = grid.send_and_receive(messages, timeout=self.participation.round_deadline_s)
@@ -317,28 +324,29 @@ class RoundStrategy(Strategy):
 
     # ------------------------------------------------------------------ replies
 
-    def _received(
-        self, server_round: int, replies: Iterable[Message], expected: type[TrainReply] | type[EvaluateReply]
-    ) -> Replies:
+    def _received(self, server_round: int, replies: Iterable[Message], expected: type[Reply]) -> Replies[Reply]:
         """Decode, match and quarantine replies; whoever is left out has a reason."""
         names = {member.node_id: site for site, member in self.members.items()}
         absent = dict.fromkeys(self._sent, f"no reply within {self.participation.round_deadline_s:.0f} s")
-        accepted, sizes = {}, {}
+        accepted: dict[str, Reply] = {}
+        sizes: dict[str, int] = {}
         for message in replies:
-            if (site := names.get(message.metadata.src_node_id)) not in self._sent:
+            site = names.get(message.metadata.src_node_id, "")
+            if site not in self._sent:
                 continue
             record, reason = _decoded(message, expected)
-            absent[site] = reason or self._mismatch(record, site, server_round)
-            sizes[site] = payload_bytes(message.content) if message.has_content() else 0
-            if not absent[site]:
-                del absent[site]
+            if record is not None:
+                reason = self._mismatch(record, site, server_round)
+                sizes[site] = payload_bytes(message.content)
+            if record is None or reason:
+                absent[site] = reason
+            else:
+                absent.pop(site, None)
                 accepted[site] = record
-        ordered = {site: accepted[site] for site in sorted(accepted)}
-        return Replies(ordered, absent, sizes)  # type: ignore[arg-type]
+        return Replies({site: accepted[site] for site in sorted(accepted)}, absent, sizes)
 
-    def _mismatch(self, record: TrainReply | EvaluateReply | None, site: str, server_round: int) -> str:
+    def _mismatch(self, record: TrainReply | EvaluateReply, site: str, server_round: int) -> str:
         """Why a well-formed reply does not belong here, or an empty string."""
-        assert record is not None
         came, wanted = (record.run, record.round, record.site), (self.run, server_round, site)
         if came != wanted:
             return f"reply belongs to run, round, site {came}, expected {wanted}"

@@ -1,0 +1,47 @@
+# Two commands on a fresh machine with Python 3.11+, make and gcc: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+# One thread a process: more of them on few cores crawl, and their number changes float sums.
+export OMP_NUM_THREADS ?= 1
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: help demo test quick lint format tables weights clean
+
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Python 3.11 or 3.12 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[sim,dev,weights]'
+	touch $@
+
+demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
+	$(BIN)/flwr-sim demo
+
+test: $(VENV)/installed lint  ## all tests (those on real data skip where ../shared/data is absent)
+	$(BIN)/pytest
+
+quick: $(VENV)/installed  ## tests without whole federations on Ray
+	$(BIN)/pytest -m 'not slow'
+
+lint: $(VENV)/installed  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/installed  ## put the code in form
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+weights: weights/efficientnet_lite0.safetensors  ## ImageNet weights of EfficientNet-Lite0 as a local file
+
+weights/efficientnet_lite0.safetensors: | $(VENV)/installed
+	$(BIN)/flwr-sim weights $@
+
+clean:  ## remove the environment and caches; runs stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,0 +1,60 @@
+"""flwr-sim demo: offline, in under two minutes, on synthetic radiograph phantoms."""
+
+import shutil
+from importlib.resources import files
+from pathlib import Path
+
+from rich.console import Console
+
+from common.config import read_experiment
+from common.errors import BadInput, Fault
+from server.comparison import compare, read_run, write_comparison
+from server.report import write_comparison_report
+from server.report.tables import coverage_table
+from server.simulation import simulate
+
+METHODS = ("surgical", "vanilla")
+INTRODUCTION = """\
+[bold]Four hospitals, one model.[/] Each annotates two findings that all annotate, and some that nobody else does.
+The pictures are procedural phantoms, synthetic and made here: nothing is downloaded.
+"""
+
+
+def run_demo(out: Path, backend: str, console: Console) -> None:
+    """Train surgical aggregation and vanilla FL on the same phantoms; print who annotates what and who learned it.
+
+    Raises:
+        BadInput: If ``out`` exists and is not a demo's folder.
+    """
+    _make_room(out)
+    console.print(INTRODUCTION)
+    summaries = []
+    for method in METHODS:
+        console.print(f"Training [bold]{method}[/] ...")
+        overrides = [f'run.method="{method}"', f'run.name="{method}"', f'simulation.backend="{backend}"']
+        file = read_experiment(Path(str(files("server") / "demo.toml")), overrides)
+        summaries.append((method, simulate(file, out / method, console)))
+    comparison = compare([read_run(out / method) for method in METHODS])
+    write_comparison(comparison, out / "comparison.json")
+    report = write_comparison_report(comparison, out / "report.html")
+    console.print(coverage_table(summaries))
+    console.print(_verdict(dict(summaries)))
+    console.print(f"Report: {report}")
+
+
+def _make_room(out: Path) -> None:
+    """Remove an earlier demo; never anything else."""
+    known = {*METHODS, "comparison.json", "report.html"}
+    if out.exists() and not {entry.name for entry in out.iterdir()} <= known:
+        raise BadInput([Fault(f"--out {out}", "holds something that no demo wrote.", "Name another folder.")])
+    shutil.rmtree(out, ignore_errors=True)
+
+
+def _verdict(summaries: dict[str, dict]) -> str:  # type: ignore[type-arg]
+    """What the numbers say, whichever way they fall."""
+    unique = {name: summary["test"]["unique_classes"]["mean_auroc"] for name, summary in summaries.items()}
+    ahead = unique["surgical"] - unique["vanilla"]
+    return (
+        f"On findings that one hospital alone annotates: mean AUROC {unique['surgical']:.3f} with surgical aggregation,"
+        f" {unique['vanilla']:.3f} with vanilla FL, which takes missing labels as negative ({ahead:+.3f}; one seed)."
+    )

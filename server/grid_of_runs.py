@@ -1,0 +1,123 @@
+"""flwr-sim compare: several experiments over the same seeds, each run in a process of its own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from common.config import ExperimentFile, read_experiment
+from common.errors import BadInput, Fault
+from server.comparison import compare, read_run, write_comparison
+from server.report import write_comparison_report
+from server.report.tables import comparison_table, markdown_table
+from server.simulation import checked
+
+
+class FailedRuns(RuntimeError):
+    """Some runs of a comparison failed; names each with its reason."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One experiment with one seed."""
+
+    experiment: Path
+    seed: int
+    folder: Path
+    overrides: tuple[str, ...]
+
+    def read(self) -> ExperimentFile:
+        """The experiment as this cell runs it."""
+        return read_experiment(self.experiment, self.overrides)
+
+    def is_done(self) -> bool:
+        """Whether the folder holds this very experiment, finished."""
+        summary = self.folder / "summary.json"
+        if not summary.is_file():
+            return False
+        done = json.loads(summary.read_text(encoding="utf-8"))["experiment"]
+        return bool(done == self.read().experiment.model_dump(mode="json"))
+
+
+def run_all(
+    experiments: Sequence[Path], out: Path, seeds: Iterable[int], jobs: int, overrides: Sequence[str], console: Console
+) -> None:
+    """Run every experiment with every seed, ``jobs`` at a time, then compare them.
+
+    A run that is there already, finished and of the same experiment, is kept.
+
+    Raises:
+        BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
+        FailedRuns: If a run fails; the others are finished first.
+    """
+    cells = [
+        Cell(path, seed, out / f"{path.stem}-seed{seed}", (*overrides, f"run.seed={seed}"))
+        for path in experiments
+        for seed in seeds
+    ]
+    _check(cells)
+    todo = [cell for cell in cells if not cell.is_done()]
+    if len(todo) < len(cells):
+        console.print(f"{len(cells) - len(todo)} of {len(cells)} runs are there already.")
+    failures = _run(todo, len(cells), jobs, console)
+    if failures:
+        raise FailedRuns("\n".join(failures))
+    comparison = compare([read_run(cell.folder) for cell in cells])
+    write_comparison(comparison, out / "comparison.json")
+    report = write_comparison_report(comparison, out / "report.html")
+    console.print(comparison_table(comparison))
+    (out / "comparison.md").write_text(markdown_table(comparison) + "\n", encoding="utf-8")
+    console.print(f"Report: {report}")
+
+
+def _check(cells: Sequence[Cell]) -> None:
+    """Every experiment once, with its first seed; and folders that hold something else."""
+    faults: list[Fault] = []
+    seen: set[Path] = set()
+    for cell in cells:
+        try:
+            if cell.experiment not in seen:
+                seen.add(cell.experiment)
+                checked(cell.read())
+            if cell.folder.exists() and any(cell.folder.iterdir()) and not cell.is_done():
+                problem = "holds an unfinished run or another experiment, and nothing is written over."
+                faults.append(Fault(str(cell.folder), problem, "Remove it, or name another --out."))
+        except BadInput as error:
+            faults += error.faults
+    if faults:
+        raise BadInput(faults)
+
+
+def _run(todo: Sequence[Cell], total: int, jobs: int, console: Console) -> list[str]:
+    """Run the cells; return what went wrong, one text a failed run."""
+    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    failures: list[str] = []
+    with (
+        Progress(*columns, console=console, disable=not console.is_terminal) as progress,
+        ThreadPoolExecutor(jobs) as pool,
+    ):
+        task = progress.add_task("runs", total=total, completed=total - len(todo))
+        waiting: dict[Future[str], Cell] = {pool.submit(_run_cell, cell): cell for cell in todo}
+        while waiting:
+            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in done:
+                cell, failure = waiting.pop(future), future.result()
+                progress.advance(task)
+                progress.console.print(f"{'failed' if failure else 'done'}  {cell.folder}")
+                failures += [f"{cell.folder}: {failure}"] if failure else []
+    return failures
+
+
+def _run_cell(cell: Cell) -> str:
+    """Run one cell in its own process; return the reason if it failed."""
+    command = [sys.executable, "-m", "server.sim_cli", "run", str(cell.experiment), "--out", str(cell.folder)]
+    for override in cell.overrides:
+        command += ["--set", override]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return "" if result.returncode == 0 else (result.stderr.strip() or f"exit code {result.returncode}")

@@ -1,0 +1,6 @@
+"""Reports that open anywhere: one HTML file each, without scripts and without the network."""
+
+from server.report.comparison_page import write_comparison_report
+from server.report.run_page import write_run_report
+
+__all__ = ["write_comparison_report", "write_run_report"]

@@ -1,0 +1,25 @@
+"""From templates to one HTML file."""
+
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from common.files import write_atomically
+from server.report import wording
+
+_HERE = Path(__file__).parent
+
+
+def write_page(template: str, destination: Path, **content: object) -> Path:
+    """Render ``template`` with everything it asks for and write it whole; returns ``destination``.
+
+    What comes from a run or a site is escaped; only the style sheet and our own figures are ``Markup``.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    style = Markup((_HERE / "report.css").read_text(encoding="utf-8"))
+    text = environment.get_template(template).render(say=wording, style=style, **content)
+    write_atomically(destination, text.encode())
+    return destination

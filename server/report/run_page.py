@@ -1,0 +1,147 @@
+"""The report of one run."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.comparison import Run, RunSummary, SiteRecord, SiteResult, read_run
+from server.report import figures
+from server.report.coverage import class_groups, owners
+from server.report.page import write_page
+from server.report.wording import count, duration, number, run_result, size, spans
+
+SITES_SHOWN = 60  # of more sites, tables show the first and participation is not drawn
+DOTS_SHOWN = 4000
+
+
+@dataclass(frozen=True)
+class SiteRow:
+    """One line of the table of sites."""
+
+    name: str
+    record: SiteRecord
+    result: SiteResult
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A site's absences for one reason."""
+
+    site: str
+    reason: str
+    rounds: str
+    times: int
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One line of the table of time spent."""
+
+    name: str
+    seconds: float
+    share: float
+
+
+def write_run_report(folder: Path) -> Path:
+    """Write ``report.html`` into a finished run's folder and return its path.
+
+    Raises:
+        BadInput: If ``summary.json`` or ``rounds.jsonl`` is missing or is not what a run writes.
+    """
+    run = read_run(folder)
+    summary = run.summary
+    groups = class_groups(summary)
+    return write_page(
+        "run.html.j2",
+        folder / "report.html",
+        summary=summary,
+        sentence=run_result(summary),
+        key_figures=_key_figures(summary),
+        groups=groups,
+        owners={name: owners(summary, name) for name in summary.classes},
+        site_rows=_site_rows(run)[:SITES_SHOWN],
+        rounds=run.rounds,
+        absences=_absences(run),
+        phases=_phases(summary.seconds),
+        provenance=_provenance(summary),
+        settings=list(flattened(summary.experiment)),
+        curves=figures.learning_curves(run.rounds, summary.best_round) if run.rounds else "",
+        bars=figures.auroc_bars(groups, {name: each.auroc for name, each in summary.test.per_class.items()}),
+        participation=_participation(run),
+    )
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Nested settings as pairs of dotted key and value, as one would write them on the command line."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _setting(value)
+
+
+def _setting(value: object) -> str:
+    if value is None or value in ("", [], {}):
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(_setting, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+
+
+def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
+    """Value, what it is, and a remark."""
+    test = summary.test
+    traffic = [n for site in summary.sites.values() for n in (site.bytes_up, site.bytes_down) if n is not None]
+    samples = [site.train_samples for site in summary.sites.values() if site.train_samples is not None]
+    best = "no common best round" if summary.best_round is None else f"best: round {summary.best_round}"
+    shared, unique = test.shared_classes, test.unique_classes
+    return [
+        (number(test.mean_auroc), "mean AUROC", f"± {number(test.sd_auroc)} SD over classes"),
+        (number(shared.mean_auroc), "AUROC, shared classes", f"{len(shared.classes)} that every site annotates"),
+        (number(unique.mean_auroc), "AUROC, unique classes", f"{len(unique.classes)} that one site annotates"),
+        (count(len(summary.sites)), "sites", f"{count(sum(samples))} training images"),
+        (count(summary.rounds), "rounds", best),
+        (duration(summary.seconds.get("total")), "wall-clock time", f"{size(sum(traffic))} sent and received"),
+    ]
+
+
+def _site_rows(run: Run) -> list[SiteRow]:
+    results = run.summary.per_site
+    taken = {name: sum(name in each.sites for each in run.rounds) for name in run.summary.sites}
+    sites = run.summary.sites.items()
+    return [SiteRow(name, record, results.get(name, SiteResult()), taken[name]) for name, record in sites]
+
+
+def _absences(run: Run) -> list[Absence]:
+    rounds: dict[tuple[str, str], list[int]] = {}
+    for each in run.rounds:
+        for site, reason in each.absent.items():
+            rounds.setdefault((site, reason), []).append(each.round)
+    return [Absence(*key, spans(of_key), len(of_key)) for key, of_key in sorted(rounds.items())]
+
+
+def _phases(seconds: Mapping[str, float | None]) -> list[Phase]:
+    total = seconds.get("total") or 0.0
+    parts = {name: spent for name, spent in seconds.items() if name != "total" and spent is not None}
+    return [Phase(name, spent, min(1.0, spent / total) if total else 0.0) for name, spent in parts.items()]
+
+
+def _provenance(summary: RunSummary) -> list[tuple[str, str]]:
+    facts = {
+        "Method": summary.method,
+        "Seed": str(summary.seed),
+        "Backend": summary.backend,
+        "What was scored": summary.test.note,
+        "Model SHA-256": summary.model_sha256,
+        "Label contract SHA-256": summary.contract_hash,
+    }
+    versions = [(f"Version of {name}", str(version)) for name, version in summary.versions.items()]
+    return [(name, fact or "n/a") for name, fact in facts.items()] + versions
+
+
+def _participation(run: Run) -> str:
+    sites = list(run.summary.sites)
+    few = 0 < len(sites) <= SITES_SHOWN and 0 < len(sites) * len(run.rounds) <= DOTS_SHOWN
+    return figures.participation(run.rounds, sites) if few else ""

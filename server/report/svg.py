@@ -1,0 +1,124 @@
+"""Matplotlib figures as inline SVG that takes its colours from the page, so that it can be read by day and by night.
+
+Colours are set as stand-ins while drawing and replaced by CSS variables afterwards. The palette is that of Okabe and
+Ito (2008), told apart also by markers, lines and hatches.
+"""
+
+import io
+import itertools
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+INK, RULE, PAPER = "#010203", "#020304", "#030405"
+BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
+
+_ON_THE_PAGE = {
+    INK: "currentColor",
+    RULE: "var(--rule)",
+    PAPER: "var(--paper)",
+    BLUE: "var(--blue)",
+    ORANGE: "var(--orange)",
+    GREEN: "var(--green)",
+    PURPLE: "var(--purple)",
+    VERMILION: "var(--vermilion)",
+    SKY: "var(--sky)",
+}
+_THEME: dict[str, object] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a class may be called "a_b" or "$x$"
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "hatch.linewidth": 1.2,
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How one series is drawn."""
+
+    color: str
+    marker: str
+
+
+def looks(amount: int) -> list[Look]:
+    """Colour and marker for each series; markers repeat after 13 series, pairs of both after 78."""
+    colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle("osD^vPX<>ph*d")
+    return [Look(next(colors), next(markers)) for _ in range(amount)]
+
+
+@contextmanager
+def theme() -> Iterator[None]:
+    """Draw inside this block, with the page's colours and none of the user's own matplotlib settings."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_THEME)  # type: ignore[arg-type]
+        yield
+
+
+def canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure, in inches, and its axes from left to right."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+
+
+def inline(figure: Figure, name: str, description: str) -> Markup:
+    """Turn a figure into an ``<svg>`` element, the same bytes for the same figure.
+
+    Args:
+        figure: Drawn inside :func:`theme`.
+        name: Unique on the page; prefix of the ids.
+        description: What a reader who cannot see the figure is told.
+    """
+    text = _ids_of_its_own(_saved(figure, name), name)
+    text = re.sub(r"font: (?:(\w+) )?(\d+(?:\.\d+)?)px [^;\"]*", _font, text)
+    for stand_in, color in _ON_THE_PAGE.items():
+        text = text.replace(stand_in, color)
+    label = f'<svg role="img" aria-label="{escape(description)}" class="figure"'
+    return Markup(text.replace("<svg", label, 1))
+
+
+def _saved(figure: Figure, name: str) -> str:
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the browser has the letters that our font lacks
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>|\s*<style type.*?</style>", "", text, flags=re.DOTALL)
+    return re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+
+
+def _ids_of_its_own(text: str, name: str) -> str:
+    """Keep only ids that something points to, under the figure's name: several figures share the page."""
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
+    return re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
+
+
+def _font(found: re.Match[str]) -> str:
+    weight = f"font-weight: {found[1]}; " if found[1] else ""
+    return f"{weight}font-size: {found[2]}px"

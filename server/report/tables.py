@@ -1,0 +1,98 @@
+"""Tables for the terminal and for a README."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from server.comparison import SUBSETS, Comparison, RunSummary
+from server.report.coverage import class_groups, owners
+from server.report.wording import number, probability, signed, spread, standing
+
+SITES_MARKED = 12  # more sites than this would not fit; they are counted instead
+BEST = "★"
+
+
+def coverage_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+    """Which site annotates which class, and how well each method does on it.
+
+    Args:
+        runs: Label and ``summary.json`` of each run; sites and groups of classes are those of the first.
+    """
+    summaries = {label: RunSummary.model_validate(summary) for label, summary in runs}
+    first = next(iter(summaries.values()))
+    table = Table(title="AUROC by class", title_justify="left", caption_justify="left")
+    table.caption = "● annotates the class" + (f"   {BEST} best of the line" if len(summaries) > 1 else "")
+    table.add_column("class")
+    for heading in _site_headings(first):
+        table.add_column(Text(heading), justify="center")
+    for label in summaries:
+        table.add_column(Text(label), justify="right", no_wrap=True)
+    for group in class_groups(first):
+        table.add_row(Text(group.title, style="italic dim"))
+        for name in group.classes:
+            aurocs = [_auroc(summary, name) for summary in summaries.values()]
+            table.add_row(Text(f"  {name}"), *_marks(first, name), *_best_marked(aurocs))
+        table.add_section()
+    table.add_row(Text("mean", style="bold"), *_blank(first), *_best_marked(_means(list(summaries.values()))))
+    return table
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """AUROC of each method over its seeds, and where the reference stands against it."""
+    table = Table(title="AUROC, mean ± SD over seeds", title_justify="left")
+    for heading in ("method", "all", "shared", "unique", f"{comparison.reference} is", "difference", "p (Holm)"):
+        table.add_column(Text(heading), justify="left" if heading == "method" else "right")
+    for cells in _comparison_rows(comparison):
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def markdown_table(comparison: Comparison) -> str:
+    """The same table in Markdown, ending in a line feed."""
+    headings = ["method", *SUBSETS, "seeds", f"{comparison.reference} is", "difference", "p (Holm)"]
+    rows = [
+        [*cells[:4], str(len(method.seeds)), *cells[4:]]
+        for cells, method in zip(_comparison_rows(comparison), comparison.methods, strict=True)
+    ]
+    lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
+    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
+
+
+def _comparison_rows(comparison: Comparison) -> Iterator[list[str]]:
+    for index, method in enumerate(comparison.methods):
+        test = comparison.contrast(method.label).result if index else None
+        against = (standing(test), signed(test.mean_difference), probability(test.holm_p)) if test else ("–", "–", "–")
+        yield [method.label, *(spread(method.auroc[subset]) for subset in SUBSETS), *against]
+
+
+def _site_headings(summary: RunSummary) -> list[str]:
+    return list(summary.sites) if len(summary.sites) <= SITES_MARKED else ["sites"]
+
+
+def _marks(summary: RunSummary, name: str) -> list[str]:
+    if len(summary.sites) > SITES_MARKED:
+        return [f"{len(owners(summary, name))} of {len(summary.sites)}"]
+    return ["●" if name in record.classes else "" for record in summary.sites.values()]
+
+
+def _blank(summary: RunSummary) -> list[str]:
+    return [""] * len(_site_headings(summary))
+
+
+def _auroc(summary: RunSummary, name: str) -> float | None:
+    result = summary.test.per_class.get(name)
+    return result.auroc if result else None
+
+
+def _means(summaries: Sequence[RunSummary]) -> list[float | None]:
+    return [summary.test.mean_auroc for summary in summaries]
+
+
+def _best_marked(values: Sequence[float | None]) -> list[Text]:
+    """Numbers, the largest as printed in bold with its mark; nothing is marked where there is one method."""
+    printed = [number(value) for value in values]
+    defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
+    best = max(defined) if len(defined) > 1 else None
+    return [Text(f"{BEST} {text}", style="bold green") if text == best else Text(text) for text in printed]

@@ -1,0 +1,180 @@
+"""Numbers as people read them, and results as sentences."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from common.metrics import ClassMetrics
+from server.comparison import Comparison, Contrast, RunSummary, Spread
+from server.statistics import ALPHA, PairedTest
+
+NOT_APPLICABLE = "n/a"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Fixed decimals, ``n/a`` for what is undefined."""
+    if value is None:
+        return NOT_APPLICABLE
+    return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
+
+
+def signed(value: float | None) -> str:
+    """As :func:`number`, with a real plus or minus sign unless it prints as zero."""
+    if value is None:
+        return NOT_APPLICABLE
+    text = number(abs(value))
+    return text if text == number(0.0) else f"{'−' if value < 0 else '+'}{text}"
+
+
+def count(value: int | None) -> str:
+    """Thousands set apart by commas."""
+    return NOT_APPLICABLE if value is None else f"{value:,}"
+
+
+def size(byte_count: int | None) -> str:
+    """Bytes in decimal units: ``"1.5 MB"``."""
+    if byte_count is None:
+        return NOT_APPLICABLE
+    value, units = float(byte_count), ("B", "kB", "MB", "GB", "TB")
+    power = 0
+    while value >= 999.5 and power < len(units) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.0f} {units[power]}" if value >= 100 or not power else f"{value:.1f} {units[power]}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as ``"4.2 s"``, ``"3 min 05 s"`` or ``"2 h 07 min"``."""
+    if seconds is None:
+        return NOT_APPLICABLE
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds) // 60
+    if minutes < 60:
+        return f"{minutes} min {round(seconds) % 60:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def spread(value: Spread) -> str:
+    """Mean and SD over seeds, the mean alone with one seed."""
+    return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
+
+
+def probability(p: float | None) -> str:
+    """A p-value: ``"p = 0.012"``, ``"p < 0.001"``."""
+    if p is None:
+        return NOT_APPLICABLE
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def counted(amount: int, noun: str, plural: str | None = None) -> str:
+    """An amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
+    return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Words in a sentence: ``"a, b and c"``."""
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+
+
+def spans(rounds: Iterable[int]) -> str:
+    """Round numbers with runs drawn together: ``"3–5, 9"``."""
+    pieces: list[list[int]] = []
+    for each in sorted(rounds):
+        if pieces and each == pieces[-1][-1] + 1:
+            pieces[-1].append(each)
+        else:
+            pieces.append([each])
+    return ", ".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}–{piece[-1]}" for piece in pieces)
+
+
+def why_undefined(result: ClassMetrics | None) -> str:
+    """The reason why a class has no AUROC, or an empty string if it has one."""
+    if result is None:
+        return "not among the test set's labels"
+    if result.auroc is not None:
+        return ""
+    if not result.positives and not result.negatives:
+        return "no test image has a known label"
+    if not result.positives:
+        return "no positive test image"
+    return "the model has no output for it" if result.negatives else "no negative test image"
+
+
+def run_result(summary: RunSummary) -> str:
+    """What a run came to, in one sentence."""
+    test = summary.test
+    training = f"After {counted(summary.rounds, 'round')} with {counted(len(summary.sites), 'site')}"
+    if test.mean_auroc is None:
+        return f"{training}, no class of the test set has an AUROC."
+    defined = sum(result.auroc is not None for result in test.per_class.values())
+    over = counted(defined, "class", "classes")
+    result = f"{training}, the mean AUROC on the test set is {number(test.mean_auroc)} over {over}"
+    groups = ((test.shared_classes, "every site annotates"), (test.unique_classes, "only one site annotates"))
+    parts = [
+        f"{number(group.mean_auroc)} on the {counted(len(group.classes), 'class', 'classes')} that {who}"
+        for group, who in groups
+        if group.mean_auroc is not None and len(group.classes) < len(test.per_class)
+    ]
+    return f"{result}: {listed(parts)}." if parts else f"{result}."
+
+
+def headline(comparison: Comparison) -> str:
+    """Where the reference stands against all others, over all classes, in one sentence."""
+    others = [method.label for method in comparison.methods[1:]]
+    phrases = {
+        "better": "is better than",
+        "worse": "is worse than",
+        "not distinguishable": "is not distinguishable from",
+        "not tested": "could not be tested against",
+    }
+    standings = {other: standing(comparison.contrast(other).result) for other in others}
+    grouped = {phrase: [o for o in others if standings[o] == each] for each, phrase in phrases.items()}
+    parts = [f"{phrase} {listed(names)}" for phrase, names in grouped.items() if names]
+    return (
+        f"{comparison.reference} {'; it '.join(parts)}."
+        if parts
+        else "There is one method, nothing to compare it with."
+    )
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """One sentence for each other method: better, worse, or not distinguishable, over all classes."""
+    others = [method.label for method in comparison.methods[1:]]
+    return [_verdict(comparison.reference, comparison.contrast(other)) for other in others]
+
+
+def standing(test: PairedTest) -> str:
+    """Where the reference stands against the other, in one to three words."""
+    if test.holm_p is None or test.mean_difference is None:
+        return "not tested"
+    if test.holm_p >= ALPHA:
+        return "not distinguishable"
+    return "better" if test.mean_difference > 0 else "worse"
+
+
+def deciding_test(test: PairedTest) -> str:
+    """Which test decides and what Shapiro-Wilk said of its differences."""
+    if test.normality_p is None:
+        return test.reason
+    if test.wilcoxon_p is None:
+        return f"paired t-test; differences look normal (Shapiro-Wilk {probability(test.normality_p)})"
+    return (
+        f"Wilcoxon signed-rank test; differences are not normal (Shapiro-Wilk {probability(test.normality_p)}, "
+        f"t-test {probability(test.t_test_p)})"
+    )
+
+
+def interval(test: PairedTest) -> str:
+    """The bootstrap interval: ``"+0.004 to +0.031"``."""
+    return NOT_APPLICABLE if test.interval is None else " to ".join(signed(end) for end in test.interval)
+
+
+def _verdict(reference: str, contrast: Contrast) -> str:
+    test, other = contrast.result, contrast.other
+    if standing(test) == "not tested":
+        seen = "" if test.mean_difference is None else f" The mean difference is {signed(test.mean_difference)}."
+        return f"Whether {reference} is better than {other} cannot be tested: {test.reason}.{seen}"
+    link = "from" if standing(test) == "not distinguishable" else "than"
+    return (
+        f"{reference} is {standing(test)} {link} {other}: mean difference in AUROC {signed(test.mean_difference)} "
+        f"(95 % interval {interval(test)}; {probability(test.holm_p)} after Holm's correction; {test.pairs} classes)."
+    )

@@ -1,0 +1,124 @@
+"""Facts about per-class metrics with unknown labels."""
+
+import itertools
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from common.metrics import ClassMetrics, mean_and_sd, per_class, summarise
+
+VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "surgical.json"
+UNKNOWN = float("nan")
+
+
+def column(*values: float) -> NDArray[np.float64]:
+    return np.array(values, dtype=np.float64)[:, None]
+
+
+def pair_count(scores: NDArray[np.float64], labels: NDArray[np.float64]) -> float:
+    """Mann-Whitney: the share of (positive, negative) pairs in the right order, ties counting one half."""
+    pairs = list(itertools.product(scores[labels == 1], scores[labels == 0]))
+    return float(np.mean([(p > n) + 0.5 * (p == n) for p, n in pairs]))
+
+
+labelled_scores = st.lists(
+    st.tuples(st.integers(0, 5).map(lambda tenths: tenths / 5), st.sampled_from([0.0, 1.0])), min_size=2, max_size=15
+).filter(lambda rows: len({label for _, label in rows}) == 2)
+
+
+@pytest.mark.skipif(not VECTORS.exists(), reason="shared vectors are not beside the project")
+def test_auroc_mean_and_sd_equal_the_authors_vector() -> None:
+    vector = json.loads(VECTORS.read_text())["auroc"]
+    results = per_class(np.array(vector["score"]), np.array(vector["y"], dtype=float), ["a", "b", "c"])
+    aurocs = [result.auroc for result in results.values()]
+    assert aurocs == pytest.approx(vector["per_class"], rel=1e-5)
+    assert mean_and_sd(aurocs) == pytest.approx((vector["mean"], vector["sd_population_ddof0"]), rel=1e-9)
+
+
+def test_a_class_worked_by_hand() -> None:
+    # Positives .9 .4, negatives .6 .1 .4: right order in .9>(.6 .1 .4) and .4>.1, a tie with .4 -> 4.5 of 6 pairs.
+    # Over .5: one of two positives, one of three negatives -> (1/2 + 2/3) / 2.
+    # Precision by falling threshold: 1/1 at .9 (recall 1/2), 1/2 at .6, 2/4 at .4 (recall 1) -> 1/2 + 1/2 * 1/2.
+    result = per_class(column(0.9, 0.4, 0.6, 0.1, 0.4), column(1, 1, 0, 0, 0), ["mass"])["mass"]
+    assert result.auroc == pytest.approx(4.5 / 6)
+    assert result.balanced_accuracy == pytest.approx(7 / 12)
+    assert result.average_precision == pytest.approx(0.75)
+    assert (result.positives, result.negatives) == (2, 3)
+
+
+@given(labelled_scores)
+@settings(max_examples=60, deadline=None)
+def test_auroc_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[float, float]]) -> None:
+    table = np.array(rows)
+    result = per_class(table[:, :1], table[:, 1:], ["mass"])["mass"]
+    assert result.auroc == pytest.approx(pair_count(table[:, 0], table[:, 1]))
+
+
+@given(labelled_scores, st.randoms(use_true_random=False))
+@settings(max_examples=40, deadline=None)
+def test_the_order_of_images_changes_nothing(rows: list[tuple[float, float]], random: object) -> None:
+    shuffled = list(rows)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    one, other = (per_class(np.array(t)[:, :1], np.array(t)[:, 1:], ["mass"])["mass"] for t in (rows, shuffled))
+    assert asdict(one) == pytest.approx(asdict(other))
+
+
+@given(labelled_scores)
+@settings(max_examples=40, deadline=None)
+def test_images_with_an_unknown_label_are_left_out(rows: list[tuple[float, float]]) -> None:
+    more = np.array([*rows, (0.3, UNKNOWN), (UNKNOWN, UNKNOWN)])
+    table = np.array(rows)
+    assert per_class(more[:, :1], more[:, 1:], ["mass"]) == per_class(table[:, :1], table[:, 1:], ["mass"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "positives", "negatives"),
+    [((0, 0, 0), 0, 3), ((1, 1, UNKNOWN), 2, 0), ((UNKNOWN, UNKNOWN, UNKNOWN), 0, 0)],
+)
+def test_a_class_with_one_kind_of_image_only_is_undefined(
+    labels: tuple[float, ...], positives: int, negatives: int
+) -> None:
+    result = per_class(column(0.2, 0.7, 0.4), column(*labels), ["mass"])["mass"]
+    assert result == ClassMetrics(None, None, None, positives, negatives)
+
+
+@pytest.mark.parametrize("score", [float("nan"), float("inf")])
+def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_class(score: float) -> None:
+    with pytest.raises(ValueError, match='1 of 2 scores of class "mass" are NaN or infinite'):
+        per_class(np.array([[0.1, score], [0.2, 0.3]]), np.array([[0.0, 1.0], [1.0, 0.0]]), ["edema", "mass"])
+
+
+def test_a_label_that_is_neither_0_nor_1_is_refused() -> None:
+    with pytest.raises(ValueError, match='class "mass" hold -1'):
+        per_class(column(0.1, 0.2), column(-1, 1), ["mass"])
+
+
+def test_shapes_that_do_not_fit_the_class_names_are_refused() -> None:
+    with pytest.raises(ValueError, match="for 2 classes"):
+        per_class(column(0.1, 0.2), column(0, 1), ["edema", "mass"])
+
+
+def test_mean_and_sd_leave_out_what_is_undefined() -> None:
+    # Mean of .6 and .8 is .7; population SD is .1 (the sample SD would be .141).
+    assert mean_and_sd([0.6, None, 0.8]) == pytest.approx((0.7, 0.1))
+    assert mean_and_sd([None]) == (None, None)
+
+
+def test_the_summary_separates_shared_from_unique_classes() -> None:
+    results = {
+        "edema": ClassMetrics(0.9, 0.5, 0.7, 3, 7),
+        "hernia": ClassMetrics(None, None, None, 0, 10),
+        "mass": ClassMetrics(0.6, 0.3, 0.5, 4, 6),
+    }
+    summary = summarise(results, shared={"edema"}, unique={"mass", "hernia"})
+    assert summary.mean_auroc == pytest.approx(0.75)
+    assert summary.mean_average_precision == pytest.approx(0.4)
+    assert summary.shared_classes.mean_auroc == 0.9
+    assert (summary.unique_classes.mean_auroc, summary.unique_classes.classes) == (0.6, ("hernia", "mass"))
+    assert json.loads(json.dumps(asdict(summary)))["per_class"]["hernia"]["auroc"] is None

@@ -1,0 +1,200 @@
+"""Facts about reading run folders and comparing them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from common.errors import BadInput
+from common.metrics import ClassMetrics, summarise
+from server.comparison import Comparison, compare, read_run, write_comparison
+from server.report.tables import comparison_table, coverage_table, markdown_table
+from server.report.wording import headline, verdicts
+
+CLASSES = ("edema", "hernia", "mass", "nodule")
+
+
+def summary(name: str, seed: int, aurocs: Mapping[str, float | None], unique: set[str], **more: Any) -> dict[str, Any]:
+    results = {c: ClassMetrics(aurocs[c], aurocs[c], aurocs[c], 5 if aurocs[c] else 0, 9) for c in aurocs}
+    return {
+        "name": name,
+        "method": "surgical",
+        "rounds": 2,
+        "seed": seed,
+        "classes": list(aurocs),
+        "sites": {"north": {"classes": list(aurocs)}, "south": {"classes": sorted(set(aurocs) - unique)}},
+        "test": asdict(summarise(results, set(aurocs) - unique, unique)),
+        **more,
+    }
+
+
+def write(folder: Path, content: Mapping[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps(content))
+    (folder / "rounds.jsonl").write_text(
+        '{"round": 1, "sites": ["north"], "absent": {"south": "late"}}\n{"round": 2}\n'
+    )
+    return folder
+
+
+def compared(tmp_path: Path, *contents: Mapping[str, Any]) -> Comparison:
+    return compare([read_run(write(tmp_path / str(index), content)) for index, content in enumerate(contents)])
+
+
+def printed(table: Table) -> str:
+    console = Console(width=160, no_color=True)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def two_seeds() -> list[dict[str, Any]]:
+    """``good`` beats ``poor`` by .1 to .4 in seed 0 and by .15 to .45 in seed 1; the unique class differs by seed."""
+    return [
+        summary("good", 0, dict(zip(CLASSES, (0.8, 0.8, 0.8, 0.8), strict=True)), {"mass"}),
+        summary("good", 1, dict(zip(CLASSES, (0.9, 0.9, 0.9, 0.9), strict=True)), {"edema"}),
+        summary("poor", 0, dict(zip(CLASSES, (0.7, 0.6, 0.5, 0.4), strict=True)), {"mass"}),
+        summary("poor", 1, dict(zip(CLASSES, (0.75, 0.65, 0.55, 0.45), strict=True)), {"edema"}),
+    ]
+
+
+def test_a_run_folder_is_read_as_it_was_written(tmp_path: Path) -> None:
+    content = summary("good", 3, {"edema": 0.8, "hernia": None}, {"edema"}, something_newer=1)
+    run = read_run(write(tmp_path / "run", content))
+    assert run.summary.test.per_class["hernia"].auroc is None
+    assert run.summary.test.unique_classes.classes == ("edema",)
+    assert [each.absent for each in run.rounds] == [{"south": "late"}, {}]
+
+
+def test_every_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as error:
+        read_run(tmp_path)
+    assert [Path(fault.where).name for fault in error.value.faults] == ["summary.json", "rounds.jsonl"]
+
+
+def test_a_file_that_is_not_ours_says_what_is_wrong_with_it(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", {"method": "surgical", "rounds": "many"})
+    with pytest.raises(BadInput, match=r"summary\.json: rounds: .*integer"):
+        read_run(folder)
+
+
+def test_a_torn_line_is_named_by_its_number(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run", two_seeds()[0])
+    (folder / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
+    with pytest.raises(BadInput, match=r"rounds\.jsonl line 2"):
+        read_run(folder)
+
+
+def test_a_method_is_averaged_over_its_seeds_with_the_sample_sd(tmp_path: Path) -> None:
+    # Means over classes of "poor": .55 and .60 -> mean .575, sample SD .05 / sqrt(2) = .03536.
+    # Its unique classes: mass in seed 0 (.5), edema in seed 1 (.75) -> mean .625.
+    poor = compared(tmp_path, *two_seeds()).methods[1]
+    assert poor.seeds == (0, 1)
+    assert poor.auroc["all"].mean == pytest.approx(0.575)
+    assert poor.auroc["all"].sd == pytest.approx(0.035355, abs=1e-6)
+    assert poor.auroc["unique"].mean == pytest.approx(0.625)
+    assert poor.per_class["hernia"] == pytest.approx(0.625)
+
+
+def test_pairs_of_unique_classes_are_those_unique_in_their_own_seed(tmp_path: Path) -> None:
+    # (0, mass): .8 - .5 = .3;  (1, edema): .9 - .75 = .15.
+    result = compared(tmp_path, *two_seeds()).contrast("poor", "unique", "classes x seeds").result
+    assert result.pairs == 2
+    assert result.mean_difference == pytest.approx(0.225)
+
+
+def test_a_class_whose_kind_changes_with_the_seed_is_said_to_vary(tmp_path: Path) -> None:
+    groups = compared(tmp_path, *two_seeds()).class_groups
+    assert groups == {"shared": ("hernia", "nodule"), "varies": ("edema", "mass")}
+
+
+def test_a_clear_difference_is_called_better_and_the_reverse_worse(tmp_path: Path) -> None:
+    runs = [read_run(write(tmp_path / str(i), content)) for i, content in enumerate(two_seeds())]
+    assert headline(compare(runs)) == "good is better than poor."
+    assert headline(compare(runs[2:] + runs[:2])) == "poor is worse than good."
+
+
+def test_a_difference_within_the_noise_is_not_distinguishable(tmp_path: Path) -> None:
+    one = summary("one", 0, dict(zip(CLASSES, (0.8, 0.7, 0.9, 0.6), strict=True)), {"mass"})
+    two = summary("two", 0, dict(zip(CLASSES, (0.7, 0.81, 0.79, 0.7), strict=True)), {"mass"})
+    assert verdicts(compared(tmp_path, one, two))[0].startswith("one is not distinguishable from two")
+
+
+def test_too_few_classes_are_not_tested_and_the_sentence_says_so(tmp_path: Path) -> None:
+    few = [summary(name, 0, {"edema": auroc}, set()) for name, auroc in (("one", 0.8), ("two", 0.7))]
+    (sentence,) = verdicts(compared(tmp_path, *few))
+    assert "cannot be tested: 1 pair is too few" in sentence
+
+
+def test_one_seed_needs_no_second_pairing(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, two_seeds()[0], two_seeds()[2])
+    assert {each.pairing for each in comparison.contrasts} == {"classes"}
+    assert comparison.methods[0].auroc["all"].sd is None
+
+
+def test_pooled_training_is_judged_on_the_reference_s_unique_classes(tmp_path: Path) -> None:
+    federated = summary("good", 0, {"edema": 0.8, "mass": 0.7}, {"mass"})
+    pooled = summary("pooled", 0, {"edema": 0.6, "mass": 0.5}, set(), sites={"all": {"classes": ["edema", "mass"]}})
+    assert compared(tmp_path, federated, pooled).methods[1].auroc["unique"].mean == 0.5
+
+
+def test_the_same_method_and_seed_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r'"good" with seed 0 is already in .*0\.'):
+        compared(tmp_path, two_seeds()[0], two_seeds()[0])
+
+
+def test_nothing_to_compare_is_refused() -> None:
+    with pytest.raises(BadInput, match="no run to compare"):
+        compare([])
+
+
+def test_what_makes_a_comparison_uneven_is_said(tmp_path: Path) -> None:
+    one = summary("one", 0, {"edema": 0.8, "mass": None}, {"mass"}, contract_hash="a")
+    two = summary("two", 0, {"edema": 0.7, "mass": 0.7}, {"mass"}, contract_hash="b")
+    more = summary("two", 1, {"edema": 0.7, "mass": 0.7}, {"mass"})
+    missing, seeds, contract = compared(tmp_path, one, two, more).cautions
+    assert missing == 'one: no AUROC for "mass" in at least one run; the means leave it out.'
+    assert "different seeds; pairs come from the 1 they share" in seeds
+    assert "did not train on the same sites and labels" in contract
+
+
+def test_the_json_holds_every_test(tmp_path: Path) -> None:
+    path = write_comparison(compared(tmp_path, *two_seeds()), tmp_path / "comparison.json")
+    written = json.loads(path.read_text())
+    assert written["reference"] == "good"
+    assert len(written["contrasts"]) == 6
+    assert written["methods"][1]["auroc"]["all"]["mean"] == pytest.approx(0.575)
+
+
+def test_terminal_and_markdown_tables_say_the_same(tmp_path: Path) -> None:
+    comparison = compared(tmp_path, *two_seeds())
+    cells = ["0.575 ± 0.035", "0.625 ± 0.177", "better", "+0.275"]
+    shown, markdown = printed(comparison_table(comparison)), markdown_table(comparison)
+    assert all(cell in shown and cell in markdown for cell in cells)
+    assert [line.count("|") for line in markdown.splitlines()] == [9] * 4
+
+
+def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
+    one = summary("one", 0, {"edema": 0.8, "hernia": None, "mass": 0.7}, {"mass"})
+    two = summary("[b]two", 0, {"edema": 0.6, "hernia": None, "mass": 0.9}, {"mass"})
+    lines = {
+        line.split("│")[1].strip(): line
+        for line in printed(coverage_table([("one", one), ("[b]two", two)])).splitlines()
+        if "│" in line
+    }
+    assert lines["edema"].count("●") == 2
+    assert lines["mass"].count("●") == 1
+    assert "★ 0.800 │" in lines["edema"]
+    assert "★ 0.900 │" in lines["mass"]
+    assert lines["hernia"].count("n/a") == 2
+    assert list(lines).index("annotated by one site only") == list(lines).index("mass") - 1
+
+
+def test_many_sites_are_counted_instead_of_marked() -> None:
+    content = summary("one", 0, {"edema": 0.8}, set(), sites={f"site{n:02}": {"classes": ["edema"]} for n in range(30)})
+    assert "30 of 30" in printed(coverage_table([("one", content)]))

@@ -1,0 +1,207 @@
+"""Facts about the HTML reports."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import BadInput
+from common.metrics import ClassMetrics, summarise
+from server.comparison import compare, read_run
+from server.report import write_comparison_report, write_run_report
+from server.report.run_page import flattened
+from server.report.wording import duration, number, probability, run_result, signed, size, spans
+
+RESULTS = {
+    "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),
+    "hernia": ClassMetrics(None, None, None, 0, 200),
+    "mass": ClassMetrics(0.42, 0.3, 0.5, 30, 170),
+    "$x_1$ & <i>node</i>": ClassMetrics(0.77, 0.35, 0.6, 50, 150),
+    "结节": ClassMetrics(0.66, 0.2, 0.55, 20, 180),
+}
+NAMES = list(RESULTS)
+SITES = {"<b>x</b>": NAMES[:3], "north": [NAMES[0], *NAMES[3:]], "south": [NAMES[0], NAMES[1]]}
+
+
+def write(folder: Path, **more: Any) -> Path:
+    folder.mkdir()
+    content = {
+        "name": "surgical <script>alert(1)</script>",
+        "method": "surgical",
+        "backend": "inline",
+        "rounds": 3,
+        "seed": 1,
+        "best_round": 2,
+        "classes": NAMES,
+        "sites": {
+            name: {
+                "classes": c,
+                "train_samples": 1200,
+                "validation_samples": 90,
+                "bytes_up": 1_530_000,
+                "bytes_down": 9,
+            }
+            for name, c in SITES.items()
+        },
+        "test": asdict(summarise(RESULTS, {"edema"}, set(NAMES[2:]))),
+        "per_site": {"north": {"validation_loss": 0.25, "mean_auroc": 0.8, "per_class": {}}},
+        "seconds": {"total": 100.0, "train": 75.0, "aggregate": 5.0, "idle": 20.0},
+        "model_sha256": "ab" * 32,
+        "contract_hash": "cd" * 32,
+        "versions": {"polyclinic": "0.1.0"},
+        "experiment": {"training": {"lr": 5e-5, "schedule": None}, "run": {"seed": 1}},
+        **more,
+    }
+    lines = [
+        {
+            "round": n,
+            "sites": ["<b>x</b>", "north"],
+            "absent": {"south": "no <answer>"},
+            "train_loss": 1 / n,
+            "best": n == 2,
+        }
+        | {"validation_loss": None if n == 1 else 0.5, "validation_auroc": 0.5 + n / 10}
+        for n in (1, 2, 3)
+    ]
+    (folder / "summary.json").write_text(json.dumps(content))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run_html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_run_report(write(tmp_path_factory.mktemp("report") / "run")).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def comparison_html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    root = tmp_path_factory.mktemp("comparison")
+    better = {n: ClassMetrics(r.auroc and r.auroc + 0.05, 0.5, 0.5, 9, 9) for n, r in RESULTS.items()}
+    test = asdict(summarise(better, {"edema"}, set(NAMES[2:])))
+    runs = [write(root / "0"), write(root / "1", name="<u>other</u>", test=test), write(root / "2", seed=2)]
+    return write_comparison_report(compare([read_run(run) for run in runs]), root / "all.html").read_text("utf-8")
+
+
+@pytest.fixture(params=["run_html", "comparison_html"])
+def html(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
+def body_text(html: str) -> str:
+    text = "".join(ElementTree.fromstring(html).itertext())
+    return re.sub(r"\s+", " ", text)
+
+
+def test_a_report_is_well_formed(html: str) -> None:
+    assert ElementTree.fromstring(html).tag == "html"
+
+
+def test_a_report_asks_nothing_of_the_network_and_runs_no_script(html: str) -> None:
+    tags = {element.tag for element in ElementTree.fromstring(html).iter()}
+    assert tags.isdisjoint({"script", "link", "img", "iframe", "object", "image", "foreignObject"})
+    assert not re.search(r"https?://|//[a-z]+\.|@import|url\((?!#)", html)
+    assert "default-src 'none'" in html
+
+
+def test_ids_are_unique_and_every_reference_finds_its_target(html: str) -> None:
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', html)) == set(ids)
+
+
+def test_figures_take_their_colours_from_the_page(html: str) -> None:
+    figures = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
+    assert figures
+    assert not re.search(r"(?:fill|stroke): #", "".join(figures))
+
+
+def test_names_are_escaped_and_shown_as_they_are(run_html: str) -> None:
+    assert "<b>x</b>" not in run_html
+    for name in ("<b>x</b>", "$x_1$ & <i>node</i>", "结节", "no <answer>", "surgical <script>alert(1)</script>"):
+        assert name in body_text(run_html)
+
+
+def test_what_is_undefined_is_shown_as_such_with_its_reason(run_html: str) -> None:
+    assert "n/a: no positive test image" in body_text(run_html)
+
+
+def test_a_run_report_holds_what_the_run_folder_says(run_html: str) -> None:
+    text = body_text(run_html)
+    for fact in (
+        "0.665",
+        "1.5 MB",
+        "1,200",
+        "ab" * 32,
+        "cd" * 32,
+        "training.lr",
+        "5e-05",
+        "best round: 2",
+        "1–3 (3)",
+        "75 %",
+    ):
+        assert fact in text
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path, run_html: str) -> None:
+    assert write_run_report(write(tmp_path / "run")).read_text(encoding="utf-8") == run_html
+
+
+def test_a_run_without_rounds_or_test_labels_still_has_a_report(tmp_path: Path) -> None:
+    empty = asdict(summarise({}, set(), set()))
+    folder = write(tmp_path / "run", test=empty, per_site={}, seconds={}, rounds=0, best_round=None, experiment={})
+    (folder / "rounds.jsonl").write_text("")
+    text = body_text(write_run_report(folder).read_text(encoding="utf-8"))
+    assert "no class of the test set has an AUROC" in text
+    assert "n/a: not among the test set's labels" in text
+
+
+def test_a_thousand_sites_are_cut_and_the_report_says_so(tmp_path: Path) -> None:
+    sites = {f"site{n:04}": {"classes": NAMES} for n in range(1000)}
+    text = body_text(write_run_report(write(tmp_path / "run", sites=sites)).read_text(encoding="utf-8"))
+    assert "The first 60 of 1000 sites" in text
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"summary\.json: cannot be read"):
+        write_run_report(tmp_path)
+
+
+def test_a_comparison_says_where_the_reference_stands(comparison_html: str) -> None:
+    text = body_text(comparison_html)
+    assert "<u>other</u>" in text
+    assert "could not be tested against <u>other</u>" in text
+    assert "all 4 differences are equal" in text
+
+
+def test_one_method_alone_has_a_report_too(tmp_path: Path) -> None:
+    comparison = compare([read_run(write(tmp_path / "run"))])
+    text = body_text(write_comparison_report(comparison, tmp_path / "all.html").read_text(encoding="utf-8"))
+    assert "nothing to compare it with" in text
+
+
+def test_the_sentence_names_the_groups_only_where_they_differ_from_all(tmp_path: Path) -> None:
+    test = asdict(summarise({"edema": RESULTS["edema"]}, {"edema"}, set()))
+    summary = read_run(write(tmp_path / "run", test=test)).summary
+    assert run_result(summary) == "After 3 rounds with 3 sites, the mean AUROC on the test set is 0.810 over 1 class."
+
+
+def test_numbers_read_as_people_write_them() -> None:
+    assert [size(n) for n in (0, 999, 1000, 1_530_000, 999_600, 250_000_000, None)] == [
+        *("0 B", "999 B", "1.0 kB", "1.5 MB", "1.0 MB", "250 MB", "n/a")
+    ]
+    assert [duration(s) for s in (4.24, 185, 7620, None)] == ["4.2 s", "3 min 05 s", "2 h 07 min", "n/a"]
+    assert [signed(d) for d in (0.0214, -0.0214, -0.0001, None)] == ["+0.021", "−0.021", "0.000", "n/a"]
+    assert [probability(p) for p in (0.00099, 0.0124, None)] == ["p < 0.001", "p = 0.012", "n/a"]
+    assert number(float("nan")) == "not finite"
+    assert spans([9, 3, 4, 5]) == "3–5, 9"
+
+
+def test_settings_are_flattened_to_dotted_keys() -> None:
+    nested = {"run": {"seed": 1, "name": None}, "levels": [1, 2], "ray": False, "method": {}}
+    assert list(flattened(nested)) == [
+        ("run.seed", "1"), ("run.name", "–"), ("levels", "1, 2"), ("ray", "false"), ("method", "–")
+    ]  # fmt: skip
