@@ -1,19 +1,16 @@
-"""Run folders side by side: read them, average each method over its seeds, test the first method against the others.
-
-Longer than most files because it also holds the typed view of a run folder that the reports read.
-"""
+"""Run folders side by side: read them, average each method over its seeds, test the first method against the others."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics import ClassMetrics, Summary, mean_and_sd
+from server.run_files import Run
 from server.statistics import PairedTest, Scores, corrected, paired_over_classes, paired_over_classes_and_seeds
 
 Subset = Literal["all", "shared", "unique"]
@@ -24,73 +21,6 @@ PAIRINGS: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTe
     "classes": paired_over_classes,
     "classes x seeds": paired_over_classes_and_seeds,
 }
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class SiteRecord(_Record):
-    """What one site brought and sent."""
-
-    classes: tuple[str, ...]
-    train_samples: int | None = None
-    validation_samples: int | None = None
-    bytes_up: int | None = None
-    bytes_down: int | None = None
-
-
-class SiteResult(_Record):
-    """How the best model does on one site's own validation data."""
-
-    validation_loss: float | None = None
-    mean_auroc: float | None = None
-
-
-class RunSummary(_Record):
-    """``summary.json``; what a method does not have is ``None`` or empty."""
-
-    method: str
-    name: str | None = None
-    backend: str | None = None
-    rounds: int
-    seed: int
-    classes: tuple[str, ...]
-    sites: dict[str, SiteRecord]
-    best_round: int | None = None
-    test: Summary
-    per_site: dict[str, SiteResult] = Field(default_factory=dict)
-    seconds: dict[str, float | None] = Field(default_factory=dict)
-    model_sha256: str | None = None
-    contract_hash: str | None = None
-    versions: dict[str, Any] = Field(default_factory=dict)
-    experiment: dict[str, Any] = Field(default_factory=dict)
-
-    @property
-    def label(self) -> str:
-        """What the method is called in tables."""
-        return self.name or self.method
-
-
-class RoundRecord(_Record):
-    """One line of ``rounds.jsonl``."""
-
-    round: int
-    sites: tuple[str, ...] = ()
-    absent: dict[str, str] = Field(default_factory=dict)
-    train_loss: float | None = None
-    validation_loss: float | None = None
-    validation_auroc: float | None = None
-    test_mean_auroc: float | None = None
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run folder, read."""
-
-    folder: Path
-    summary: RunSummary
-    rounds: tuple[RoundRecord, ...]
 
 
 @dataclass(frozen=True)
@@ -152,22 +82,6 @@ class Comparison:
         return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == wanted)
 
 
-def read_run(folder: Path) -> Run:
-    """Read ``summary.json`` and ``rounds.jsonl``.
-
-    Raises:
-        BadInput: If a file is missing or is not what a run writes, with every fault in it.
-    """
-    texts = [_text(folder / name) for name in ("summary.json", "rounds.jsonl")]
-    faults = [text for text in texts if isinstance(text, Fault)]
-    stop_on(faults)
-    summary_text, rounds_text = (str(text) for text in texts)
-    summary = _parsed(RunSummary, summary_text, str(folder / "summary.json"))
-    where = str(folder / "rounds.jsonl")
-    lines = [(number, line) for number, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()]
-    return Run(folder, summary, tuple(_parsed(RoundRecord, line, f"{where} line {n}") for n, line in lines))
-
-
 def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
     """Average each method over its seeds and test the first one against every other.
 
@@ -202,28 +116,6 @@ def write_comparison(comparison: Comparison, destination: Path) -> Path:
     """Write ``comparison.json``; ``destination`` is the file."""
     destination.write_text(json.dumps(asdict(comparison), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return destination
-
-
-def _text(path: Path) -> str | Fault:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        remedy = "Name the folder of a finished run."
-        return Fault(str(path), f"cannot be read ({error.strerror}).", remedy)
-    except UnicodeDecodeError:
-        return Fault(str(path), "is not UTF-8 text.", "Name the folder of a finished run.")
-
-
-_R = TypeVar("_R", bound=_Record)
-
-
-def _parsed(record: type[_R], text: str, where: str) -> _R:
-    try:
-        return record.model_validate_json(text)
-    except ValidationError as error:
-        places = [(".".join(map(str, each["loc"])) or "the whole file", each["msg"]) for each in error.errors()]
-        remedy = "Was it written by this program and left as it was?"
-        raise BadInput(Fault(f"{where}: {place}", f"{message}.", remedy) for place, message in places) from None
 
 
 _ByMethod = Mapping[str, Mapping[int, Run]]  # label -> seed -> run

@@ -8,9 +8,10 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput, Fault
-from server.comparison import compare, read_run, write_comparison
+from server.comparison import compare, write_comparison
 from server.report import write_comparison_report
 from server.report.tables import coverage_table
+from server.run_files import read_run
 from server.simulation import simulate
 
 METHODS = ("surgical", "vanilla")

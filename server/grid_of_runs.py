@@ -13,9 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault
-from server.comparison import compare, read_run, write_comparison
+from server.comparison import compare, write_comparison
 from server.report import write_comparison_report
 from server.report.tables import comparison_table, markdown_table
+from server.run_files import read_run
 from server.simulation import checked
 
 

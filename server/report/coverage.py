@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from server.comparison import RunSummary
+from server.run_files import RunSummary
 
 TITLES = {
     "shared": "annotated by every site",

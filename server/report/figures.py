@@ -11,10 +11,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from server.comparison import Contrast, MethodResult, RoundRecord
+from server.comparison import Contrast, MethodResult
 from server.report.coverage import ClassesOfGroup
 from server.report.svg import BLUE, GREEN, INK, ORANGE, PAPER, RULE, SKY, VERMILION, canvas, inline, looks, theme
 from server.report.wording import number, signed
+from server.run_files import RoundRecord
 
 CHANCE = 0.5
 ROW = 0.27  # inches of height for one line of text

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server.comparison import Run, RunSummary, SiteRecord, SiteResult, read_run
 from server.report import figures
 from server.report.coverage import class_groups, owners
 from server.report.page import write_page
 from server.report.wording import count, duration, number, run_result, size, spans
+from server.run_files import Run, RunSummary, SiteRecord, SiteResult, read_run
 
 SITES_SHOWN = 60  # of more sites, tables show the first and participation is not drawn
 DOTS_SHOWN = 4000

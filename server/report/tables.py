@@ -6,9 +6,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from server.comparison import SUBSETS, Comparison, RunSummary
+from server.comparison import SUBSETS, Comparison
 from server.report.coverage import class_groups, owners
 from server.report.wording import number, probability, signed, spread, standing
+from server.run_files import RunSummary
 
 SITES_MARKED = 12  # more sites than this would not fit; they are counted instead
 BEST = "★"

@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from common.metrics import ClassMetrics
-from server.comparison import Comparison, Contrast, RunSummary, Spread
+from server.comparison import Comparison, Contrast, Spread
+from server.run_files import RunSummary
 from server.statistics import ALPHA, PairedTest
 
 NOT_APPLICABLE = "n/a"

@@ -12,9 +12,10 @@ from rich.table import Table
 
 from common.errors import BadInput
 from common.metrics import ClassMetrics, summarise
-from server.comparison import Comparison, compare, read_run, write_comparison
+from server.comparison import Comparison, compare, write_comparison
 from server.report.tables import comparison_table, coverage_table, markdown_table
 from server.report.wording import headline, verdicts
+from server.run_files import read_run
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 

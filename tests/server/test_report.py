@@ -11,10 +11,11 @@ import pytest
 
 from common.errors import BadInput
 from common.metrics import ClassMetrics, summarise
-from server.comparison import compare, read_run
+from server.comparison import compare
 from server.report import write_comparison_report, write_run_report
 from server.report.run_page import flattened
 from server.report.wording import duration, number, probability, run_result, signed, size, spans
+from server.run_files import read_run
 
 RESULTS = {
     "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),

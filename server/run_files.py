@@ -1,0 +1,115 @@
+"""The typed view of a run folder, for whoever reads one: reports and comparisons."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.errors import BadInput, Fault, stop_on
+from common.metrics import Summary
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class SiteRecord(_Record):
+    """What one site brought and sent."""
+
+    classes: tuple[str, ...]
+    train_samples: int | None = None
+    validation_samples: int | None = None
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+
+
+class SiteResult(_Record):
+    """How the best model does on one site's own validation data."""
+
+    validation_loss: float | None = None
+    mean_auroc: float | None = None
+
+
+class RunSummary(_Record):
+    """``summary.json``; what a method does not have is ``None`` or empty."""
+
+    method: str
+    name: str | None = None
+    backend: str | None = None
+    rounds: int
+    seed: int
+    classes: tuple[str, ...]
+    sites: dict[str, SiteRecord]
+    best_round: int | None = None
+    test: Summary
+    per_site: dict[str, SiteResult] = Field(default_factory=dict)
+    seconds: dict[str, float | None] = Field(default_factory=dict)
+    model_sha256: str | None = None
+    contract_hash: str | None = None
+    versions: dict[str, Any] = Field(default_factory=dict)
+    experiment: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What the method is called in tables."""
+        return self.name or self.method
+
+
+class RoundRecord(_Record):
+    """One line of ``rounds.jsonl``."""
+
+    round: int
+    sites: tuple[str, ...] = ()
+    absent: dict[str, str] = Field(default_factory=dict)
+    train_loss: float | None = None
+    validation_loss: float | None = None
+    validation_auroc: float | None = None
+    test_mean_auroc: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read."""
+
+    folder: Path
+    summary: RunSummary
+    rounds: tuple[RoundRecord, ...]
+
+
+def read_run(folder: Path) -> Run:
+    """Read ``summary.json`` and ``rounds.jsonl``.
+
+    Raises:
+        BadInput: If a file is missing or is not what a run writes, with every fault in it.
+    """
+    texts = [_text(folder / name) for name in ("summary.json", "rounds.jsonl")]
+    faults = [text for text in texts if isinstance(text, Fault)]
+    stop_on(faults)
+    summary_text, rounds_text = (str(text) for text in texts)
+    summary = _parsed(RunSummary, summary_text, str(folder / "summary.json"))
+    where = str(folder / "rounds.jsonl")
+    lines = [(number, line) for number, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()]
+    return Run(folder, summary, tuple(_parsed(RoundRecord, line, f"{where} line {n}") for n, line in lines))
+
+
+def _text(path: Path) -> str | Fault:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        remedy = "Name the folder of a finished run."
+        return Fault(str(path), f"cannot be read ({error.strerror}).", remedy)
+    except UnicodeDecodeError:
+        return Fault(str(path), "is not UTF-8 text.", "Name the folder of a finished run.")
+
+
+_R = TypeVar("_R", bound=_Record)
+
+
+def _parsed(record: type[_R], text: str, where: str) -> _R:
+    try:
+        return record.model_validate_json(text)
+    except ValidationError as error:
+        places = [(".".join(map(str, each["loc"])) or "the whole file", each["msg"]) for each in error.errors()]
+        remedy = "Was it written by this program and left as it was?"
+        raise BadInput(Fault(f"{where}: {place}", f"{message}.", remedy) for place, message in places) from None

@@ -1,0 +1,58 @@
+"""flwr-sim as a person types it, in this process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from server.sim_cli import main
+
+ROOT = Path(__file__).parents[2]
+DATA = ROOT.parent / "shared" / "data"
+needs_real_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is absent: real images are not in this repository")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+def flwr_sim(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
+    """Run ``flwr-sim arguments`` and return its exit code and what it printed."""
+    with pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    printed = capsys.readouterr()
+    return Ended(int(stopped.value.code or 0), printed.out, printed.err)
+
+
+SMALL = """
+[run]
+method = "surgical"
+rounds = 2
+seed = 3
+
+[model]
+architecture = "tiny_cnn"
+channels = 1
+image_size = 16
+
+[training]
+batch_size = 64
+
+[simulation]
+backend = "inline"
+
+[data]
+kind = "digits"
+image_size = 16
+
+[partition]
+kind = "class_subsets"
+sites = 3
+shared = 2
+"""
+"""A real federation of a second: scikit-learn's digits on three sites."""
