@@ -1,6 +1,7 @@
 """The network every method trains: backbone, neck, and a head whose rows have names."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -100,7 +101,7 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     try:
         read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256)
     except BadInput as bad:
-        return list(bad.faults)
+        return [replace(fault, where=f"model.weights ({spec.weights})") for fault in bad.faults]
     return []
 
 

@@ -43,17 +43,16 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
         sha256: The hash it must have, or None for any.
 
     Raises:
-        BadInput: If the file is missing or unreadable, has another hash, or or does not hold this backbone's tensors.
+        BadInput: If the file is missing or unreadable, has another hash, or does not hold this backbone's tensors.
     """
     content = _content(path)
-    faults = _hash_faults(path, content, sha256)
+    stop_on(_hash_faults(path, content, sha256))  # what is not the file that was meant is not read any further
     try:
         tensors = _backbone_part(safetensors.torch.load(content))
     except SafetensorError as error:
-        stop_on([*faults, Fault(str(path), f"This is no safetensors file ({error}).")])
-        raise AssertionError from error
+        raise BadInput([Fault(str(path), f"This is no safetensors file ({error}).")]) from error
     _fit_first_convolution(backbone, tensors)
-    stop_on([*faults, *_tensor_faults(backbone, tensors, str(path))])
+    stop_on(_tensor_faults(backbone, tensors, str(path)))
     return tensors
 
 

@@ -9,7 +9,7 @@ from server.sim_cli import main
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"
-needs_real_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is absent: real images are not in this repository")
+needs_real_data = pytest.mark.skipif(not DATA.is_dir(), reason="../shared/data is absent: no real images")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from PIL import Image
 
 from tests.server.commands import SMALL, Ended, flwr_sim
 
+DIGITS = 'kind = "digits"\nimage_size = 16'
 PIXELS = np.random.default_rng(5).integers(0, 256, (40, 16, 16), dtype=np.uint8)
 
 
@@ -26,7 +27,8 @@ def test_an_unknown_key_is_named_with_the_nearest_one(capsys: pytest.CaptureFixt
 
 
 def test_all_faults_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    text = SMALL.replace("rounds = 2", "rounds = 0").replace("batch_size = 64", 'batch_size = "many"').replace("sites", "site")
+    text = SMALL.replace("rounds = 2", "rounds = 0").replace("batch_size = 64", 'batch_size = "many"')
+    text = text.replace("sites", "site")
     ended = refused(capsys, tmp_path, text)
     for key in ("run.rounds", "training.batch_size", "partition.site"):
         assert f"bad.toml: {key}" in ended.err
@@ -35,7 +37,7 @@ def test_all_faults_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_unknown_method_wrong_parameter_and_missing_file_come_at_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    text = SMALL.replace('"surgical"', '"surgicl"').replace('kind = "digits"\nimage_size = 16', 'kind = "npz"\npath = "no.npz"')
+    text = SMALL.replace('"surgical"', '"surgicl"').replace(DIGITS, 'kind = "npz"\npath = "no.npz"')
     ended = refused(capsys, tmp_path, text)
     assert 'bad.toml: run.method: "surgicl" is not a method. Did you mean "surgical"?' in ended.err
     assert "no.npz" in ended.err
@@ -60,7 +62,7 @@ def test_a_run_folder_that_is_not_empty_is_left_alone(capsys: pytest.CaptureFixt
 
 def npz_experiment(classes: str = '["a", "b"]') -> str:
     data = f'kind = "npz"\npath = "data.npz"\nclasses = {classes}'
-    return SMALL.replace('kind = "digits"\nimage_size = 16', data).replace("sites = 3\nshared = 2", "sites = 2\nshared = 0")
+    return SMALL.replace(DIGITS, data).replace("sites = 3\nshared = 2", "sites = 2\nshared = 0")
 
 
 def write_npz(path: Path, **changes: object) -> None:
@@ -129,7 +131,7 @@ def folder_experiment(folder: Path, corrupt: int) -> str:
         'kind = "folder"\nimages = "pictures"\nlabels = "labels.csv"\nimage_column = "image"\n'
         'patient_column = "patient"\nlabel_columns = ["Nodule", "Infiltration"]\nimage_size = 16'
     )
-    small = SMALL.replace('kind = "digits"\nimage_size = 16', data)
+    small = SMALL.replace(DIGITS, data)
     return small.replace("sites = 3\nshared = 2", "sites = 2\nshared = 1")
 
 
@@ -142,7 +144,9 @@ def test_a_label_column_that_is_not_there_is_named_with_the_nearest(
     assert 'Did you mean "Infiltration"?' in ended.err
 
 
-def test_a_few_corrupt_images_are_skipped_counted_and_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_few_corrupt_images_are_skipped_counted_and_listed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "good.toml").write_text(folder_experiment(tmp_path, corrupt=2), encoding="utf-8")
     ended = flwr_sim(capsys, "run", tmp_path / "good.toml", "--out", tmp_path / "run")
     events = (tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8")

@@ -67,11 +67,11 @@ def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: P
     backbone["backbone.0.1.bias"] = torch.zeros(7)
     del backbone["backbone.2.0.weight"]
     safetensors.torch.save_file(backbone, tmp_path / "model.safetensors")
-    problems = [fault.problem for fault in model_faults(tiny_spec(weights_sha256="0" * 64), tmp_path)]
-    assert len(problems) == 4
-    assert 'lacks tensors: "2.0.weight"' in problems[1]
-    assert 'unknown tensors: "extra.weight"' in problems[2]
-    assert '"0.1.bias (7,) instead of (24,)"' in problems[3]
+    problems = [fault.problem for fault in model_faults(tiny_spec(), tmp_path)]
+    assert len(problems) == 3
+    assert 'lacks tensors: "2.0.weight"' in problems[0]
+    assert 'unknown tensors: "extra.weight"' in problems[1]
+    assert '"0.1.bias (7,) instead of (24,)"' in problems[2]
 
 
 def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
