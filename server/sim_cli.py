@@ -8,6 +8,7 @@ os.environ.update(
     FLWR_DISABLE_UPDATE_CHECK="1",
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    RAY_worker_niceness="0",  # Ray's 15 starves a simulation on a machine that does anything else
 )
 
 import sys

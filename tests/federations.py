@@ -1,0 +1,91 @@
+"""Small whole federations, in this process, for tests: real data, real records, every site's code."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Message, RecordDict
+from rich.console import Console
+
+from common.config import ExperimentFile, read_experiment
+from server import backends
+from server.simulation import simulate
+
+VECTORS = Path(__file__).parents[2] / "shared" / "vectors"
+
+DIGITS = """
+[run]
+method = "surgical"
+rounds = 2
+seed = 3
+
+[model]
+architecture = "tiny_cnn"
+channels = 1
+image_size = 16
+
+[training]
+batch_size = 64
+lr = 0.003
+
+[simulation]
+backend = "inline"
+
+[data]
+kind = "digits"
+image_size = 16
+
+[partition]
+kind = "class_subsets"
+sites = 3
+shared = 2
+"""
+
+
+@dataclass
+class Traffic:
+    """Every message that passed, as the records that were on the wire."""
+
+    down: list[tuple[str, RecordDict]] = field(default_factory=list)
+    up: list[tuple[str, RecordDict]] = field(default_factory=list)
+
+
+def experiment(folder: Path, *overrides: str, text: str = DIGITS) -> ExperimentFile:
+    """The digits experiment with overrides, read from a file as a user's would be."""
+    (folder / "experiment.toml").write_text(text, encoding="utf-8")
+    return read_experiment(folder / "experiment.toml", overrides)
+
+
+def federation(folder: Path, *overrides: str, out: str = "run") -> dict[str, Any]:
+    """Run it; return the summary."""
+    return simulate(experiment(folder, *overrides), folder / out, Console(quiet=True))
+
+
+def overheard(monkeypatch: Any) -> Traffic:
+    """Listen on the inline backend's wire; nothing is changed."""
+    traffic, answered = Traffic(), backends.InlineGrid._answered
+
+    def listening(grid: backends.InlineGrid, message: Message) -> Message:
+        traffic.down.append((message.metadata.message_type, message.content))
+        reply = answered(grid, message)
+        if reply.has_content():
+            traffic.up.append((message.metadata.message_type, reply.content))
+        return reply
+
+    monkeypatch.setattr(backends.InlineGrid, "_answered", listening)
+    return traffic
+
+
+def of_type(messages: Iterable[tuple[str, RecordDict]], kind: str) -> list[RecordDict]:
+    """The records of one message type, in the order in which they passed."""
+    return [content for message_type, content in messages if message_type == kind]
+
+
+def text_of(content: RecordDict) -> str:
+    """All text in a message: names of records, and every field."""
+    return " ".join([*content, *(str(dict(record)) for record in content.config_records.values())])
+
+
+Handler = Callable[[int, Message], Message]
+Sites = Sequence[str]

@@ -1,0 +1,239 @@
+"""Promises of the methods, kept by whole federations on real digits."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from common.errors import BadInput
+from common.models.network import build
+from common.models.saved import load_model
+from common.models.state import read_state
+from common.wire import EvaluateReply, TrainReply, TrainRequest, decode
+from strategies.registry import STRATEGIES, method_named
+from strategies.rounds import TooFewSites
+from tests.federations import experiment, federation, of_type, overheard, text_of
+
+FULL_COVERAGE = {"fedavg", "fedbn", "fedbn_plus"}
+ALL_SHARED = "partition.shared=10"
+SUMMARY = {
+    "method", "backend", "rounds", "seed", "classes", "sites", "test", "per_site", "seconds", "model_sha256",
+}  # fmt: skip
+
+
+def coverage_for(method: str) -> str:
+    """Full coverage where a method needs it, unlike sites elsewhere."""
+    return ALL_SHARED if method in FULL_COVERAGE else "partition.shared=2"
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+@pytest.mark.parametrize("trunk", ["fedavg", "fedbn_plus"])
+def test_with_every_class_owned_by_every_site_surgical_is_fedavg_bit_for_bit(
+    tmp_path: Path, weighting: str, trunk: str
+) -> None:
+    same = (ALL_SHARED, f"method.weighting={weighting}", f"method.trunk={trunk}")
+    surgical = federation(tmp_path, "run.method=surgical", *same, out="surgical")
+    fedavg = federation(tmp_path, "run.method=fedavg", *same, out="fedavg")
+    assert surgical["model_sha256"] == fedavg["model_sha256"]
+
+
+def test_the_same_seed_gives_the_same_model_and_another_seed_another(tmp_path: Path) -> None:
+    first, second = (federation(tmp_path, out=name)["model_sha256"] for name in ("first", "second"))
+    other = federation(tmp_path, "run.seed=4", out="other")["model_sha256"]
+    assert first == second != other
+
+
+def test_a_site_receives_and_sends_only_its_own_head_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = overheard(monkeypatch)
+    summary = federation(tmp_path, "partition.shared=0")
+    own = {name: site["classes"] for name, site in summary["sites"].items()}
+    requests = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
+    replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
+    assert len(requests) == len(replies) == 6
+    for request, reply in zip(requests, replies, strict=True):
+        assert request.model.head is not None
+        assert reply.update.head is not None
+        assert list(request.model.head.class_names) == own[reply.site] == list(reply.update.head.class_names)
+        assert request.model.head.weight.shape[0] == len(own[reply.site])
+
+
+def test_nothing_that_a_site_receives_names_another_sites_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    lists = 'partition={kind = "class_lists", lists = {north = ["Alpha", "Beta"], south = ["Gamma"]}}'
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, (60, 1), dtype=np.uint8)
+    arrays = {f"{part}_images": rng.integers(0, 256, (60, 16, 16), dtype=np.uint8) for part in ("train", "val", "test")}
+    np.savez(tmp_path / "data.npz", **arrays, **{f"{part}_labels": labels for part in ("train", "val", "test")})  # type: ignore[arg-type]
+    data = f'data={{kind = "npz", path = "{tmp_path / "data.npz"}", classes = ["Alpha", "Beta", "Gamma"]}}'
+    federation(tmp_path, data, lists)
+    sent_to_south = [text_of(content) for _, content in traffic.down if "Gamma" in text_of(content)]
+    assert len(sent_to_south) == 4
+    assert not [text for text in sent_to_south if "Alpha" in text or "Beta" in text]
+
+
+@pytest.mark.parametrize("method", sorted(STRATEGIES))
+def test_every_method_ends_with_a_whole_run_folder(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    summary = federation(tmp_path, f"run.method={method}", coverage_for(method))
+    assert set(summary) >= SUMMARY
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8")) == json.loads(json.dumps(summary))
+    assert len((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert summary["test"]["mean_auroc"] > 0.5
+    assert set(summary["test"]["per_class"]) == set(map(str, range(10)))
+    rule = method_named(method, {})
+    for content in of_type(traffic.up, "train"):
+        update = decode(content, TrainReply).update
+        assert (update.trunk is not None) == rule.sends_trunk
+        assert (update.norm is not None) == rule.sends_norm
+        assert (update.head is not None) == rule.sends_head
+    assert (tmp_path / "run" / "model.safetensors").exists() == rule.has_global_model
+
+
+@pytest.mark.parametrize("method", sorted(FULL_COVERAGE))
+def test_plain_fedavg_refuses_partial_labels_and_says_what_to_use(method: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=f'{method} needs every class annotated by every site; .*"surgical"'):
+        federation(tmp_path, f"run.method={method}")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_a_site_is_lent_is_not_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, "run.rounds=1")
+    began = build(experiment(tmp_path).experiment.model, ("0", "1"), 3)
+    for content in of_type(traffic.down, "train"):
+        np.testing.assert_array_equal(decode(content, TrainRequest).model.trunk, read_state(began).trunk)
+
+
+def test_fedbn_plus_leaves_batch_normalisation_as_it_was(tmp_path: Path) -> None:
+    federation(tmp_path, "method.trunk=fedbn_plus")
+    network = load_model(tmp_path / "run")
+    began = build(experiment(tmp_path).experiment.model, network.class_names, 3)
+    np.testing.assert_array_equal(read_state(network).norm, read_state(began).norm)
+    assert not np.array_equal(read_state(network).trunk, read_state(began).trunk)
+
+
+def test_bytes_counted_are_those_of_the_arrays_and_a_few_fields(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    summary = federation(tmp_path)
+    arrays = sum(
+        array.numpy().nbytes
+        for content in of_type(traffic.up, "train")
+        for record in content.array_records.values()
+        for array in record.values()
+    )
+    counted = sum(site["bytes_up"] for site in summary["sites"].values())
+    assert arrays < counted < arrays + 6 * 2_000
+
+
+def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client import app
+
+    train = app.train_round
+
+    def failing(site: Any, request: TrainRequest) -> TrainReply:
+        if site.name == "site-2" and request.round == 2:
+            raise OSError("No space left on device")
+        return train(site, request)
+
+    monkeypatch.setattr(app, "train_round", failing)
+    summary = federation(tmp_path, "participation.min_sites=2")
+    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert summary["rounds"] == 2
+    assert rounds[0]["absent"] == {}
+    assert rounds[1]["sites"] == ["site-1", "site-3"]
+    assert "No space left on device" in rounds[1]["absent"]["site-2"]
+
+
+def test_too_few_sites_stop_the_run_with_who_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from client import app
+
+    monkeypatch.setattr(app, "train_round", lambda site, request: 1 / 0)
+    with pytest.raises(TooFewSites, match=r"round 1: 0 of 3 sites replied. site-1: .*division by zero.*site-3"):
+        federation(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda update: update.trunk.fill(np.nan), "trunk holds values that are not finite"),
+        (lambda update: update.head.bias.fill(np.inf), "head.bias holds values that are not finite"),
+    ],
+)
+def test_an_update_that_is_not_finite_is_left_out(
+    spoil: Any, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client import app
+
+    train = app.train_round
+
+    def spoiling(site: Any, request: TrainRequest) -> TrainReply:
+        reply = train(site, request)
+        if site.name == "site-1":
+            spoil(reply.update)
+        return reply
+
+    monkeypatch.setattr(app, "train_round", spoiling)
+    federation(tmp_path, "participation.min_sites=2", "run.rounds=1")
+    line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8"))
+    assert line["absent"] == {"site-1": reason}
+    assert np.isfinite(read_state(load_model(tmp_path / "run")).trunk).all()
+
+
+def test_only_the_drawn_sites_train_and_the_draw_follows_the_seed(tmp_path: Path) -> None:
+    drawn = []
+    for name in ("first", "second"):
+        federation(tmp_path, "participation.sites_per_round=2", "run.rounds=3", out=name)
+        lines = (tmp_path / name / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+        drawn.append([json.loads(line)["sites"] for line in lines])
+    assert drawn[0] == drawn[1]
+    assert all(len(sites) == 2 for sites in drawn[0])
+
+
+def test_each_sites_own_model_is_on_its_disk_and_is_the_one_it_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, "run.method=individual", "run.rounds=3")
+    answers = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")][-3:]
+    for answer in answers:
+        saved = json.loads((tmp_path / "run" / "sites" / answer.site / "model" / "model.json").read_text(encoding="utf-8"))
+        assert saved["model_sha256"] == answer.model_sha256
+
+
+def test_a_site_alone_ends_with_the_round_that_was_best_on_its_own_validation_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, "run.method=individual", "run.rounds=6", "training.lr=0.05")
+    replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
+    ends = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
+    for last, tested in zip(ends[:3], ends[3:], strict=True):
+        seen = [reply.validation_loss for reply in replies if reply.site == last.site] + [last.validation_loss]
+        assert tested.validation_loss == pytest.approx(min(loss for loss in seen if loss is not None), abs=1e-6)
+
+
+def test_personal_heads_are_tested_as_they_were_in_the_federations_best_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    summary = federation(tmp_path, "run.method=pfl", "run.rounds=7", "training.lr=0.05")
+    by_round: dict[int, dict[str, float | None]] = {}
+    for content in of_type(traffic.up, "train"):
+        reply = decode(content, TrainReply)
+        by_round.setdefault(reply.round - 1, {})[reply.site] = reply.validation_loss
+    ends = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
+    by_round[7] = {answer.site: answer.validation_loss for answer in ends[:3]}
+    assert {answer.site: answer.validation_loss for answer in ends[3:]} == pytest.approx(
+        by_round[summary["best_round"]], abs=1e-6
+    )
