@@ -82,7 +82,9 @@ def test_every_method_ends_with_a_whole_run_folder(
     traffic = overheard(monkeypatch)
     summary = federation(tmp_path, f"run.method={method}", coverage_for(method))
     assert set(summary) >= SUMMARY
-    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8")) == json.loads(json.dumps(summary))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8")) == json.loads(
+        json.dumps(summary)
+    )
     assert len((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) == 2
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
     assert summary["test"]["mean_auroc"] > 0.5
@@ -207,7 +209,9 @@ def test_each_sites_own_model_is_on_its_disk_and_is_the_one_it_tested(
     federation(tmp_path, "run.method=individual", "run.rounds=3")
     answers = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")][-3:]
     for answer in answers:
-        saved = json.loads((tmp_path / "run" / "sites" / answer.site / "model" / "model.json").read_text(encoding="utf-8"))
+        saved = json.loads(
+            (tmp_path / "run" / "sites" / answer.site / "model" / "model.json").read_text(encoding="utf-8")
+        )
         assert saved["model_sha256"] == answer.model_sha256
 
 

@@ -1,0 +1,119 @@
+"""Experiment files: every fault at once, in words that say what to do."""
+
+from pathlib import Path
+
+import pytest
+
+from common.config import plan_of, read_experiment
+from common.errors import BadInput
+from strategies.registry import method_named
+from tests.federations import DIGITS
+
+ROOT = Path(__file__).parents[2]
+
+
+def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
+    (folder / "e.toml").write_text(text, encoding="utf-8")
+    with pytest.raises(BadInput) as caught:
+        read_experiment(folder / "e.toml", overrides)
+    return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.toml")), ids=lambda path: path.stem)
+def test_every_experiment_of_the_project_reads_and_names_a_method(path: Path) -> None:
+    experiment = read_experiment(path).experiment
+    assert method_named(experiment.run.method, experiment.method).name == experiment.run.method
+
+
+def test_a_file_takes_over_what_it_does_not_say_from_the_one_it_extends(tmp_path: Path) -> None:
+    (tmp_path / "below.toml").write_text(DIGITS, encoding="utf-8")
+    (tmp_path / "above.toml").write_text('extends = "below.toml"\n[run]\nmethod = "vanilla"\n', encoding="utf-8")
+    experiment = read_experiment(tmp_path / "above.toml").experiment
+    assert (experiment.run.method, experiment.run.rounds, experiment.run.seed) == ("vanilla", 2, 3)
+
+
+def test_a_table_of_another_kind_replaces_the_one_below(tmp_path: Path) -> None:
+    (tmp_path / "below.toml").write_text(DIGITS, encoding="utf-8")
+    more = 'extends = "below.toml"\n[partition]\nkind = "random_owners"\nsites = 2\n'
+    (tmp_path / "above.toml").write_text(more, encoding="utf-8")
+    partition = read_experiment(tmp_path / "above.toml").experiment.partition
+    assert partition is not None
+    assert partition.kind == "random_owners"
+
+
+def test_files_that_extend_one_another_in_a_circle_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text('extends = "b.toml"', encoding="utf-8")
+    (tmp_path / "b.toml").write_text('extends = "a.toml"', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"a.toml: extends: the files extend one another in a circle\."):
+        read_experiment(tmp_path / "a.toml")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value"),
+    [
+        ("run.rounds=7", "rounds", 7),
+        ("run.name=plain words", "name", "plain words"),
+        ('run.name="quoted"', "name", "quoted"),
+        ("run.name=none", "name", ""),
+    ],
+)
+def test_set_takes_numbers_text_and_none(override: str, key: str, value: object, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
+    assert getattr(read_experiment(tmp_path / "e.toml", [override]).experiment.run, key) == value
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (("rounds", "rouns"), 'e.toml: run.rouns: is not a key of an experiment. Did you mean "rounds"?'),
+        (("[training]", "[trainig]"), 'e.toml: trainig: is not a key of an experiment. Did you mean "training"?'),
+        (("rounds = 2", "rounds = 0"), "e.toml: run.rounds: Input should be greater than or equal to 1; got 0."),
+        (('method = "surgical"', ""), "e.toml: run.method: is missing."),
+        (("sites = 3", "site = 3"), 'e.toml: partition.site: is not a key of an experiment. Did you mean "sites"?'),
+    ],
+)
+def test_faults_name_file_key_and_remedy(change: tuple[str, str], fault: str, tmp_path: Path) -> None:
+    assert fault in complaints(tmp_path, DIGITS.replace(*change))
+
+
+def test_an_unknown_kind_lists_the_known_ones(tmp_path: Path) -> None:
+    (fault,) = complaints(tmp_path, DIGITS.replace('kind = "digits"', 'kind = "dgits"'))
+    assert fault.startswith('e.toml: data.kind: is "dgits". Expected one of "chexpert", "digits", "folder"')
+
+
+def test_what_is_not_toml_is_said_with_the_place(tmp_path: Path) -> None:
+    (fault,) = complaints(tmp_path, "[run\nmethod = 1")
+    assert fault.startswith("e.toml: is not valid TOML: ")
+    assert "line 1" in fault
+
+
+def test_faults_of_the_file_and_of_an_override_come_together(tmp_path: Path) -> None:
+    found = complaints(tmp_path, DIGITS.replace("rounds = 2", "rounds = 0"), "nonsense", "run.seed=-1")
+    assert len(found) == 3
+
+
+def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
+    text = DIGITS.replace("channels = 1", 'channels = 1\nweights = "/srv/secret.safetensors"')
+    (tmp_path / "e.toml").write_text(text, encoding="utf-8")
+    plan = plan_of(read_experiment(tmp_path / "e.toml").experiment).model_dump_json()
+    assert "secret" not in plan
+    assert "digits" not in plan
+    assert "partition" not in plan
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "fault"),
+    [
+        ("surgicl", {}, 'run.method: "surgicl" is not a method. Did you mean "surgical"?'),
+        ("surgical", {"trnk": "fedbn"}, 'method.trnk: is not a parameter of this method. Did you mean "trunk"?'),
+        (
+            "surgical",
+            {"warm_up_epochs": -1},
+            "method.warm_up_epochs: Input should be greater than or equal to 0; got -1.",
+        ),
+    ],
+)
+def test_methods_and_their_parameters_are_checked(name: str, parameters: dict[str, object], fault: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        method_named(name, parameters)
+    assert str(caught.value) == fault

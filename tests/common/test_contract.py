@@ -1,0 +1,87 @@
+"""Labels are settled by name, before training; contradictions come with the lines that mend them."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.contract import Declaration, merge
+from common.errors import BadInput
+
+NORTH = Declaration("north", ("Effusion", "Mass"), {"Effusion": "Pleural Effusion"})
+SOUTH = Declaration("south", ("Pneumonia", "Pleural Effusion"))
+
+
+def complaint(*declarations: Declaration, class_names: tuple[str, ...] | None = None) -> str:
+    with pytest.raises(BadInput) as caught:
+        merge(declarations, class_names)
+    return str(caught.value)
+
+
+def test_synonyms_bring_local_names_to_canonical_ones_in_the_sites_own_order() -> None:
+    contract = merge([SOUTH, NORTH])
+    assert contract.class_names == ("Mass", "Pleural Effusion", "Pneumonia")
+    assert dict(contract.sites) == {"north": ("Pleural Effusion", "Mass"), "south": ("Pneumonia", "Pleural Effusion")}
+    assert contract.shared_classes == ("Pleural Effusion",)
+    assert contract.unique_classes == ("Mass", "Pneumonia")
+    assert contract.owners("Mass") == ("north",)
+    np.testing.assert_array_equal(contract.coverage(), [[True, True, False], [False, True, True]])
+
+
+def test_the_only_site_of_a_run_has_shared_classes_and_no_unique_ones() -> None:
+    contract = merge([SOUTH])
+    assert contract.shared_classes == contract.class_names
+    assert contract.unique_classes == ()
+
+
+@given(st.permutations(["a", "b", "c", "d"]))
+def test_the_contract_and_its_hash_do_not_depend_on_who_answered_first(order: list[str]) -> None:
+    sites = {"a": ("x", "y"), "b": ("z",), "c": ("y", "x"), "d": ("x", "z")}
+    merged = merge(Declaration(site, sites[site]) for site in order)
+    again = merge(Declaration(site, sites[site]) for site in "abcd")
+    assert merged == again
+    assert merged.hash == again.hash
+
+
+def test_another_owner_gives_another_hash() -> None:
+    first = merge([Declaration("a", ("x", "y")), Declaration("b", ("x",))])
+    second = merge([Declaration("a", ("x",)), Declaration("b", ("x", "y"))])
+    assert first.class_names == second.class_names
+    assert first.hash != second.hash
+
+
+def test_one_class_under_two_spellings_is_refused_with_the_two_lines_that_settle_it() -> None:
+    text = complaint(Declaration("north", ("Pleural Effusion",)), Declaration("south", ("pleural_effusion",)))
+    assert '"Pleural Effusion" (site north) and "pleural_effusion" (site south) look like one class.' in text
+    assert '    [data.synonyms]\n    "pleural_effusion" = "Pleural Effusion"' in text
+
+
+def test_names_that_merely_resemble_one_another_are_not_guessed_to_be_one() -> None:
+    assert merge([Declaration("a", ("Lesion",)), Declaration("b", ("Lung Lesion",))]).class_names == (
+        "Lesion",
+        "Lung Lesion",
+    )
+
+
+def test_every_contradiction_comes_at_once() -> None:
+    text = complaint(
+        Declaration("a", ("Mass", "Mass")),
+        Declaration("b", ("Nodule", "Node"), {"Node": "Nodule"}),
+        Declaration("c", ("Hernia",), {"Herna": "Hernia"}),
+        Declaration("d", ()),
+    )
+    assert 'site.toml of a: data.labels: "Mass" is listed more than once.' in text
+    assert 'site.toml of b: data.labels: "Nodule", "Node" both mean "Nodule"' in text
+    assert 'site.toml of c: data.synonyms: "Herna" is not one of the site\'s labels. Did you mean "Hernia"?' in text
+    assert "site.toml of d: data.labels: names no label" in text
+
+
+def test_a_site_that_answers_twice_is_refused() -> None:
+    assert "site a: answered the roll call twice." in complaint(Declaration("a", ("x",)), Declaration("a", ("y",)))
+
+
+def test_with_the_runs_classes_fixed_strangers_and_orphans_are_named() -> None:
+    text = complaint(Declaration("a", ("Infiltrate",)), class_names=("Infiltration", "Mass"))
+    assert '"Infiltrate" is not a class of this run.' in text
+    assert 'Did you mean "Infiltration"?' in text
+    assert 'run classes: no site annotates "Infiltration", "Mass".' in text

@@ -1,0 +1,141 @@
+"""The wire says exactly what it declares, and refuses everything else with a reason."""
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.models.head import Head
+from common.wire import (
+    EvaluateReply,
+    Groups,
+    Record,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+    WireError,
+    decode,
+    encode,
+    field_names,
+    payload_bytes,
+)
+
+HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))
+MODEL = Groups(np.array([0.25, -7], np.float32), None, HEAD)
+REQUEST = TrainRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, MODEL)
+REPLY = TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, MODEL)
+ANSWER = RollCallAnswer("run", "north", ("B", "A"), ("b", "a"), 12, 0, 9, "layout", "0.1.0")
+NAN = float("nan")
+SCORES = EvaluateReply("run", 4, "north", 0.5, None, ("b",), (NAN,), (0.25,), (0.5,), (0,), (7,), "hash")
+
+
+def same(left: Record, right: Record) -> bool:
+    """Equality that looks into arrays and takes NaN for equal to itself."""
+    return type(left) is type(right) and all(
+        repr(getattr(left, name)) == repr(getattr(right, name)) for name in field_names(type(left))
+    )
+
+
+@pytest.mark.parametrize(
+    "record", [RollCall("run", "{}"), ANSWER, REQUEST, REPLY, SCORES], ids=lambda r: type(r).__name__
+)
+def test_every_record_comes_back_as_it_went(record: Record) -> None:
+    assert same(decode(encode(record), type(record)), record)
+
+
+@given(
+    trunk=st.lists(st.floats(width=32, allow_nan=False), max_size=5),
+    rows=st.lists(st.text(min_size=1, max_size=8), unique=True, max_size=4),
+)
+def test_any_groups_come_back_bit_for_bit(trunk: list[float], rows: list[str]) -> None:
+    rng = np.random.default_rng(len(rows))
+    head = Head(tuple(rows), rng.normal(size=(len(rows), 3)).astype(np.float32), np.ones(len(rows), np.float32))
+    groups = Groups(np.array(trunk, np.float32), None, head if rows else None)
+    back = decode(encode(TrainReply("r", 1, "s", 1, 0.0, None, None, 0.0, groups)), TrainReply).update
+    assert back.trunk is not None
+    assert back.trunk.tobytes() == np.array(trunk, np.float32).tobytes()
+    assert back.norm is None
+    assert repr(back.head) == repr(groups.head)
+
+
+def refusal(content: RecordDict, expected: type = TrainReply) -> str:
+    with pytest.raises(WireError) as caught:
+        decode(content, expected)
+    return str(caught.value)
+
+
+def test_another_wire_version_is_told_to_install_the_same_release() -> None:
+    content = encode(REPLY)
+    content["envelope"] = ConfigRecord({"version": 99, "record": "TrainReply"})
+    assert refusal(content) == ("the other side speaks wire version 99, this one 1. Install the same release on both.")
+
+
+def test_another_record_is_refused_by_name() -> None:
+    assert refusal(encode(ANSWER)) == "expected TrainReply, got 'RollCallAnswer'."
+
+
+def test_records_without_an_envelope_are_refused() -> None:
+    assert "without an envelope" in refusal(RecordDict({"arrays": ArrayRecord()}))
+
+
+def test_a_record_that_nobody_declared_is_refused() -> None:
+    content = encode(REPLY)
+    content["pixels"] = ArrayRecord({"0": Array(np.zeros(3))})
+    assert refusal(content) == "TrainReply does not have pixels."
+
+
+def with_field(name: str, value: object) -> RecordDict:
+    content = encode(REPLY)
+    content["fields"] = ConfigRecord({**content["fields"], name: value})  # type: ignore[dict-item]
+    return content
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("patients", ["Jones"], "TrainReply does not have patients."),
+        ("round", "4", "TrainReply.round must be int."),
+        ("round", True, "TrainReply.round must be int."),
+        ("train_loss", 1, "TrainReply.train_loss must be float."),
+        ("train_samples", 0, "train_samples must be positive, not 0."),
+        ("validation_loss", NAN, "TrainReply.validation_loss is not a number; leave it out where it is not defined."),
+        ("update.classes", [], "update has head rows without class names, or class names without head rows."),
+    ],
+)
+def test_a_field_that_is_not_as_declared_is_refused(name: str, value: object, reason: str) -> None:
+    assert refusal(with_field(name, value)) == reason
+
+
+def test_a_missing_field_is_named() -> None:
+    content = encode(REPLY)
+    content["fields"] = ConfigRecord({k: v for k, v in content["fields"].items() if k != "site"})
+    assert refusal(content) == "TrainReply lacks site."
+
+
+def with_arrays(**arrays: np.ndarray) -> RecordDict:
+    content = encode(REPLY)
+    kept = {name: array for name, array in content["update"].items()}
+    content["update"] = ArrayRecord({**kept, **{name.replace("_", "."): Array(a) for name, a in arrays.items()}})
+    return content
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"trunk": np.zeros(2)}, "trunk must be float32 of one dimension, not float64 of 1."),
+        ({"trunk": np.zeros((2, 2), np.float32)}, "trunk must be float32 of one dimension, not float32 of 2."),
+        ({"extra": np.zeros(2, np.float32)}, "update does not have extra."),
+        ({"head_bias": np.zeros(3, np.float32)}, "head of update: "),
+        ({"head_weight": np.zeros((2, 2))}, "head of update: "),
+    ],
+)
+def test_arrays_that_are_not_as_declared_are_refused(arrays: dict[str, np.ndarray], reason: str) -> None:
+    assert refusal(with_arrays(**arrays)).startswith(reason)
+
+
+def test_bytes_are_those_of_the_arrays_and_the_text() -> None:
+    empty = payload_bytes(encode(TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, Groups())))
+    # 2 + 4 + 2 values of 4 bytes, three npy headers of 128 bytes, and the class names
+    assert 32 + 3 * 128 <= payload_bytes(encode(REPLY)) - empty <= 32 + 3 * 128 + 20
