@@ -116,7 +116,7 @@ def test_a_missing_field_is_named() -> None:
 
 def with_arrays(**arrays: np.ndarray) -> RecordDict:
     content = encode(REPLY)
-    kept = {name: array for name, array in content["update"].items()}
+    kept = dict(content["update"])
     content["update"] = ArrayRecord({**kept, **{name.replace("_", "."): Array(a) for name, a in arrays.items()}})
     return content
 

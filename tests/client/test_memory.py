@@ -1,0 +1,51 @@
+"""A site's memory is final only once its round has counted."""
+
+from pathlib import Path
+
+import numpy as np
+
+from client.memory import Memory, MemoryFolder
+from common.models.head import Head
+from common.wire import Groups
+
+
+def memory(server_round: int) -> Memory:
+    head = Head(("b", "a"), np.full((2, 3), server_round, np.float32), np.array([-1, 2], np.float32))
+    parts = Groups(np.array([server_round, -0.5], np.float32), None, head)
+    moments, step = np.array([0.5, -server_round], np.float32), np.array(7, np.float32)
+    optimizer = {"head.weight/exp_avg": moments, "head.weight/step": step}
+    return Memory(server_round, parts, Groups(), server_round - 1, parts, 1, 0.25, optimizer)
+
+
+def same(left: Memory, right: Memory) -> bool:
+    return repr(left) == repr(right)
+
+
+def test_what_was_kept_comes_back_whole(tmp_path: Path) -> None:
+    MemoryFolder(tmp_path).keep(memory(3))
+    back = MemoryFolder(tmp_path).recall(counted=3)
+    assert repr(back.parts) == repr(memory(3).parts)
+    assert (back.round, back.evaluated_round, back.best_round, back.best_loss) == (3, 2, 1, 0.25)
+    assert set(back.optimizer) == set(memory(3).optimizer)
+    assert back.optimizer["head.weight/step"] == 7
+
+
+def test_a_round_that_did_not_count_is_forgotten(tmp_path: Path) -> None:
+    folder = MemoryFolder(tmp_path)
+    for server_round in (3, 4):
+        folder.keep(memory(server_round))
+    assert folder.recall(counted=3).round == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]
+
+
+def test_a_round_that_counted_replaces_the_one_before(tmp_path: Path) -> None:
+    folder = MemoryFolder(tmp_path)
+    for server_round in (3, 4):
+        folder.keep(memory(server_round))
+    assert folder.recall(counted=4).round == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000004.safetensors"]
+
+
+def test_before_the_first_round_and_after_a_lost_disk_there_is_no_memory(tmp_path: Path) -> None:
+    assert same(MemoryFolder(tmp_path / "never").recall(counted=0), Memory())
+    assert same(MemoryFolder(tmp_path / "lost").recall(counted=5), Memory())
