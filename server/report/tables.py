@@ -6,13 +6,14 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from server.comparison import SUBSETS, Comparison
+from server.comparison import SUBSETS, Comparison, Subset
 from server.report.coverage import class_groups, owners
-from server.report.wording import number, probability, signed, spread, standing
+from server.report.wording import number, probability, signed, spread
 from server.run_files import RunSummary
 
 SITES_MARKED = 12  # more sites than this would not fit; they are counted instead
 BEST = "★"
+TESTED: tuple[Subset, ...] = ("all", "unique")
 
 
 def coverage_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
@@ -43,7 +44,7 @@ def coverage_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
 def comparison_table(comparison: Comparison) -> Table:
     """AUROC of each method over its seeds, and where the reference stands against it."""
     table = Table(title="AUROC, mean ± SD over seeds", title_justify="left")
-    for heading in ("method", "all", "shared", "unique", f"{comparison.reference} is", "difference", "p (Holm)"):
+    for heading in ("method", *SUBSETS, *_against(comparison)):
         table.add_column(Text(heading), justify="left" if heading == "method" else "right")
     for cells in _comparison_rows(comparison):
         table.add_row(*(Text(cell) for cell in cells))
@@ -52,20 +53,25 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def markdown_table(comparison: Comparison) -> str:
     """The same table in Markdown, ending in a line feed."""
-    headings = ["method", *SUBSETS, "seeds", f"{comparison.reference} is", "difference", "p (Holm)"]
-    rows = [
-        [*cells[:4], str(len(method.seeds)), *cells[4:]]
-        for cells, method in zip(_comparison_rows(comparison), comparison.methods, strict=True)
-    ]
-    lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
+    headings = ["method", *SUBSETS, *_against(comparison)]
+    lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *_comparison_rows(comparison)]
     return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
 
 
 def _comparison_rows(comparison: Comparison) -> Iterator[list[str]]:
     for index, method in enumerate(comparison.methods):
-        test = comparison.contrast(method.label).result if index else None
-        against = (standing(test), signed(test.mean_difference), probability(test.holm_p)) if test else ("–", "–", "–")
+        against = [_contrast(comparison, method.label, subset) if index else "–" for subset in TESTED]
         yield [method.label, *(spread(method.auroc[subset]) for subset in SUBSETS), *against]
+
+
+def _against(comparison: Comparison) -> list[str]:
+    return [f"{comparison.reference} ahead by, {subset}" for subset in TESTED]
+
+
+def _contrast(comparison: Comparison, label: str, subset: Subset) -> str:
+    """Mean difference over the subset's classes, and Holm's p of the test that decides."""
+    test = comparison.contrast(label, subset).result
+    return f"{signed(test.mean_difference)}, {probability(test.holm_p)}"
 
 
 def _site_headings(summary: RunSummary) -> list[str]:

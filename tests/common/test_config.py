@@ -1,11 +1,23 @@
 """Experiment files: every fault at once, in words that say what to do."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from common.config import plan_of, read_experiment
+from common.augmentation import AugmentationSpec
+from common.config import (
+    ParticipationSection,
+    RunSection,
+    SimulationSection,
+    TrainingSection,
+    plan_of,
+    read_experiment,
+)
+from common.data.spec import DataSpec, PartitionSpec
 from common.errors import BadInput
+from common.models.spec import ModelSpec
+from strategies.baselines import CentralisedParameters
 from strategies.registry import method_named
 from tests.federations import DIGITS
 
@@ -117,3 +129,21 @@ def test_methods_and_their_parameters_are_checked(name: str, parameters: dict[st
     with pytest.raises(BadInput) as caught:
         method_named(name, parameters)
     assert str(caught.value) == fault
+
+
+def keys_of(section: object) -> set[str]:
+    """Every key of a pydantic model, or of all members of an annotated union."""
+    members = get_args(get_args(section)[0]) if get_args(section) else (section,)
+    return {key for member in members for key in member.model_fields} - {"kind"}
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        RunSection, TrainingSection, ParticipationSection, SimulationSection, ModelSpec, AugmentationSpec,
+        CentralisedParameters, DataSpec, PartitionSpec,
+    ],
+)  # fmt: skip
+def test_every_key_is_in_the_documentation(section: object) -> None:
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    assert {key for key in keys_of(section) if f"`{key}`" not in text} == set()
