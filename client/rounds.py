@@ -177,8 +177,8 @@ def keep(
     before = own_parts(received, method)
     if method.selection == "site":
         memory = _chosen_here(memory, before, request.round - 1, validation_loss)
-    elif memory.evaluated_round == request.best >= 0:
-        memory = replace(memory, best=memory.evaluated, best_round=memory.evaluated_round)
+    elif (best := parts_in_best_round(memory, request, before)) is not None:
+        memory = replace(memory, best=best, best_round=request.best)
     work.folder.keep(
         replace(
             memory,
@@ -189,6 +189,16 @@ def keep(
             optimizer=optimizer_arrays(work.network, optimizer) if remembers_optimizer else {},
         )
     )
+
+
+def parts_in_best_round(memory: Memory, request: TrainRequest | EvaluateRequest, now: Groups) -> Groups | None:
+    """This site's own parts as they were in the federation's best round; None where a lost disk held them.
+
+    They change only in rounds in which the site counted, so from the last of these on they are what they are ``now``.
+    """
+    if memory.round == request.counted <= request.best:
+        return now
+    return {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated}.get(request.best)
 
 
 def _chosen_here(memory: Memory, parts: Groups, server_round: int, loss: float | None) -> Memory:
@@ -218,8 +228,7 @@ def _put_best(work: Work, request: EvaluateRequest, validation: Examples, curren
     if method.selection == "site":
         best = memory.best if current.loss is None or memory.best_loss <= current.loss else memory.parts
     else:
-        kept = {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated, memory.round: memory.parts}
-        best = kept.get(request.best, memory.parts)
+        best = parts_in_best_round(memory, request, memory.parts) or memory.parts
     put(work.network, best)
     return validate(work.network, validation, method.loss, work.plan.training)
 

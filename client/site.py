@@ -39,4 +39,4 @@ class Site:
     def on_device(self) -> dict[str, Tensor]:
         """Training, validation and test images as uint8 ``(n, channels, height, width)``, on the device once."""
         parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: channels_first(part).to(self.device) for name, part in parts.items()}
+        return {name: channels_first(part.images).to(self.device) for name, part in parts.items()}

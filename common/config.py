@@ -9,9 +9,9 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from common.augmentation import AugmentationSpec
 from common.data.spec import DataSpec, PartitionSpec
@@ -68,6 +68,14 @@ class ParticipationSection(Section):
     sites_per_round: int = Field(0, ge=0)
     round_deadline_s: float = Field(3600.0, gt=0)
     roll_call_deadline_s: float = Field(300.0, gt=0)
+
+    @model_validator(mode="after")
+    def _a_round_can_count(self) -> Self:
+        if 0 < self.sites_per_round < self.min_sites:
+            raise ValueError(
+                f"no round could count: min_sites {self.min_sites}, sites_per_round {self.sites_per_round}"
+            )
+        return self
 
 
 class SimulationSection(Section):

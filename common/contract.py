@@ -150,18 +150,16 @@ def _unowned(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list
 
 def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
     """Canonical names of the union that differ only in case, spaces or punctuation: one class under two names."""
-    owners: dict[str, str] = {}
+    owners: dict[str, tuple[str, str]] = {}  # canonical name -> a site that uses it, and that site's own name for it
     for declaration in ordered:
-        for name in declaration.canonical:
-            owners.setdefault(name, declaration.site)
+        for name, local in zip(declaration.canonical, declaration.names, strict=True):
+            owners.setdefault(name, (declaration.site, local))
     faults = []
     for first, second in itertools.combinations(sorted(owners), 2):
         if _folded(first) == _folded(second):
-            problem = f'"{first}" (site {owners[first]}) and "{second}" (site {owners[second]}) look like one class.'
-            remedy = (
-                f"Two lines in site.toml of {owners[second]} settle it:\n"
-                f'    [data.synonyms]\n    "{second}" = "{first}"'
-            )
+            (site, _), (other, local) = owners[first], owners[second]
+            problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
+            remedy = f'Two lines in site.toml of {other} settle it:\n    [data.synonyms]\n    "{local}" = "{first}"'
             faults.append(Fault("label contract", problem, remedy))
     return faults
 

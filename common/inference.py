@@ -5,6 +5,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from common.data.image_set import ImageSet
@@ -14,9 +15,9 @@ EVALUATION_BATCH = 256
 Precision = Literal["auto", "float32", "bf16"]
 
 
-def channels_first(images: ImageSet) -> Tensor:
-    """Pixels as uint8 ``(n, channels, height, width)``; shares memory with the image set where it can."""
-    pixels = np.ascontiguousarray(images.images)
+def channels_first(images: NDArray[np.uint8]) -> Tensor:
+    """Turn ``(n, height, width[, 3])`` into ``(n, channels, height, width)``; shares memory where it can."""
+    pixels = np.ascontiguousarray(images)
     tensor = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
     return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
 

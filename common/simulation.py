@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge
-from common.data.image_set import ImageSet, Splits
+from common.data.image_set import ImageSet, Splits, joined
 from common.data.load import load
 from common.data.partition import SitePart, partition, site_images
 from common.data.spec import DataSpec, PartitionSpec
@@ -83,7 +83,7 @@ def _pooled(data: SimulatedData, pooling: Pooling) -> SiteImages:
     train = [_seen_by(data.splits.train, part, part.train, names, pooling) for part in data.parts]
     validation = [_seen_by(data.splits.validation, part, part.validation, names, pooling) for part in data.parts]
     test = data.splits.test.only_classes(names)
-    return SiteImages(Declaration(POOLED, names), _joined(train), _joined(validation), test)
+    return SiteImages(Declaration(POOLED, names), joined(train), joined(validation), test)
 
 
 def _seen_by(
@@ -96,13 +96,3 @@ def _seen_by(
     annotated = np.array([name in part.class_names for name in names])
     filling = np.float32(0.0 if pooling == "negative" else np.nan)
     return replace(seen, labels=np.where(annotated, seen.labels, filling).astype(np.float32))
-
-
-def _joined(sets: list[ImageSet]) -> ImageSet:
-    return replace(
-        sets[0],
-        images=np.concatenate([one.images for one in sets]),
-        labels=np.concatenate([one.labels for one in sets]),
-        patients=np.concatenate([one.patients for one in sets]),
-        sources=np.concatenate([one.sources for one in sets]),
-    )

@@ -28,7 +28,7 @@ from common.errors import BadInput, Fault
 
 CLIENT_APP = "client.simulated:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
-BYTES_PER_WORKER = 1.5 * 2**30  # torch and Flower in one Ray worker, measured 1.2 GB (docs/benchmarks.md)
+BYTES_PER_WORKER = 1.5 * 2**30  # torch, Flower and a model of some 10 M parameters in one Ray worker: an estimate
 
 Main = Callable[[Grid], None]
 

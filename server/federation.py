@@ -199,7 +199,7 @@ def _tested(network: SplitNetwork, setting: Setting) -> dict[str, ClassMetrics]:
     """The global model on the coordinator's test images."""
     assert setting.test is not None
     network.to(setting.device)
-    images = channels_first(setting.test).to(setting.device)
+    images = channels_first(setting.test.images).to(setting.device)
     scores = logits_of(network, images).sigmoid().cpu().numpy()
     return per_class(scores, label_matrix(setting.test, network.class_names).numpy(), network.class_names)
 

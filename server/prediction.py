@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from common.config import read_experiment
-from common.data.image_set import ImageSet, Splits
+from common.data.image_set import ImageSet, joined
 from common.data.load import load
 from common.data.pictures import Form, decode_all
 from common.data.spec import FolderSpec, NpzSpec
 from common.errors import BadInput, Fault, did_you_mean, quoted
-from common.inference import label_matrix, logits_of
+from common.inference import channels_first, label_matrix, logits_of
 from common.metrics import ClassMetrics, mean_and_sd, per_class
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
@@ -62,11 +62,10 @@ def predict_to_csv(folder: Path, data: Path, destination: Path) -> int:
 def scores_of(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:
     """Probabilities ``(n, classes)`` of uint8 images; on the GPU where there is one."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    tensor = torch.tensor(images)
-    tensor = tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-    if not len(tensor):
+    if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
-    scores: NDArray[np.float32] = logits_of(network.to(device), tensor.to(device)).sigmoid().cpu().numpy()
+    pixels = channels_first(images).to(device)
+    scores: NDArray[np.float32] = logits_of(network.to(device), pixels).sigmoid().cpu().numpy()
     return scores
 
 
@@ -150,7 +149,8 @@ def _labelled(network: SplitNetwork, data: Path, class_names: Sequence[str], pic
     if data.suffix == ".npz":
         return load(NpzSpec(kind="npz", path=str(data.resolve()), classes=tuple(class_names)), Path()).test
     splits = load(_folder_spec(network, data, pictures), Path())
-    return _everything(splits)
+    # All of it is test data, whatever split the loader made.
+    return joined([splits.train, splits.validation, splits.test])
 
 
 def _folder_spec(network: SplitNetwork, data: Path, pictures: Path | None) -> FolderSpec:
@@ -171,18 +171,6 @@ def _folder_spec(network: SplitNetwork, data: Path, pictures: Path | None) -> Fo
         label_columns=columns,
         image_size=network.spec.image_size,
         color=network.spec.channels == 3,
-    )
-
-
-def _everything(splits: Splits) -> ImageSet:
-    """All parts of a labelled folder: it is test data as a whole, whatever split the loader made."""
-    parts = [splits.train, splits.validation, splits.test]
-    return ImageSet(
-        images=np.concatenate([part.images for part in parts]),
-        labels=np.concatenate([part.labels for part in parts]),
-        class_names=splits.class_names,
-        patients=np.concatenate([part.patients for part in parts]),
-        sources=np.concatenate([part.sources for part in parts]),
     )
 
 

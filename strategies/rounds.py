@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Generic, TypedDict, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -82,6 +82,19 @@ class Member:
 
     node_id: int
     answer: RollCallAnswer
+
+
+class Addressed(TypedDict):
+    """The fields that :class:`TrainRequest` and :class:`EvaluateRequest` share."""
+
+    run: str
+    round: int
+    plan: str
+    contract: str
+    class_names: tuple[str, ...]
+    counted: int
+    best: int
+    model: Groups
 
 
 class TooFewSites(RuntimeError):
@@ -167,6 +180,8 @@ class RoundStrategy(Strategy):
             answer, reason = _decoded(reply, RollCallAnswer)
             if answer is None:
                 refused[node] = reason
+            elif answer.run != self.run:
+                refused[node] = f"answer belongs to run {answer.run}, expected {self.run}"
             elif (other := self.members.get(answer.site)) and other.node_id != node:
                 raise BadInput(
                     [Fault(f"site {answer.site}", "two sites use this name.", "Give each a name of its own.")]
@@ -178,7 +193,7 @@ class RoundStrategy(Strategy):
 
     def _declarations(self) -> list[Declaration]:
         answers = [member.answer for member in self.members.values()]
-        return [Declaration(a.site, a.class_names) for a in answers]
+        return [Declaration(a.site, a.names, dict(zip(a.names, a.class_names, strict=True))) for a in answers]
 
     # ------------------------------------------------------------------ the loop
 
@@ -228,20 +243,23 @@ class RoundStrategy(Strategy):
         return sorted(generator.choice(names, size, replace=False).tolist())
 
     def _train_message(self, server_round: int, site: str) -> Message:
+        addressed = self._addressed(server_round, site, self.state.model)
+        self._sent[site] = groups_expected(addressed["model"], self.method)
+        return self._message(site, MessageType.TRAIN, server_round, encode(TrainRequest(**addressed)))
+
+    def _addressed(self, server_round: int, site: str, model: ModelState) -> Addressed:
+        """What every request to a site says: this run and round, and the model with that site's own head rows."""
         rows = self.method.rows_of(site, self.contract)
-        groups = groups_for(self.state.model, rows, self.method)
-        self._sent[site] = groups_expected(groups, self.method)
-        request = TrainRequest(
-            run=self.run,
-            round=server_round,
-            plan=self._plan_json,
-            contract=self.contract.hash,
-            class_names=tuple(rows),
-            counted=self.state.counted.get(site, 0),
-            best=self.state.best_round,
-            model=groups,
-        )
-        return self._message(site, MessageType.TRAIN, server_round, encode(request))
+        return {
+            "run": self.run,
+            "round": server_round,
+            "plan": self._plan_json,
+            "contract": self.contract.hash,
+            "class_names": tuple(rows),
+            "counted": self.state.counted.get(site, 0),
+            "best": self.state.best_round,
+            "model": groups_for(model, rows),
+        }
 
     def _message(self, site: str, kind: str, server_round: int, content: RecordDict) -> Message:
         self._down[site] = payload_bytes(content)
@@ -306,18 +324,7 @@ class RoundStrategy(Strategy):
     def _evaluate_messages(self, server_round: int, model: ModelState, *, test: bool) -> list[Message]:
         self._sent, self._down, messages = {}, {}, []
         for site in sorted(self.members):
-            rows = self.method.rows_of(site, self.contract)
-            request = EvaluateRequest(
-                run=self.run,
-                round=server_round,
-                plan=self._plan_json,
-                contract=self.contract.hash,
-                class_names=tuple(rows),
-                counted=self.state.counted.get(site, 0),
-                best=self.state.best_round,
-                test=test,
-                model=groups_for(model, rows, self.method),
-            )
+            request = EvaluateRequest(**self._addressed(server_round, site, model), test=test)
             self._sent[site] = Groups()
             messages.append(self._message(site, MessageType.EVALUATE, server_round, encode(request)))
         return messages
@@ -350,7 +357,10 @@ class RoundStrategy(Strategy):
         came, wanted = (record.run, record.round, record.site), (self.run, server_round, site)
         if came != wanted:
             return f"reply belongs to run, round, site {came}, expected {wanted}"
-        return fault_in(record.update, self._sent[site]) if isinstance(record, TrainReply) else ""
+        if isinstance(record, TrainReply):
+            return fault_in(record.update, self._sent[site])
+        strangers = sorted(set(record.class_names) - set(self.contract.sites[site]))
+        return f"tested {quoted(strangers)}, which it does not annotate" if strangers else ""
 
 
 def _validation(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> Validation:

@@ -36,7 +36,7 @@ class FederationState:
         return self.model if self.best is None else self.best
 
 
-def groups_for(model: ModelState, rows: Sequence[str], method: Method) -> Groups:
+def groups_for(model: ModelState, rows: Sequence[str]) -> Groups:
     """The groups of the global model that a site with these head rows receives.
 
     A group that never travels up still goes down: a site takes it as its starting point in its first round, and a site

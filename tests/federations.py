@@ -1,6 +1,6 @@
 """Small whole federations, in this process, for tests: real data, real records, every site's code."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,3 @@ def of_type(messages: Iterable[tuple[str, RecordDict]], kind: str) -> list[Recor
 def text_of(content: RecordDict) -> str:
     """All text in a message: names of records, and every field."""
     return " ".join([*content, *(str(dict(record)) for record in content.config_records.values())])
-
-
-Handler = Callable[[int, Message], Message]
-Sites = Sequence[str]

@@ -1,5 +1,6 @@
 """The one form in which pictures and labels reach the rest of the program."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -67,6 +68,18 @@ class ImageSet:
         """The same images with the label columns of ``class_names``, in that order; other labels are gone."""
         columns = [self.class_names.index(name) for name in class_names]
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
+
+
+def joined(sets: Sequence[ImageSet]) -> ImageSet:
+    """The images of all sets, one after the other; they have the same classes, size and colour."""
+    return replace(
+        sets[0],
+        images=np.concatenate([one.images for one in sets]),
+        labels=np.concatenate([one.labels for one in sets]),
+        patients=np.concatenate([one.patients for one in sets]),
+        sources=np.concatenate([one.sources for one in sets]),
+        skipped=tuple(skip for one in sets for skip in one.skipped),
+    )
 
 
 @dataclass(frozen=True)

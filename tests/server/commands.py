@@ -27,32 +27,3 @@ def flwr_sim(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:
         main([str(argument) for argument in arguments])
     printed = capsys.readouterr()
     return Ended(int(stopped.value.code or 0), printed.out, printed.err)
-
-
-SMALL = """
-[run]
-method = "surgical"
-rounds = 2
-seed = 3
-
-[model]
-architecture = "tiny_cnn"
-channels = 1
-image_size = 16
-
-[training]
-batch_size = 64
-
-[simulation]
-backend = "inline"
-
-[data]
-kind = "digits"
-image_size = 16
-
-[partition]
-kind = "class_subsets"
-sites = 3
-shared = 2
-"""
-"""A real federation of a second: scikit-learn's digits on three sites."""

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.server.commands import SMALL, Ended, flwr_sim
+from tests.federations import DIGITS as SMALL
+from tests.server.commands import Ended, flwr_sim
 
-DIGITS = 'kind = "digits"\nimage_size = 16'
+DIGITS_TABLE = 'kind = "digits"\nimage_size = 16'
 PIXELS = np.random.default_rng(5).integers(0, 256, (40, 16, 16), dtype=np.uint8)
 
 
@@ -37,7 +38,7 @@ def test_all_faults_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: P
 def test_unknown_method_wrong_parameter_and_missing_file_come_at_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    text = SMALL.replace('"surgical"', '"surgicl"').replace(DIGITS, 'kind = "npz"\npath = "no.npz"')
+    text = SMALL.replace('"surgical"', '"surgicl"').replace(DIGITS_TABLE, 'kind = "npz"\npath = "no.npz"')
     ended = refused(capsys, tmp_path, text)
     assert 'bad.toml: run.method: "surgicl" is not a method. Did you mean "surgical"?' in ended.err
     assert "no.npz" in ended.err
@@ -62,7 +63,7 @@ def test_a_run_folder_that_is_not_empty_is_left_alone(capsys: pytest.CaptureFixt
 
 def npz_experiment(classes: str = '["a", "b"]') -> str:
     data = f'kind = "npz"\npath = "data.npz"\nclasses = {classes}'
-    return SMALL.replace(DIGITS, data).replace("sites = 3\nshared = 2", "sites = 2\nshared = 0")
+    return SMALL.replace(DIGITS_TABLE, data).replace("sites = 3\nshared = 2", "sites = 2\nshared = 0")
 
 
 def write_npz(path: Path, **changes: object) -> None:
@@ -131,7 +132,7 @@ def folder_experiment(folder: Path, corrupt: int) -> str:
         'kind = "folder"\nimages = "pictures"\nlabels = "labels.csv"\nimage_column = "image"\n'
         'patient_column = "patient"\nlabel_columns = ["Nodule", "Infiltration"]\nimage_size = 16'
     )
-    small = SMALL.replace(DIGITS, data)
+    small = SMALL.replace(DIGITS_TABLE, data)
     return small.replace("sites = 3\nshared = 2", "sites = 2\nshared = 1")
 
 

@@ -1,0 +1,261 @@
+"""The hospital's half of a round: what it keeps, what it is lent, and which of its own parts it is tested with."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from client.memory import MemoryFolder
+from client.rounds import evaluate_round, train_round, unpack, warm_up
+from client.site import Site
+from client.trainer import Frozen, optimizer_for, reproducible, train_epoch, validate
+from common.config import Plan
+from common.contract import Declaration
+from common.data.image_set import ImageSet
+from common.models.network import build
+from common.models.saved import load_model
+from common.models.state import Head, ModelState, read_state
+from common.wire import EvaluateRequest, Groups, TrainReply, TrainRequest, WireError
+from strategies.registry import STRATEGIES
+from strategies.state import groups_for
+
+OWN = ("b", "a")
+EVERY = ("a", "b", "c")
+
+
+def images(seed: int, count: int, class_names: tuple[str, ...] = OWN) -> ImageSet:
+    """Noise, brighter where the first class is present; every class occurs and is absent."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, (count, len(class_names))).astype(np.float32)
+    labels[0], labels[1] = 0, 1
+    pixels = rng.integers(0, 180, (count, 16, 16)) + 60 * labels[:, :1, None]
+    names = np.array([f"{seed}-{row}" for row in range(count)])
+    return ImageSet(pixels.astype(np.uint8), labels, class_names, names, np.full(count, ""))
+
+
+def site(folder: Path) -> Site:
+    return Site(Declaration("north", OWN), images(1, 40), images(2, 16), images(3, 16), folder, durable=False)
+
+
+def plan(method: str, parameters: dict[str, Any], **training: Any) -> Plan:
+    return Plan.model_validate(
+        {
+            "run": {"method": method, "seed": 5},
+            "method": parameters,
+            "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16, "neck": 8},
+            "training": {"batch_size": 8, "lr": 0.01, **training},
+            "augmentation": {},
+        }
+    )
+
+
+def beginning(of: Plan, rows: Sequence[str] = OWN) -> ModelState:
+    return read_state(build(of.model, rows, of.run.seed))
+
+
+def request(of: Plan, model: ModelState, server_round: int = 1, counted: int = 0, best: int = -1) -> TrainRequest:
+    groups = Groups(model.trunk, model.norm, model.head)
+    facts = (of.model_dump_json(), "contract", model.head.class_names)
+    return TrainRequest("run", server_round, *facts, counted=counted, best=best, model=groups)
+
+
+def test(of: Plan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:
+    asked = request(of, model, server_round, counted, best)
+    return EvaluateRequest(**vars(asked), test=True)
+
+
+test.__test__ = False  # type: ignore[attr-defined]
+
+
+def tested_head(at: Site, asked: EvaluateRequest) -> Head:
+    """The head of the model that the site tests, as it lies on its disk."""
+    evaluate_round(at, asked)
+    return read_state(load_model(at.folder / "model")).head
+
+
+def kept_head(at: Site, server_round: int) -> Head:
+    """The head as trained in a round, from the site's memory of it."""
+    head = MemoryFolder(at.folder / "memory" / "run").recall(server_round).parts.head
+    assert head is not None
+    return head
+
+
+def equal(left: Head, right: Head) -> bool:
+    return left.class_names == right.class_names and left.weight.tobytes() == right.weight.tobytes()
+
+
+@pytest.mark.parametrize("method", sorted(set(STRATEGIES)))
+def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference(method: str, tmp_path: Path) -> None:
+    of = plan(method, {"warm_up_epochs": 1}, reset_optimizer=True)
+    model, lent = beginning(of), beginning(of)
+    reply = train_round(site(tmp_path), request(of, lent))
+    for group in ("trunk", "norm"):
+        assert getattr(lent, group).tobytes() == getattr(model, group).tobytes()
+    assert equal(lent.head, model.head)
+    rule = STRATEGIES[method].build(STRATEGIES[method].parameters())
+    sent = {name for name in ("trunk", "norm", "head") if getattr(reply.update, name) is not None}
+    declared = {"trunk": rule.sends_trunk, "norm": rule.sends_norm, "head": rule.sends_head}
+    assert sent == {name for name, sends in declared.items() if sends}
+
+
+def test_the_update_is_new_minus_received(tmp_path: Path) -> None:
+    of = plan("pfl", {})
+    model = beginning(of)
+    at = site(tmp_path)
+    reply = train_round(at, request(of, model))
+    assert reply.update.trunk is not None
+    moved = replace(model, trunk=model.trunk + reply.update.trunk)
+    again = train_round(site(tmp_path / "other"), request(plan("individual", {}), model))
+    own = MemoryFolder(tmp_path / "other" / "memory" / "run").recall(1).parts
+    assert again.update.trunk is None
+    assert own.trunk is not None
+    np.testing.assert_allclose(moved.trunk, own.trunk, rtol=0, atol=1e-7)
+
+
+def test_a_repeated_round_gives_the_same_update_bit_for_bit(tmp_path: Path) -> None:
+    of = plan("surgical", {})
+    at, model = site(tmp_path), beginning(of)
+    train_round(at, request(of, model))
+    first = train_round(at, request(of, model, 2, counted=1))
+    train_round(at, request(of, model, 3, counted=1))  # its reply never arrived
+    second = train_round(at, request(of, model, 2, counted=1))
+    assert first.update.trunk is not None
+    assert second.update.trunk is not None
+    assert first.update.trunk.tobytes() == second.update.trunk.tobytes()
+
+
+def test_the_optimiser_is_kept_over_rounds_unless_the_experiment_resets_it(tmp_path: Path) -> None:
+    updates: list[TrainReply] = []
+    for name, reset in (("kept", False), ("reset", True)):
+        of = plan("surgical", {}, reset_optimizer=reset)
+        at, model = site(tmp_path / name), beginning(of)
+        updates += [train_round(at, request(of, model)), train_round(at, request(of, model, 2, counted=1))]
+    kept, reset_ = updates[1].update.trunk, updates[3].update.trunk
+    assert kept is not None
+    assert reset_ is not None
+    assert updates[0].update.trunk is not None
+    assert updates[2].update.trunk is not None
+    assert updates[0].update.trunk.tobytes() == updates[2].update.trunk.tobytes()
+    assert kept.tobytes() != reset_.tobytes()
+    assert not (tmp_path / "reset" / "memory").exists()
+
+
+@pytest.mark.parametrize("best", [0, 1, 2, 3])
+def test_a_site_of_every_round_is_tested_with_its_head_of_the_best(best: int, tmp_path: Path) -> None:
+    of = plan("pfl", {})
+    at, model = site(tmp_path), beginning(of)
+    heads = [model.head]
+    for server_round in (1, 2, 3):
+        known = min(best, server_round - 2)  # the loss of a round's model is known one round later
+        train_round(at, request(of, model, server_round, counted=server_round - 1, best=known))
+        heads.append(kept_head(at, server_round))
+    assert len({head.weight.tobytes() for head in heads}) == 4
+    assert equal(tested_head(at, test(of, model, 3, counted=3, best=best)), heads[best])
+
+
+@pytest.mark.parametrize(("best", "from_round"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 1), (5, 5)])
+def test_a_site_that_missed_rounds_is_tested_with_the_head_it_had_in_the_best(
+    best: int, from_round: int, tmp_path: Path
+) -> None:
+    # It counts in rounds 1 and 5 only: its head after rounds 2, 3 and 4 is that after round 1.
+    of = plan("pfl", {})
+    at, model = site(tmp_path), beginning(of)
+    heads = {0: model.head}
+    train_round(at, request(of, model))
+    heads[1] = kept_head(at, 1)
+    train_round(at, request(of, model, 5, counted=1, best=min(best, 3)))
+    heads[5] = kept_head(at, 5)
+    assert equal(tested_head(at, test(of, model, 5, counted=5, best=best)), heads[from_round])
+
+
+def test_a_site_that_left_after_the_best_round_began_is_tested_with_its_last_head(tmp_path: Path) -> None:
+    of = plan("pfl", {})
+    at, model = site(tmp_path), beginning(of)
+    train_round(at, request(of, model))
+    last = kept_head(at, 1)
+    assert equal(tested_head(at, test(of, model, 6, counted=1, best=4)), last)
+
+
+def test_a_site_whose_disk_was_lost_goes_on_from_what_it_is_sent(tmp_path: Path) -> None:
+    of = plan("pfl", {})
+    at, model = site(tmp_path), beginning(of)
+    train_round(at, request(of, model, 4, counted=3, best=1))
+    latest = kept_head(at, 4)
+    assert not equal(latest, model.head)
+    assert equal(tested_head(at, test(of, model, 4, counted=4, best=1)), latest)
+
+
+@pytest.mark.parametrize("trunk", ["fedavg", "fedbn_plus"])
+def test_warming_up_leaves_the_backbone_alone_and_keeps_the_epoch_with_the_lowest_loss(
+    trunk: str, tmp_path: Path
+) -> None:
+    of = plan("surgical", {"warm_up_epochs": 5, "warm_up_lr": 0.2, "trunk": trunk})
+    asked = request(of, beginning(of))
+    work, by_hand = unpack(site(tmp_path), asked), unpack(site(tmp_path), asked)
+    with reproducible(1, 1) as generator:
+        warm_up(work, work.examples("validation"), generator)
+    loss, spec = by_hand.method.loss, of.training
+    optimizer, losses = optimizer_for(by_hand.network, spec, 0.2), []
+    with reproducible(1, 1) as generator:
+        for _ in range(5):
+            frozen = Frozen(norm=trunk == "fedbn_plus", backbone=True)
+            examples = by_hand.examples("train")
+            train_epoch(by_hand.network, examples, optimizer, loss, spec, of.augmentation, frozen, generator)
+            losses.append(validate(by_hand.network, by_hand.examples("validation"), loss, spec).loss)
+    assert losses.index(min(losses)) < 4  # else the last epoch would do
+    assert validate(work.network, work.examples("validation"), loss, spec).loss == min(losses)
+    fresh = build(of.model, OWN, of.run.seed).backbone.state_dict()
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in work.network.backbone.state_dict().items())
+
+
+def test_only_round_one_warms_up(tmp_path: Path) -> None:
+    warm, cold = plan("surgical", {"warm_up_epochs": 2}), plan("surgical", {})
+    model = beginning(warm)
+    first, second = (
+        [train_round(site(tmp_path / f"{n}{r}"), request(of, model, r)).update.trunk for r in (1, 2)]
+        for n, of in (("warm", warm), ("cold", cold))
+    )
+    assert not np.array_equal(first[0], second[0])
+    np.testing.assert_array_equal(first[1], second[1])
+
+
+def test_frozen_batch_normalisation_stays_bit_for_bit_through_a_round(tmp_path: Path) -> None:
+    of = plan("individual", {"trunk": "fedbn_plus"}, weight_decay=0.1)
+    at, model = site(tmp_path), beginning(of)
+    train_round(at, request(of, model))
+    evaluate_round(at, test(of, model, 1, counted=1, best=1))
+    assert read_state(load_model(at.folder / "model")).norm.tobytes() == model.norm.tobytes()
+
+
+def test_head_rows_that_are_not_the_sites_own_are_refused(tmp_path: Path) -> None:
+    of = plan("surgical", {})
+    with pytest.raises(ValueError, match='the request has head rows "a", "b", "c", this site has "b", "a".'):
+        train_round(site(tmp_path), request(of, beginning(of, EVERY)))
+
+
+def test_a_wide_head_learns_from_the_sites_own_classes_only(tmp_path: Path) -> None:
+    of = plan("partial_loss", {})
+    model = beginning(of, EVERY)
+    head = train_round(site(tmp_path), request(of, model)).update.head
+    assert head is not None
+    assert head.class_names == EVERY
+    assert head.weight[:2].any(axis=1).all()
+    np.testing.assert_array_equal(head.weight[2], 0)
+
+
+def test_a_site_without_training_images_says_so(tmp_path: Path) -> None:
+    of = plan("surgical", {})
+    with pytest.raises(WireError, match="train_samples must be positive, not 0"):
+        train_round(replace(site(tmp_path), train=images(1, 4).rows(np.array([], np.intp))), request(of, beginning(of)))
+
+
+def test_a_site_receives_the_rows_it_holds_in_its_own_order(tmp_path: Path) -> None:
+    of = plan("surgical", {})
+    model = beginning(of, EVERY)
+    sent = groups_for(model, OWN, unpack(site(tmp_path), request(of, beginning(of))).method).head
+    assert sent is not None
+    np.testing.assert_array_equal(sent.weight, model.head.weight[[1, 0]])

@@ -1,0 +1,320 @@
+"""The round loop against sites that answer by hand: who counts, who does not and why, which round was best."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from common.config import ParticipationSection, Plan
+from common.errors import BadInput
+from common.models.state import Head, ModelState
+from common.wire import (
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+    decode,
+    encode,
+    payload_bytes,
+)
+from server.backends import inline
+from strategies.registry import method_named
+from strategies.rounds import Replies, RoundRecord, RoundStrategy, TooFewSites, array_record
+
+CLASSES = {"east": ("c", "a"), "north": ("a", "b"), "south": ("b",)}
+STEP = {"east": -3.0, "north": 1.0, "south": 0.5}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A site that moves every value by its own step and reports scripted losses.
+
+    Attributes:
+        losses: Validation loss of the model after round 0, 1, ...
+        spoil: What it does to an honest training reply before it leaves.
+        tested: Classes it claims to have tested.
+    """
+
+    site: str
+    labels: tuple[str, ...] = ()
+    losses: Sequence[float | None] = (0.5,) * 9
+    spoil: Callable[[TrainReply], TrainReply | RecordDict] = lambda reply: reply
+    tested: tuple[str, ...] = ()
+
+    def called(self, call: RollCall) -> RollCallAnswer:
+        names = CLASSES[self.site]
+        return RollCallAnswer(call.run, self.site, self.labels or names, names, 10, 5, 9, "layout", "0.1.0")
+
+    def trained(self, request: TrainRequest) -> RecordDict:
+        model, head = request.model, request.model.head
+        assert model.trunk is not None
+        assert model.norm is not None
+        assert head is not None
+        step = np.float32(STEP[self.site])
+        rows = Head(head.class_names, np.full_like(head.weight, step), np.full_like(head.bias, -step))
+        update = Groups(np.full_like(model.trunk, step), np.full_like(model.norm, step), rows)
+        loss = self.losses[request.round - 1]
+        reply = self.spoil(TrainReply(request.run, request.round, self.site, 10, 0.5, loss, None, 1.0, update))
+        return encode(reply) if isinstance(reply, TrainReply) else reply
+
+    def judged(self, request: EvaluateRequest) -> EvaluateReply:
+        column = (0.5,) * len(self.tested)
+        counts, loss = (3,) * len(self.tested), self.losses[request.round]
+        facts = (request.run, request.round, self.site, loss, None, self.tested)
+        return EvaluateReply(*facts, column, column, column, counts, counts, "hash")
+
+
+def app_of(peers: Sequence[Peer]) -> ClientApp:
+    """One process that answers for all of them, as in a simulation."""
+    app, at = ClientApp(), lambda context: peers[int(context.node_config["partition-id"])]
+
+    @app.query("roll_call")
+    def _(message: Message, context: Context) -> Message:
+        return Message(encode(at(context).called(decode(message.content, RollCall))), reply_to=message)
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        return Message(at(context).trained(decode(message.content, TrainRequest)), reply_to=message)
+
+    @app.evaluate()
+    def _(message: Message, context: Context) -> Message:
+        return Message(encode(at(context).judged(decode(message.content, EvaluateRequest))), reply_to=message)
+
+    return app
+
+
+class Turned:
+    """A grid on which the last site is always the first to answer."""
+
+    def __init__(self, grid: Any) -> None:
+        self.get_node_ids, self._send = grid.get_node_ids, grid.send_and_receive
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return list(self._send(messages, timeout=timeout))[::-1]
+
+
+@dataclass
+class Ran:
+    """A finished run."""
+
+    strategy: RoundStrategy
+    rounds: list[RoundRecord]
+    tested: Replies[EvaluateReply]
+
+    @property
+    def model(self) -> ModelState:
+        return self.strategy.state.model
+
+
+def plan(seed: int = 7) -> Plan:
+    model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
+    run = {"method": "surgical", "seed": seed}
+    return Plan.model_validate({"run": run, "method": {}, "model": model, "training": {}, "augmentation": {}})
+
+
+def initial(class_names: Sequence[str]) -> ArrayRecord:
+    rows = np.arange(2 * len(class_names), dtype=np.float32).reshape(-1, 2) - 2
+    head = Head(tuple(class_names), rows, rows[:, 0].copy())
+    return array_record(ModelState(np.array([0.25, -4], np.float32), np.array([1], np.float32), head))
+
+
+def run(
+    peers: Sequence[Peer],
+    *,
+    rounds: int = 1,
+    seed: int = 7,
+    parameters: Mapping[str, Any] = {},  # noqa: B006 - only read
+    wire: Callable[[Any], Any] = lambda grid: grid,
+    **participation: Any,
+) -> Ran:
+    """Run surgical aggregation over these sites."""
+    participation = {"roll_call_deadline_s": 5.0, **participation}
+    section = ParticipationSection.model_validate(participation)
+    strategy = RoundStrategy(method_named("surgical", parameters), plan(seed), section, "run-1")
+    ran: list[Ran] = []
+
+    def main(grid: Any) -> None:
+        grid, records = wire(grid), []
+        strategy.on_round = lambda record, state: records.append(record)
+        contract = strategy.roll_call(grid, len(peers))
+        strategy.start(grid, initial(contract.class_names), rounds)
+        ran.append(Ran(strategy, records, strategy.test(grid)))
+
+    inline(main, app_of(peers), len(peers))
+    return ran[0]
+
+
+EAST, NORTH, SOUTH = Peer("east"), Peer("north"), Peer("south")
+ALL = (EAST, NORTH, SOUTH)
+
+
+def raising(reply: TrainReply) -> TrainReply:
+    raise OSError("disk full")
+
+
+def with_update(**changes: Any) -> Callable[[TrainReply], TrainReply]:
+    return lambda reply: replace(reply, update=replace(reply.update, **changes))
+
+
+def renamed(reply: TrainReply) -> TrainReply:
+    assert reply.update.head is not None
+    return replace(reply, update=replace(reply.update, head=replace(reply.update.head, class_names=("z",))))
+
+
+def narrower(reply: TrainReply) -> TrainReply:
+    assert reply.update.head is not None
+    head = reply.update.head
+    return replace(reply, update=replace(reply.update, head=replace(head, weight=head.weight[:, :1])))
+
+
+def test_the_model_moves_by_the_means_worked_by_hand() -> None:
+    after = run(ALL).model
+    # trunk and norm: (-3 + 1 + 0.5) / 3 = -0.5
+    np.testing.assert_array_equal(after.trunk, [-0.25, -4.5])
+    np.testing.assert_array_equal(after.norm, [0.5])
+    # rows before a (-2 -1), b (0 1), c (2 3); a: (-3 + 1) / 2 = -1; b: (1 + 0.5) / 2 = 0.75; c: -3; bias the other way
+    np.testing.assert_array_equal(after.head.weight, [[-3, -2], [0.75, 1.75], [-1, 0]])
+    np.testing.assert_array_equal(after.head.bias, [-1, -0.75, 5])
+
+
+def test_a_row_whose_only_owner_fails_stays_as_it_was() -> None:
+    after = run((replace(EAST, spoil=raising), NORTH, SOUTH), min_sites=2).model
+    np.testing.assert_array_equal(after.head.weight[2], [2, 3])
+    np.testing.assert_array_equal(after.head.weight[0], [-2 + 1, -1 + 1])
+
+
+def test_the_order_in_which_sites_answer_changes_nothing() -> None:
+    straight, turned, shuffled = run(ALL, rounds=3), run(ALL, rounds=3, wire=Turned), run(ALL[::-1], rounds=3)
+    for other in (turned, shuffled):
+        assert straight.model.trunk.tobytes() == other.model.trunk.tobytes()
+        assert straight.model.head.weight.tobytes() == other.model.head.weight.tobytes()
+        assert straight.strategy.contract.hash == other.strategy.contract.hash
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (raising, "disk full"),
+        (with_update(trunk=np.array([np.nan, 1], np.float32)), "trunk holds values that are not finite"),
+        (with_update(trunk=np.ones(3, np.float32)), "trunk has shape (3,), expected (2,)"),
+        (with_update(trunk=None), "trunk was expected"),
+        (with_update(norm=None), "norm was expected"),
+        (with_update(head=None), "head was expected"),
+        (renamed, "head rows are ['z'], expected ['b']"),
+        (narrower, "head.weight has shape (1, 1), expected (1, 2)"),
+        (lambda reply: replace(reply, round=9), "('run-1', 9, 'south'), expected ('run-1', 1, 'south')"),
+        (lambda reply: replace(reply, site="north"), "('run-1', 1, 'north'), expected ('run-1', 1, 'south')"),
+        (lambda reply: replace(reply, run="old"), "('old', 1, 'south'), expected ('run-1', 1, 'south')"),
+        (lambda reply: replace(reply, train_loss=float("nan")), "TrainReply.train_loss must be finite."),
+        (lambda reply: replace(reply, validation_loss=float("inf")), "TrainReply.validation_loss must be finite."),
+        (lambda reply: encode(RollCall("run-1", "{}")), "expected TrainReply, got 'RollCall'."),
+        (lambda reply: RecordDict(), "without an envelope"),
+    ],
+)
+def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(spoil: Any, reason: str) -> None:
+    ran = run((EAST, NORTH, replace(SOUTH, spoil=spoil)), min_sites=2)
+    assert set(ran.rounds[0].absent) == {"south"}
+    assert reason in ran.rounds[0].absent["south"]
+    assert ran.rounds[0].sites == ("east", "north")
+    np.testing.assert_array_equal(ran.model.trunk, [0.25 - 1, -4 - 1])  # (-3 + 1) / 2
+    assert dict(ran.strategy.state.counted) == {"east": 1, "north": 1}
+
+
+def test_a_group_that_was_not_asked_for_is_refused() -> None:
+    spoil = with_update(norm=np.zeros(1, np.float32))
+    quiet = [replace(peer, spoil=with_update(norm=None)) for peer in (EAST, NORTH)]
+    ran = run((*quiet, replace(SOUTH, spoil=spoil)), parameters={"trunk": "fedbn_plus"}, min_sites=2)
+    assert ran.rounds[0].absent == {"south": "norm was not expected"}
+
+
+def test_too_few_replies_stop_the_run_and_name_each_missing_site_with_its_reason() -> None:
+    spoilt = (replace(EAST, spoil=raising), NORTH, replace(SOUTH, spoil=with_update(trunk=None)))
+    with pytest.raises(TooFewSites, match=r"round 1: 1 of 3 sites replied\. .*south: trunk was expected"):
+        run(spoilt, min_sites=2)
+
+
+def test_too_few_sites_at_the_roll_call_are_named() -> None:
+    with pytest.raises(TooFewSites, match=r'^2 of 3 sites answered the roll call \("east", "north"\)\. node 4: '):
+        run((EAST, NORTH, Peer("nobody")))
+
+
+def test_two_sites_of_one_name_are_refused() -> None:
+    with pytest.raises(BadInput, match="site north: two sites use this name. Give each a name of its own."):
+        run((NORTH, NORTH))
+
+
+def test_labels_that_mean_one_class_are_refused_in_the_sites_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CLASSES, "south", ("b", "b"))
+    with pytest.raises(BadInput, match='site.toml of south: data.labels: "Node", "Nodule" both mean "b"'):
+        run((EAST, NORTH, replace(SOUTH, labels=("Node", "Nodule"))))
+
+
+def test_the_best_round_is_the_first_with_the_lowest_mean_validation_loss() -> None:
+    # Means over the sites, after round 0, 1, 2, 3: 0.8, 0.5, 0.5, 0.75. South never has one.
+    east = replace(EAST, losses=(0.6, 0.9, 0.2, 0.7))
+    north = replace(NORTH, losses=(1.0, 0.1, 0.8, 0.8))
+    ran = run((east, north, replace(SOUTH, losses=(None,) * 4)), rounds=3)
+    means = [record.validation.mean_loss for record in ran.rounds]
+    assert means == pytest.approx([0.8, 0.5, 0.5])
+    assert ran.strategy.last_validation.mean_loss == pytest.approx(0.75)
+    assert (ran.strategy.state.best_round, ran.strategy.state.round) == (1, 3)
+    np.testing.assert_array_equal(ran.strategy.state.selected.trunk, [0.25 - 0.5, -4 - 0.5])
+
+
+def test_the_last_and_the_first_model_may_be_the_best() -> None:
+    falling = [replace(peer, losses=(3.0, 2.0, 1.0)) for peer in ALL]
+    rising = [replace(peer, losses=(1.0, 2.0, 3.0)) for peer in ALL]
+    assert run(falling, rounds=2).strategy.state.best_round == 2
+    assert run(rising, rounds=2).strategy.state.best_round == 0
+
+
+def test_without_any_validation_loss_the_last_model_is_taken() -> None:
+    ran = run([replace(peer, losses=(None,) * 3) for peer in ALL], rounds=2)
+    assert ran.strategy.state.best_round == -1
+    assert ran.strategy.state.selected is ran.model
+
+
+def test_sites_are_drawn_by_seed_and_round() -> None:
+    drawn = [[record.sites for record in run(ALL, rounds=6, seed=s, sites_per_round=2).rounds] for s in (7, 7, 8)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {site for sites in drawn[0] for site in sites} == set(CLASSES)
+    assert all(len(sites) == 2 for sites in drawn[0])
+
+
+def test_weighting_by_samples_weighs_a_site_by_its_training_images() -> None:
+    south = replace(SOUTH, spoil=lambda reply: replace(reply, train_samples=40))
+    after = run((NORTH, south), parameters={"weighting": "samples"}).model
+    # (10 * 1 + 40 * 0.5) / 50 = 0.6, for the trunk and for row b; row a is north's alone
+    np.testing.assert_allclose(after.trunk, [0.85, -3.4], rtol=1e-6)
+    np.testing.assert_allclose(after.head.weight, [[-2 + 1, -1 + 1], [0.6, 1.6]], rtol=1e-6)
+
+
+def test_bytes_noted_are_those_of_the_payloads() -> None:
+    down: list[int] = []
+    up: list[int] = []
+
+    class Scales(Turned):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            sent = list(messages)
+            down.append(sum(payload_bytes(message.content) for message in sent))
+            replies = super().send_and_receive(sent, timeout=timeout)
+            up.append(sum(payload_bytes(message.content) for message in replies))
+            return replies
+
+    ran = run(ALL, rounds=2, wire=Scales)
+    # Exchanges: roll call, rounds 1 and 2, last validation, test.
+    assert [sum(record.bytes_down.values()) for record in ran.rounds] == down[1:3]
+    assert [sum(record.bytes_up.values()) for record in ran.rounds] == up[1:3]
+
+
+def test_a_tested_class_that_the_site_does_not_annotate_is_refused() -> None:
+    ran = run((replace(EAST, tested=("a", "c")), NORTH, replace(SOUTH, tested=("b", "q"))))
+    assert set(ran.tested.accepted) == {"east", "north"}
+    assert dict(ran.tested.absent) == {"south": 'tested "q", which it does not annotate'}
