@@ -15,7 +15,8 @@ from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
 from common.simulation import SimulatedData, simulated_data
 from server.backends import choose_workers, inline, on_ray, site_app
-from server.federation import Setting, federate
+from server.federation import federate
+from server.outcome import Setting
 from server.progress import ProgressBar
 from server.report import write_run_report
 from server.run_folder import RunFolder

@@ -1,0 +1,142 @@
+"""What a run ends with: the model, its hash, and how good it is, class by class and site by site."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.contract import LabelContract
+from common.data.image_set import ImageSet
+from common.inference import channels_first, label_matrix, logits_of
+from common.metrics import ClassMetrics, Summary, mean_and_sd, per_class, summarise
+from common.models.network import SplitNetwork
+from common.models.saved import save_model
+from common.models.state import ModelState, write_state
+from common.wire import EvaluateReply
+from server.run_folder import RunFolder
+from strategies.rounds import Replies, RoundStrategy
+
+GLOBAL_MODEL = "global model"
+OWN_MODELS = "mean over the owning sites' own models"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run needs beside its experiment.
+
+    Attributes:
+        base: Folder that the experiment's paths start from.
+        folder: Where everything is written.
+        run: Identifier of this run.
+        sites: Sites expected at the roll call.
+        workers: Sites that train at a time.
+        backend: Word for the summary.
+        device: Where the coordinator evaluates.
+        test: The coordinator's own test images; None in a real federation that has none.
+        coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
+    """
+
+    base: Path
+    folder: RunFolder
+    run: str
+    sites: int
+    workers: int
+    backend: str
+    device: str = "cpu"
+    test: ImageSet | None = None
+    coverage: LabelContract | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the run ends with."""
+
+    test: Summary
+    per_site: Mapping[str, Any]
+    model_sha256: str
+
+
+def outcome_of(
+    network: SplitNetwork, strategy: RoundStrategy, replies: Replies[EvaluateReply], setting: Setting
+) -> Outcome:
+    """Save the model where there is one, and test it."""
+    answers = list(replies.accepted.values())
+    contract = setting.coverage or strategy.contract
+    if strategy.method.has_global_model:
+        sha256 = _save(network, strategy.state.selected, strategy.contract, setting)
+        own_test = setting.test is not None and len(setting.test) > 0
+        results = _tested(network, setting) if own_test else _mean_over_sites(answers, strategy.contract)
+        note = GLOBAL_MODEL if own_test else "mean over the sites' own test parts"
+    else:
+        # Each site has its own model; the run's identity is that of all of them.
+        sha256 = _joint_sha256(answers)
+        results, note = _mean_over_sites(answers, strategy.contract), OWN_MODELS
+    test = summarise(results, contract.shared_classes, contract.unique_classes, note)
+    return Outcome(test, {answer.site: _site_result(answer) for answer in answers}, sha256)
+
+
+def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, setting: Setting) -> str:
+    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+    return save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
+
+
+def _tested(network: SplitNetwork, setting: Setting) -> dict[str, ClassMetrics]:
+    """The global model on the coordinator's test images."""
+    assert setting.test is not None
+    network.to(setting.device)
+    images = channels_first(setting.test.images).to(setting.device)
+    scores = logits_of(network, images).sigmoid().cpu().numpy()
+    return per_class(scores, label_matrix(setting.test, network.class_names).numpy(), network.class_names)
+
+
+def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) -> dict[str, ClassMetrics]:
+    """Per class, the mean over the sites that annotate it; None where no site could say."""
+    by_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
+    for answer in answers:
+        for name, metrics in _metrics(answer).items():
+            by_class[name].append(metrics)
+    return {name: _mean_metrics(metrics) for name, metrics in by_class.items()}
+
+
+def _mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
+    return ClassMetrics(
+        auroc=mean_and_sd(one.auroc for one in metrics)[0],
+        average_precision=mean_and_sd(one.average_precision for one in metrics)[0],
+        balanced_accuracy=mean_and_sd(one.balanced_accuracy for one in metrics)[0],
+        positives=max((one.positives for one in metrics), default=0),
+        negatives=max((one.negatives for one in metrics), default=0),
+    )
+
+
+def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
+    """A reply's columns as one record a class; the wire's NaN becomes None."""
+    return {
+        name: ClassMetrics(
+            auroc=_defined(answer.auroc[row]),
+            average_precision=_defined(answer.average_precision[row]),
+            balanced_accuracy=_defined(answer.balanced_accuracy[row]),
+            positives=answer.positives[row],
+            negatives=answer.negatives[row],
+        )
+        for row, name in enumerate(answer.class_names)
+    }
+
+
+def _defined(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _joint_sha256(answers: Sequence[EvaluateReply]) -> str:
+    return hashlib.sha256("".join(a.model_sha256 for a in answers).encode()).hexdigest()
+
+
+def _site_result(answer: EvaluateReply) -> dict[str, Any]:
+    metrics = _metrics(answer)
+    return {
+        "validation_loss": answer.validation_loss,
+        "mean_auroc": mean_and_sd(one.auroc for one in metrics.values())[0],
+        "per_class": {name: asdict(one) for name, one in metrics.items()},
+    }
