@@ -63,15 +63,12 @@ def request(of: Plan, model: ModelState, server_round: int = 1, counted: int = 0
     return TrainRequest("run", server_round, *facts, counted=counted, best=best, model=groups)
 
 
-def test(of: Plan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:
+def evaluation(of: Plan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:
     asked = request(of, model, server_round, counted, best)
     return EvaluateRequest(**vars(asked), test=True)
 
 
-test.__test__ = False  # type: ignore[attr-defined]
-
-
-def tested_head(at: Site, asked: EvaluateRequest) -> Head:
+def head_on_trial(at: Site, asked: EvaluateRequest) -> Head:
     """The head of the model that the site tests, as it lies on its disk."""
     evaluate_round(at, asked)
     return read_state(load_model(at.folder / "model")).head
@@ -154,7 +151,7 @@ def test_a_site_of_every_round_is_tested_with_its_head_of_the_best(best: int, tm
         train_round(at, request(of, model, server_round, counted=server_round - 1, best=known))
         heads.append(kept_head(at, server_round))
     assert len({head.weight.tobytes() for head in heads}) == 4
-    assert equal(tested_head(at, test(of, model, 3, counted=3, best=best)), heads[best])
+    assert equal(head_on_trial(at, evaluation(of, model, 3, counted=3, best=best)), heads[best])
 
 
 @pytest.mark.parametrize(("best", "from_round"), [(0, 0), (1, 1), (2, 1), (3, 1), (4, 1), (5, 5)])
@@ -169,7 +166,7 @@ def test_a_site_that_missed_rounds_is_tested_with_the_head_it_had_in_the_best(
     heads[1] = kept_head(at, 1)
     train_round(at, request(of, model, 5, counted=1, best=min(best, 3)))
     heads[5] = kept_head(at, 5)
-    assert equal(tested_head(at, test(of, model, 5, counted=5, best=best)), heads[from_round])
+    assert equal(head_on_trial(at, evaluation(of, model, 5, counted=5, best=best)), heads[from_round])
 
 
 def test_a_site_that_left_after_the_best_round_began_is_tested_with_its_last_head(tmp_path: Path) -> None:
@@ -177,7 +174,7 @@ def test_a_site_that_left_after_the_best_round_began_is_tested_with_its_last_hea
     at, model = site(tmp_path), beginning(of)
     train_round(at, request(of, model))
     last = kept_head(at, 1)
-    assert equal(tested_head(at, test(of, model, 6, counted=1, best=4)), last)
+    assert equal(head_on_trial(at, evaluation(of, model, 6, counted=1, best=4)), last)
 
 
 def test_a_site_whose_disk_was_lost_goes_on_from_what_it_is_sent(tmp_path: Path) -> None:
@@ -186,7 +183,7 @@ def test_a_site_whose_disk_was_lost_goes_on_from_what_it_is_sent(tmp_path: Path)
     train_round(at, request(of, model, 4, counted=3, best=1))
     latest = kept_head(at, 4)
     assert not equal(latest, model.head)
-    assert equal(tested_head(at, test(of, model, 4, counted=4, best=1)), latest)
+    assert equal(head_on_trial(at, evaluation(of, model, 4, counted=4, best=1)), latest)
 
 
 @pytest.mark.parametrize("trunk", ["fedavg", "fedbn_plus"])
@@ -227,13 +224,13 @@ def test_frozen_batch_normalisation_stays_bit_for_bit_through_a_round(tmp_path: 
     of = plan("individual", {"trunk": "fedbn_plus"}, weight_decay=0.1)
     at, model = site(tmp_path), beginning(of)
     train_round(at, request(of, model))
-    evaluate_round(at, test(of, model, 1, counted=1, best=1))
+    evaluate_round(at, evaluation(of, model, 1, counted=1, best=1))
     assert read_state(load_model(at.folder / "model")).norm.tobytes() == model.norm.tobytes()
 
 
 def test_head_rows_that_are_not_the_sites_own_are_refused(tmp_path: Path) -> None:
     of = plan("surgical", {})
-    with pytest.raises(ValueError, match='the request has head rows "a", "b", "c", this site has "b", "a".'):
+    with pytest.raises(ValueError, match=r'the request has head rows "a", "b", "c", this site has "b", "a"\.'):
         train_round(site(tmp_path), request(of, beginning(of, EVERY)))
 
 
@@ -253,9 +250,9 @@ def test_a_site_without_training_images_says_so(tmp_path: Path) -> None:
         train_round(replace(site(tmp_path), train=images(1, 4).rows(np.array([], np.intp))), request(of, beginning(of)))
 
 
-def test_a_site_receives_the_rows_it_holds_in_its_own_order(tmp_path: Path) -> None:
+def test_a_site_receives_the_rows_it_holds_in_its_own_order() -> None:
     of = plan("surgical", {})
     model = beginning(of, EVERY)
-    sent = groups_for(model, OWN, unpack(site(tmp_path), request(of, beginning(of))).method).head
+    sent = groups_for(model, OWN).head
     assert sent is not None
     np.testing.assert_array_equal(sent.weight, model.head.weight[[1, 0]])

@@ -147,3 +147,53 @@ def keys_of(section: object) -> set[str]:
 def test_every_key_is_in_the_documentation(section: object) -> None:
     text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     assert {key for key in keys_of(section) if f"`{key}`" not in text} == set()
+
+
+def test_more_sites_needed_than_drawn_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (fault,) = complaints(tmp_path, DIGITS + "[participation]\nmin_sites = 3\nsites_per_round = 2\n")
+    assert fault.startswith("e.toml: participation: no round could count: min_sites 3, sites_per_round 2; got ")
+
+
+def test_set_takes_tables_lists_and_keys_that_the_file_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
+    lists = 'partition={kind = "class_lists", lists = {north = ["1", "2"]}}'
+    experiment = read_experiment(tmp_path / "e.toml", [lists, "method.trunk=fedbn_plus"]).experiment
+    assert experiment.method == {"trunk": "fedbn_plus"}
+    assert experiment.partition is not None
+    assert experiment.partition.model_dump()["lists"] == {"north": ("1", "2")}
+
+
+def test_a_later_override_wins(tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
+    assert read_experiment(tmp_path / "e.toml", ["run.seed=5", "run.seed=6"]).experiment.run.seed == 6
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("run.rounds", "--set run.rounds: must be section.key=value, for instance run.rounds=3."),
+        ("=3", "--set =3: must be section.key=value, for instance run.rounds=3."),
+        ("run.method.name=3", '--set run.method.name=3: "method" is not a table.'),
+        ("run.sede=3", 'e.toml: run.sede: is not a key of an experiment. Did you mean "seed"?'),
+        ("training.optimizer=adm", "e.toml: training.optimizer: Input should be 'adam' or 'sgd'; got \"adm\"."),
+    ],
+)
+def test_an_override_that_does_not_fit_is_explained(override: str, fault: str, tmp_path: Path) -> None:
+    assert complaints(tmp_path, DIGITS, override) == [fault]
+
+
+@pytest.mark.parametrize("parent", ["3", '"../elsewhere/e.toml"'])
+def test_extends_names_a_file_in_the_same_folder(parent: str, tmp_path: Path) -> None:
+    found = complaints(tmp_path, f"extends = {parent}\n{DIGITS}")
+    assert found == ["e.toml: extends: must name a file in the same folder."]
+
+
+def test_a_missing_file_is_named_with_the_nearest(tmp_path: Path) -> None:
+    (tmp_path / "chest.toml").write_text(DIGITS, encoding="utf-8")
+    with pytest.raises(BadInput, match=r'chset\.toml: there is no such file\. Did you mean "chest\.toml"\?'):
+        read_experiment(tmp_path / "chset.toml")
+
+
+def test_a_missing_ancestor_is_named(tmp_path: Path) -> None:
+    (fault,) = complaints(tmp_path, 'extends = "below.toml"\n')
+    assert "below.toml: there is no such file." in fault

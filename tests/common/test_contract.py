@@ -85,3 +85,29 @@ def test_with_the_runs_classes_fixed_strangers_and_orphans_are_named() -> None:
     assert '"Infiltrate" is not a class of this run.' in text
     assert 'Did you mean "Infiltration"?' in text
     assert 'run classes: no site annotates "Infiltration", "Mass".' in text
+
+
+def test_the_two_lines_name_the_label_as_the_site_that_has_to_write_them_calls_it() -> None:
+    mapped = Declaration("south", ("Fluid",), {"Fluid": "pleural_effusion"})
+    text = complaint(Declaration("north", ("Pleural Effusion",)), mapped)
+    assert 'site.toml of south settle it:\n    [data.synonyms]\n    "Fluid" = "Pleural Effusion"' in text
+
+
+def test_writing_the_two_lines_mends_the_contradiction() -> None:
+    north = Declaration("north", ("Pleural_Effusion",))
+    south = Declaration("south", ("pleural effusion", "Mass"))
+    assert '"pleural effusion" = "Pleural_Effusion"' in complaint(north, south)
+    mended = Declaration("south", south.names, {"pleural effusion": "Pleural_Effusion"})
+    assert merge([north, mended]).shared_classes == ("Pleural_Effusion",)
+
+
+@given(st.dictionaries(st.sampled_from("pqrs"), st.permutations("abc").map(lambda names: names[:2]), min_size=1))
+def test_owners_coverage_shared_and_unique_tell_one_story(sites: dict[str, list[str]]) -> None:
+    contract = merge(Declaration(site, tuple(names)) for site, names in sites.items())
+    owners = contract.coverage().sum(axis=0)  # (classes,)
+    assert [len(contract.owners(name)) for name in contract.class_names] == owners.tolist()
+    assert [name in contract.shared_classes for name in contract.class_names] == (owners == len(sites)).tolist()
+    assert set(contract.unique_classes) == {
+        name for name, count in zip(contract.class_names, owners, strict=True) if count == 1 < len(sites)
+    }
+    assert owners.min() >= 1

@@ -1,5 +1,10 @@
 """The wire says exactly what it declares, and refuses everything else with a reason."""
 
+import contextlib
+import io
+import warnings
+from typing import Any
+
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -139,3 +144,95 @@ def test_bytes_are_those_of_the_arrays_and_the_text() -> None:
     empty = payload_bytes(encode(TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, Groups())))
     # 2 + 4 + 2 values of 4 bytes, three npy headers of 128 bytes, and the class names
     assert 32 + 3 * 128 <= payload_bytes(encode(REPLY)) - empty <= 32 + 3 * 128 + 20
+
+
+def npy(values: np.ndarray, **options: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, values, **options)
+    return file.getvalue()
+
+
+def npz(values: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, values)
+    return file.getvalue()
+
+
+def with_trunk_bytes(data: bytes, stype: str = "numpy.ndarray") -> RecordDict:
+    content = encode(REPLY)
+    trunk = Array(dtype="float32", shape=(2,), stype=stype, data=data)
+    content["update"] = ArrayRecord({**dict(content["update"]), "trunk": trunk})
+    return content
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (npy(np.array([{}], object), allow_pickle=True), "Object arrays cannot be loaded when allow_pickle=False"),
+        (b"rubbish", "pickled"),
+        (b"", "No data left in file"),
+        (b"PK\x03\x04rubbish", "File is not a zip file"),
+        (npz(np.zeros(2, np.float32)), "trunk of update is not one array."),
+        (npy(np.zeros(2, np.float32))[:-3], "trunk of update cannot be read: "),
+        # 36 TiB announced, 8 bytes sent
+        (
+            npy(np.zeros(2, np.float32)).replace(b"(2,), }            ", b"(9999999999999,), }"),
+            "trunk of update cannot",
+        ),
+    ],
+    ids=["object array", "rubbish", "empty", "bad zip", "zip", "cut off", "huge"],
+)
+def test_bytes_that_are_no_array_are_refused_and_never_unpickled(data: bytes, reason: str) -> None:
+    assert reason in refusal(with_trunk_bytes(data))
+
+
+def test_another_way_to_write_arrays_is_refused() -> None:
+    assert "Unsupported serialization type" in refusal(with_trunk_bytes(npy(np.zeros(2, np.float32)), "torch.Tensor"))
+
+
+@given(place=st.integers(0, 135), value=st.integers(0, 255))
+def test_one_damaged_byte_is_refused_or_gives_other_numbers_but_never_stops_the_coordinator(
+    place: int, value: int
+) -> None:
+    data = bytearray(npy(np.array([0.25, -7], np.float32)))
+    data[place] = value
+    with contextlib.suppress(WireError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's own, for instance about headers of Python 2
+        assert isinstance(decode(with_trunk_bytes(bytes(data)), TrainReply), TrainReply)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("train_loss", NAN), ("train_loss", float("inf")), ("seconds", NAN), ("validation_loss", float("-inf"))],
+)
+def test_a_number_that_no_json_can_hold_is_refused(name: str, value: float) -> None:
+    assert refusal(with_field(name, value)) == f"TrainReply.{name} must be finite."
+
+
+def test_a_metric_may_be_undefined_but_not_infinite() -> None:
+    content = encode(SCORES)
+    assert np.isnan(decode(content, EvaluateReply).auroc[0])
+    content["fields"] = ConfigRecord({**content["fields"], "auroc": [float("inf")]})  # type: ignore[dict-item]
+    assert refusal(content, EvaluateReply) == "EvaluateReply.auroc must be finite."
+
+
+def test_head_rows_whose_names_are_no_text_are_refused() -> None:
+    assert refusal(with_field("update.classes", [1, 2])) == "class names of update must be a list of str."
+
+
+def test_arrays_that_are_left_out_altogether_are_missed() -> None:
+    content = encode(REPLY)
+    del content["update"]
+    assert refusal(content) == "the arrays of update are missing."
+
+
+def test_a_roll_call_answer_has_one_canonical_name_a_label() -> None:
+    content = encode(ANSWER)
+    content["fields"] = ConfigRecord({**content["fields"], "names": ["A"]})  # type: ignore[dict-item]
+    assert refusal(content, RollCallAnswer) == "names and class_names must have one entry a label."
+
+
+def test_each_metric_has_one_entry_a_class() -> None:
+    content = encode(SCORES)
+    content["fields"] = ConfigRecord({**content["fields"], "positives": [3, 4]})  # type: ignore[dict-item]
+    assert refusal(content, EvaluateReply) == "each metric must have one entry a class."

@@ -1,0 +1,50 @@
+"""Seeds come from what they are for; files are whole or not there."""
+
+import itertools
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.files import write_atomically
+from common.seeds import seed_of
+
+purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
+
+
+@given(purposes)
+def test_a_seed_is_the_same_for_the_same_purpose_and_fits_63_bits(parts: list[object]) -> None:
+    assert seed_of(*parts) == seed_of(*parts)
+    assert 0 <= seed_of(*parts) < 2**63
+
+
+def test_run_round_and_site_each_change_the_seed_and_none_runs_into_the_next() -> None:
+    purposes = [(1, 2, "north"), (2, 2, "north"), (1, 3, "north"), (1, 2, "south"), (12, "north"), (1, "2north")]
+    seeds = [seed_of(*purpose) for purpose in purposes]
+    assert all(left != right for left, right in itertools.combinations(seeds, 2))
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(durable: bool, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "file.json"
+    for content in (b"first, and longer", b"second"):
+        write_atomically(path, content, durable=durable)
+        assert path.read_bytes() == content
+    assert [found.name for found in path.parent.iterdir()] == ["file.json"]
+
+
+def test_a_writer_that_dies_before_the_end_leaves_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file.json"
+    write_atomically(path, b"old")
+
+    def dying(descriptor: int) -> None:
+        raise OSError("power failure")
+
+    monkeypatch.setattr(os, "fsync", dying)
+    with pytest.raises(OSError, match="power failure"):
+        write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
