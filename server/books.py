@@ -1,12 +1,11 @@
 """What a run adds up round by round, and the lines it writes as it goes."""
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from server.run_folder import RunFolder
-from strategies.rounds import RoundRecord, Validation
+from strategies.records import RoundRecord, Validation
 from strategies.state import FederationState
 
 
@@ -17,15 +16,12 @@ class Books:
     Attributes:
         folder: Where lines are written.
         workers: Sites that train at a time.
-        bytes_up, bytes_down: By site.
         train_seconds: Time in which sites computed: the slowest one's, or their sum over the workers if that is longer.
         aggregate_seconds: The coordinator's.
     """
 
     folder: RunFolder
     workers: int
-    bytes_up: Counter[str] = field(default_factory=Counter)
-    bytes_down: Counter[str] = field(default_factory=Counter)
     train_seconds: float = 0.0
     aggregate_seconds: float = 0.0
     _pending: RoundRecord | None = None
@@ -34,8 +30,6 @@ class Books:
         """Add a round up, and write the one before: only now are its validation figures known."""
         self.close(record.validation, state)
         self._pending = record
-        self.bytes_up.update(record.bytes_up)
-        self.bytes_down.update(record.bytes_down)
         spent = list(record.site_seconds.values())
         self.train_seconds += max(max(spent), sum(spent) / min(self.workers, len(spent)))
         self.aggregate_seconds += record.aggregate_seconds

@@ -12,11 +12,13 @@ from flwr.serverapp import Grid
 from common import __version__
 from common.config import Experiment, plan_of
 from common.models.network import build
-from common.models.state import read_state
+from common.models.state import layout_of, read_state
 from server.books import Books
 from server.outcome import Outcome, Setting, outcome_of
+from strategies.records import RoundRecord
 from strategies.registry import method_named
-from strategies.rounds import RoundRecord, RoundStrategy, array_record
+from strategies.roll_call import refuse_other_models
+from strategies.rounds import RoundStrategy, array_record
 from strategies.state import FederationState
 
 
@@ -47,6 +49,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         "roll_call", sites=list(contract.sites), classes=list(contract.class_names), hash=contract.hash
     )
     network = build(experiment.model, contract.class_names, experiment.run.seed, setting.base)
+    refuse_other_models(strategy.members.values(), layout_of(network).signature)
     books = Books(setting.folder, setting.workers)
 
     def on_round(record: RoundRecord, state: FederationState) -> None:
@@ -80,8 +83,8 @@ def _summary(
             "classes": list(strategy.contract.sites[site]),
             "train_samples": member.answer.train_samples,
             "validation_samples": member.answer.validation_samples,
-            "bytes_up": books.bytes_up[site],
-            "bytes_down": books.bytes_down[site],
+            "bytes_up": strategy.bytes_up[site],
+            "bytes_down": strategy.bytes_down[site],
         }
         for site, member in sorted(strategy.members.items())
     }

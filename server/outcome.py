@@ -17,7 +17,8 @@ from common.models.saved import save_model
 from common.models.state import ModelState, write_state
 from common.wire import EvaluateReply
 from server.run_folder import RunFolder
-from strategies.rounds import Replies, RoundStrategy
+from strategies.replies import Replies
+from strategies.rounds import RoundStrategy
 
 GLOBAL_MODEL = "global model"
 OWN_MODELS = "mean over the owning sites' own models"

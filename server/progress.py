@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from strategies.rounds import RoundRecord
+from strategies.records import RoundRecord
 from strategies.state import FederationState
 
 

@@ -161,7 +161,7 @@ def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
     from server.grid_of_runs import FailedRuns
-    from strategies.rounds import TooFewSites
+    from strategies.records import TooFewSites
 
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:

@@ -7,10 +7,11 @@ one exchange after the last round closes the books. Flower's own loop takes two 
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import MappingProxyType
-from typing import Generic, TypedDict, TypeVar
+from typing import TypedDict
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -18,70 +19,25 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from common.config import ParticipationSection, Plan
-from common.contract import Declaration, LabelContract, merge
-from common.errors import BadInput, Fault, quoted
+from common.contract import LabelContract, merge
+from common.errors import quoted
 from common.models.state import Head, ModelState
 from common.wire import (
     EvaluateReply,
     EvaluateRequest,
     Groups,
-    R,
     RollCall,
-    RollCallAnswer,
     TrainReply,
     TrainRequest,
-    WireError,
-    decode,
     encode,
     payload_bytes,
 )
 from strategies.method import Method
 from strategies.quarantine import fault_in
+from strategies.records import RoundRecord, TooFewSites, Validation
+from strategies.replies import Replies, Reply, decoded, validation_of
+from strategies.roll_call import Member, call_the_roll
 from strategies.state import FederationState, aggregated, groups_expected, groups_for, with_validation
-
-ROLL_CALL = f"{MessageType.QUERY}.roll_call"
-
-
-@dataclass(frozen=True)
-class Validation:
-    """How good one model is on the sites' validation parts, for the sites that have one."""
-
-    loss: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    auroc: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Uniform mean over sites (specs 1.4)."""
-        return float(np.mean(list(self.loss.values()))) if self.loss else None
-
-    @property
-    def mean_auroc(self) -> float | None:
-        """Uniform mean over sites of each site's mean over its classes."""
-        return float(np.mean(list(self.auroc.values()))) if self.auroc else None
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What happened in one round; the validation is that of the model it began with."""
-
-    round: int
-    sites: tuple[str, ...]
-    absent: Mapping[str, str]
-    train_loss: Mapping[str, float]
-    validation: Validation
-    site_seconds: Mapping[str, float]
-    bytes_down: Mapping[str, int]
-    bytes_up: Mapping[str, int]
-    seconds: float
-    aggregate_seconds: float
-
-
-@dataclass(frozen=True)
-class Member:
-    """A site that answered the roll call."""
-
-    node_id: int
-    answer: RollCallAnswer
 
 
 class Addressed(TypedDict):
@@ -97,32 +53,14 @@ class Addressed(TypedDict):
     model: Groups
 
 
-class TooFewSites(RuntimeError):
-    """Fewer sites than ``participation.min_sites`` answered in time; says who is missing and why."""
-
-
-Reply = TypeVar("Reply", TrainReply, EvaluateReply)
-
-
-@dataclass(frozen=True)
-class Replies(Generic[Reply]):
-    """What came back from one exchange.
-
-    Attributes:
-        accepted: Decoded replies by site name, sorted.
-        absent: Site name -> why its reply does not count.
-        bytes_up: Site name -> bytes received.
-    """
-
-    accepted: Mapping[str, Reply]
-    absent: Mapping[str, str]
-    bytes_up: Mapping[str, int]
-
-
 class RoundStrategy(Strategy):
     """Runs one :class:`~strategies.method.Method` round by round.
 
-    Call :meth:`roll_call`, build the initial model for the contract's classes, then :meth:`start`.
+    Call :meth:`roll_call`, build the initial model for the contract's classes, then :meth:`start`, then :meth:`test`.
+
+    Attributes:
+        state: Of the coordinator, after the last round.
+        bytes_down, bytes_up: By site, everything from the roll call to the test.
     """
 
     def __init__(self, method: Method, plan: Plan, participation: ParticipationSection, run: str) -> None:
@@ -130,6 +68,7 @@ class RoundStrategy(Strategy):
         self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
         self.contract = LabelContract((), MappingProxyType({}))
         self.members: dict[str, Member] = {}
+        self.bytes_down, self.bytes_up = Counter[str](), Counter[str]()
         self.state: FederationState
         self.last_validation = Validation()
         self._sent: dict[str, Groups] = {}
@@ -152,48 +91,15 @@ class RoundStrategy(Strategy):
             TooFewSites: If too few answered in time.
             BadInput: If the declarations contradict one another or the method does not fit them.
         """
-        deadline = time.monotonic() + self.participation.roll_call_deadline_s
-        refused: dict[int, str] = {}
-        # A site that answers with an error will not answer better the second time; one that is not there yet may come.
-        while len(self.members) + len(refused) < expected and time.monotonic() < deadline:
-            known = {member.node_id for member in self.members.values()} | set(refused)
-            if asked := sorted(set(grid.get_node_ids()) - known):
-                refused |= self._call(grid, asked, max(deadline - time.monotonic(), 0.1))
-            else:
-                time.sleep(0.2)
-        needed = self.participation.min_sites or expected
-        if len(self.members) < needed:
-            reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
-            present = quoted(sorted(self.members)) or "none"
-            raise TooFewSites(f"{len(self.members)} of {needed} sites answered the roll call ({present}). {reasons}")
-        self.contract = merge(self._declarations())
+        section, call = self.participation, RollCall(self.run, self._plan_json)
+        needed = section.min_sites or expected
+        self.members = call_the_roll(grid, call, expected, needed, section.roll_call_deadline_s)
+        for site, member in self.members.items():
+            self.bytes_down[site] += member.bytes_down
+            self.bytes_up[site] += member.bytes_up
+        self.contract = merge(member.declaration for member in self.members.values())
         self.method.refuse_unfit(self.contract)
         return self.contract
-
-    def _call(self, grid: Grid, nodes: Sequence[int], timeout: float) -> dict[int, str]:
-        """Ask these nodes; note the answers, return why the others did not answer."""
-        call = encode(RollCall(self.run, self._plan_json))
-        messages = [Message(call, node, ROLL_CALL, group_id="roll call", ttl=timeout) for node in nodes]
-        refused = dict.fromkeys(nodes, f"no answer within {timeout:.0f} s")
-        for reply in grid.send_and_receive(messages, timeout=timeout):
-            node = reply.metadata.src_node_id
-            answer, reason = _decoded(reply, RollCallAnswer)
-            if answer is None:
-                refused[node] = reason
-            elif answer.run != self.run:
-                refused[node] = f"answer belongs to run {answer.run}, expected {self.run}"
-            elif (other := self.members.get(answer.site)) and other.node_id != node:
-                raise BadInput(
-                    [Fault(f"site {answer.site}", "two sites use this name.", "Give each a name of its own.")]
-                )
-            else:
-                refused.pop(node, None)
-                self.members[answer.site] = Member(node, answer)
-        return refused
-
-    def _declarations(self) -> list[Declaration]:
-        answers = [member.answer for member in self.members.values()]
-        return [Declaration(a.site, a.names, dict(zip(a.names, a.class_names, strict=True))) for a in answers]
 
     # ------------------------------------------------------------------ the loop
 
@@ -263,6 +169,7 @@ class RoundStrategy(Strategy):
 
     def _message(self, site: str, kind: str, server_round: int, content: RecordDict) -> Message:
         self._down[site] = payload_bytes(content)
+        self.bytes_down[site] += self._down[site]
         deadline = self.participation.round_deadline_s
         return Message(content, self.members[site].node_id, kind, group_id=str(server_round), ttl=deadline)
 
@@ -278,7 +185,7 @@ class RoundStrategy(Strategy):
         if len(accepted) < (self.participation.min_sites or len(self._sent)):
             reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
             raise TooFewSites(f"round {server_round}: {len(accepted)} of {len(self._sent)} sites replied. {reasons}")
-        validation = _validation(accepted)
+        validation = validation_of(accepted)
         judged = with_validation(self.state, validation.mean_loss)
         model = aggregated(self.state.model, list(accepted.values()), self.method.weighting)
         counted = MappingProxyType({**self.state.counted, **dict.fromkeys(accepted, server_round)})
@@ -310,7 +217,7 @@ class RoundStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Note the last model's validation losses; it may be the best."""
         received = self._received(server_round, replies, EvaluateReply)
-        self.last_validation = _validation(received.accepted)
+        self.last_validation = validation_of(received.accepted)
         mean = self.last_validation.mean_loss
         self.state = with_validation(self.state, mean)
         return None if mean is None else MetricRecord({"validation-loss": mean})
@@ -341,10 +248,11 @@ class RoundStrategy(Strategy):
             site = names.get(message.metadata.src_node_id, "")
             if site not in self._sent:
                 continue
-            record, reason = _decoded(message, expected)
+            record, reason = decoded(message, expected)
             if record is not None:
                 reason = self._mismatch(record, site, server_round)
                 sizes[site] = payload_bytes(message.content)
+                self.bytes_up[site] += sizes[site]
             if record is None or reason:
                 absent[site] = reason
             else:
@@ -358,27 +266,11 @@ class RoundStrategy(Strategy):
         if came != wanted:
             return f"reply belongs to run, round, site {came}, expected {wanted}"
         if isinstance(record, TrainReply):
+            if record.train_samples != (said := self.members[site].answer.train_samples):
+                return f"trained on {record.train_samples} images, said {said} at the roll call"
             return fault_in(record.update, self._sent[site])
         strangers = sorted(set(record.class_names) - set(self.contract.sites[site]))
         return f"tested {quoted(strangers)}, which it does not annotate" if strangers else ""
-
-
-def _validation(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> Validation:
-    """The validation figures of replies; who has none is left out."""
-    return Validation(
-        {site: reply.validation_loss for site, reply in replies.items() if reply.validation_loss is not None},
-        {site: reply.validation_auroc for site, reply in replies.items() if reply.validation_auroc is not None},
-    )
-
-
-def _decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
-    """The typed reply, or the reason why there is none."""
-    if message.has_error():
-        return None, message.error.reason or f"error {message.error.code}"
-    try:
-        return decode(message.content, expected), ""
-    except WireError as error:
-        return None, str(error)
 
 
 def array_record(model: ModelState) -> ArrayRecord:

@@ -1,6 +1,7 @@
 """Promises of the methods, kept by whole federations on real digits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from common.errors import BadInput
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import read_state
-from common.wire import EvaluateReply, TrainReply, TrainRequest, decode
+from common.wire import EvaluateReply, TrainReply, TrainRequest, decode, payload_bytes
+from strategies.records import TooFewSites
 from strategies.registry import STRATEGIES, method_named
-from strategies.rounds import TooFewSites
 from tests.federations import experiment, federation, of_type, overheard, text_of
 
 FULL_COVERAGE = {"fedavg", "fedbn", "fedbn_plus"}
@@ -134,6 +135,24 @@ def test_bytes_counted_are_those_of_the_arrays_and_a_few_fields(
     )
     counted = sum(site["bytes_up"] for site in summary["sites"].values())
     assert arrays < counted < arrays + 6 * 2_000
+
+
+def test_every_message_counts_among_a_sites_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = overheard(monkeypatch)
+    sites = federation(tmp_path)["sites"].values()
+    assert sum(site["bytes_down"] for site in sites) == sum(payload_bytes(content) for _, content in traffic.down)
+    assert sum(site["bytes_up"] for site in sites) == sum(payload_bytes(content) for _, content in traffic.up)
+
+
+def test_a_site_that_builds_another_model_is_told_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from client import app
+
+    honest = app.answer
+    monkeypatch.setattr(app, "answer", lambda site, call: replace(honest(site, call), layout="another"))
+    with pytest.raises(BadInput, match=r"(?s)site site-1: builds another model from this plan .*site site-3"):
+        federation(tmp_path)
 
 
 def test_a_site_that_fails_costs_only_its_own_update_and_says_why(

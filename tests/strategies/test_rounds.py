@@ -25,8 +25,10 @@ from common.wire import (
     payload_bytes,
 )
 from server.backends import inline
+from strategies.records import RoundRecord, TooFewSites
 from strategies.registry import method_named
-from strategies.rounds import Replies, RoundRecord, RoundStrategy, TooFewSites, array_record
+from strategies.replies import Replies
+from strategies.rounds import RoundStrategy, array_record
 
 CLASSES = {"east": ("c", "a"), "north": ("a", "b"), "south": ("b",)}
 STEP = {"east": -3.0, "north": 1.0, "south": 0.5}
@@ -41,6 +43,7 @@ class Peer:
         spoil: What it does to an honest training reply before it leaves.
         tested: Classes it claims to have tested.
         run: The run that it takes the roll call for.
+        samples: Its training images.
     """
 
     site: str
@@ -49,10 +52,12 @@ class Peer:
     spoil: Callable[[TrainReply], TrainReply | RecordDict] = lambda reply: reply
     tested: tuple[str, ...] = ()
     run: str = ""
+    samples: int = 10
 
     def called(self, call: RollCall) -> RollCallAnswer:
         names = CLASSES[self.site]
-        return RollCallAnswer(self.run or call.run, self.site, self.labels or names, names, 10, 5, 9, "layout", "0.1.0")
+        run, labels = self.run or call.run, self.labels or names
+        return RollCallAnswer(run, self.site, labels, names, self.samples, 5, 9, "layout", "0.1.0")
 
     def trained(self, request: TrainRequest) -> RecordDict:
         model, head = request.model, request.model.head
@@ -63,7 +68,9 @@ class Peer:
         rows = Head(head.class_names, np.full_like(head.weight, step), np.full_like(head.bias, -step))
         update = Groups(np.full_like(model.trunk, step), np.full_like(model.norm, step), rows)
         loss = self.losses[request.round - 1]
-        reply = self.spoil(TrainReply(request.run, request.round, self.site, 10, 0.5, loss, None, 1.0, update))
+        reply = self.spoil(
+            TrainReply(request.run, request.round, self.site, self.samples, 0.5, loss, None, 1.0, update)
+        )
         return encode(reply) if isinstance(reply, TrainReply) else reply
 
     def judged(self, request: EvaluateRequest) -> EvaluateReply:
@@ -299,11 +306,16 @@ def test_sites_are_drawn_by_seed_and_round() -> None:
 
 
 def test_weighting_by_samples_weighs_a_site_by_its_training_images() -> None:
-    south = replace(SOUTH, spoil=lambda reply: replace(reply, train_samples=40))
-    after = run((NORTH, south), parameters={"weighting": "samples"}).model
+    after = run((NORTH, replace(SOUTH, samples=40)), parameters={"weighting": "samples"}).model
     # (10 * 1 + 40 * 0.5) / 50 = 0.6, for the trunk and for row b; row a is north's alone
     np.testing.assert_allclose(after.trunk, [0.85, -3.4], rtol=1e-6)
     np.testing.assert_allclose(after.head.weight, [[-2 + 1, -1 + 1], [0.6, 1.6]], rtol=1e-6)
+
+
+def test_a_site_cannot_claim_another_weight_than_at_the_roll_call() -> None:
+    greedy = replace(SOUTH, spoil=lambda reply: replace(reply, train_samples=4000))
+    records = run((NORTH, greedy), min_sites=1).rounds
+    assert records[0].absent == {"south": "trained on 4000 images, said 10 at the roll call"}
 
 
 def test_bytes_noted_are_those_of_the_payloads() -> None:

@@ -1,0 +1,45 @@
+"""What the round loop reports of a round, and how it gives up."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How good one model is on the sites' validation parts, for the sites that have one."""
+
+    loss: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    auroc: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def mean_loss(self) -> float | None:
+        """Uniform mean over sites (specs 1.4)."""
+        return float(np.mean(list(self.loss.values()))) if self.loss else None
+
+    @property
+    def mean_auroc(self) -> float | None:
+        """Uniform mean over sites of each site's mean over its classes."""
+        return float(np.mean(list(self.auroc.values()))) if self.auroc else None
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """What happened in one round; the validation is that of the model it began with."""
+
+    round: int
+    sites: tuple[str, ...]
+    absent: Mapping[str, str]
+    train_loss: Mapping[str, float]
+    validation: Validation
+    site_seconds: Mapping[str, float]
+    bytes_down: Mapping[str, int]
+    bytes_up: Mapping[str, int]
+    seconds: float
+    aggregate_seconds: float
+
+
+class TooFewSites(RuntimeError):
+    """Fewer sites than ``participation.min_sites`` answered in time; says who is missing and why."""

@@ -1,0 +1,52 @@
+"""Replies of one exchange: decoded, matched to the site and round they belong to, and quarantined with a reason."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from flwr.app import Message
+
+from common.wire import EvaluateReply, R, TrainReply, WireError, decode
+from strategies.records import Validation
+
+Reply = TypeVar("Reply", TrainReply, EvaluateReply)
+
+
+@dataclass(frozen=True)
+class Replies(Generic[Reply]):
+    """What came back from one exchange.
+
+    Attributes:
+        accepted: Decoded replies by site name, sorted.
+        absent: Site name -> why its reply does not count.
+        bytes_up: Site name -> bytes received.
+    """
+
+    accepted: Mapping[str, Reply]
+    absent: Mapping[str, str]
+    bytes_up: Mapping[str, int]
+
+
+def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
+    """The typed reply, or the reason why there is none."""
+    if message.has_error():
+        return None, _plain(message.error.reason) or f"error {message.error.code}"
+    try:
+        return decode(message.content, expected), ""
+    except WireError as error:
+        return None, str(error)
+
+
+def _plain(reason: str | None) -> str:
+    """What the site said, without the class that Flower's simulation wraps it in: ``<class 'X'>:<'what it said'>``."""
+    wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason or "", re.DOTALL)
+    return wrapped[1] if wrapped else reason or ""
+
+
+def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> Validation:
+    """The validation figures of replies; who has none is left out."""
+    return Validation(
+        {site: reply.validation_loss for site, reply in replies.items() if reply.validation_loss is not None},
+        {site: reply.validation_auroc for site, reply in replies.items() if reply.validation_auroc is not None},
+    )
