@@ -51,7 +51,7 @@ class Work:
         device = self.site.device
         annotated = torch.tensor([name in images.class_names for name in self.network.class_names])
         labels = label_matrix(images, self.network.class_names)
-        return Examples(self.site.on_device[part], labels.to(device), annotated.to(device))
+        return Examples(self.site.pixels(part), labels.to(device), annotated.to(device))
 
 
 def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
@@ -90,10 +90,11 @@ def train_round(site: Site, request: TrainRequest) -> TrainReply:
         received = read_state(network)
         validation = work.examples("validation")
         found = validate(network, validation, method.loss, plan.training)
-        if request.round == 1:
+        if request.counted == 0:  # the first round that this site takes part in
             warm_up(work, validation, generator)
         train_loss, optimizer = fine_tune(work, generator)
         trained = read_state(network)
+    refuse_diverged(trained)
     keep(work, request, found.loss, received, trained, optimizer)
     return TrainReply(
         run=request.run,
@@ -150,6 +151,17 @@ def difference(trained: ModelState, received: ModelState, method: Method) -> Gro
         trained.norm - received.norm if method.sends_norm else None,
         head if method.sends_head else None,
     )
+
+
+def refuse_diverged(trained: ModelState) -> None:
+    """Raise if training left values that are not finite: this round must not become the site's memory.
+
+    Raises:
+        FloatingPointError: Naming what would help.
+    """
+    groups = (trained.trunk, trained.norm, trained.head.weight, trained.head.bias)
+    if not all(np.isfinite(group).all() for group in groups):
+        raise FloatingPointError("training diverged: weights are not finite. A lower training.lr usually helps.")
 
 
 def own_parts(state: ModelState, method: Method) -> Groups:
@@ -226,7 +238,8 @@ def _put_best(work: Work, request: EvaluateRequest, validation: Examples, curren
     """Put this site's own parts of the best round in place; return how good the network is with them."""
     memory, method = work.memory, work.method
     if method.selection == "site":
-        best = memory.best if current.loss is None or memory.best_loss <= current.loss else memory.parts
+        better = current.loss is not None and current.loss < memory.best_loss  # False where the last round diverged
+        best = memory.parts if better else memory.best
     else:
         best = parts_in_best_round(memory, request, memory.parts) or memory.parts
     put(work.network, best)
@@ -238,7 +251,7 @@ def _tested(work: Work) -> dict[str, ClassMetrics]:
     test, network = work.site.test, work.network
     if not len(test):
         return {}
-    scores = logits_of(network, work.site.on_device["test"], work.plan.training.precision).sigmoid().cpu().numpy()
+    scores = logits_of(network, work.site.pixels("test"), work.plan.training.precision).sigmoid().cpu().numpy()
     rows = [row for row, name in enumerate(network.class_names) if name in test.class_names]
     names = tuple(network.class_names[row] for row in rows)
     return dict(per_class(scores[:, rows], label_matrix(test, names).numpy(), names))

@@ -35,8 +35,16 @@ class Site:
     def name(self) -> str:
         return self.declaration.site
 
+    def pixels(self, part: str) -> Tensor:
+        """Images of ``train``, ``validation`` or ``test`` as uint8 ``(n, channels, height, width)``, on the device.
+
+        Training and validation images stay there; test images, which simulated sites share, come when they are needed.
+        """
+        if part == "test":
+            return channels_first(self.test.images).to(self.device)
+        return self._resident[part]
+
     @cached_property
-    def on_device(self) -> dict[str, Tensor]:
-        """Training, validation and test images as uint8 ``(n, channels, height, width)``, on the device once."""
-        parts = {"train": self.train, "validation": self.validation, "test": self.test}
-        return {name: channels_first(part.images).to(self.device) for name, part in parts.items()}
+    def _resident(self) -> dict[str, Tensor]:
+        parts = {"train": self.train, "validation": self.validation}
+        return {name: channels_first(images.images).to(self.device) for name, images in parts.items()}

@@ -27,7 +27,7 @@ class AugmentationSpec(BaseModel):
         translate: Largest shift either way, as a fraction of height and of width.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     rotation: Annotated[float, Field(ge=0, le=0.5)] = 0.0
     horizontal_flip: bool = False

@@ -22,7 +22,7 @@ from common.models.spec import ModelSpec
 class Section(BaseModel):
     """A table of the file; keys it does not know are faults."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSection(Section):
@@ -30,7 +30,7 @@ class RunSection(Section):
 
     method: str
     rounds: int = Field(20, ge=1)
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=2**63)
     name: str = ""
 
 
@@ -50,7 +50,7 @@ class TrainingSection(Section):
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     reset_optimizer: bool = False
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=1024)
     precision: Literal["auto", "float32", "bf16"] = "auto"
 
 

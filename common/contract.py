@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from common.errors import Fault, did_you_mean, quoted, stop_on
 
+_PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
+
 
 @dataclass(frozen=True)
 class Declaration:
@@ -98,6 +100,9 @@ def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None
 def _faults_of_one(declaration: Declaration) -> list[Fault]:
     where = f"site.toml of {declaration.site}: data.labels"
     faults = []
+    if not _PLAIN_NAME.fullmatch(declaration.site):
+        remedy = "Use letters, digits, spaces, dots, dashes and underscores, beginning with a letter or digit."
+        faults.append(Fault("site name", f"{quoted([declaration.site])} cannot name a folder.", remedy))
     if not declaration.names:
         faults.append(Fault(where, "names no label; a site annotates at least one class."))
     for name in sorted({n for n in declaration.names if declaration.names.count(n) > 1}):

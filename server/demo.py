@@ -15,6 +15,7 @@ from server.run_files import read_run
 from server.simulation import simulate
 
 METHODS = ("surgical", "vanilla")
+MARK = "demo.txt"
 INTRODUCTION = """\
 [bold]Four hospitals, one model.[/] Each annotates two findings that all annotate, and some that nobody else does.
 The pictures are procedural phantoms, synthetic and made here: nothing is downloaded.
@@ -44,11 +45,12 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
 
 
 def _make_room(out: Path) -> None:
-    """Remove an earlier demo; never anything else."""
-    known = {*METHODS, "comparison.json", "report.html"}
-    if out.exists() and not {entry.name for entry in out.iterdir()} <= known:
+    """Remove an earlier demo, which says that it is one; never anything else."""
+    if out.exists() and not (out / MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput([Fault(f"--out {out}", "holds something that no demo wrote.", "Name another folder.")])
     shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
 
 
 def _verdict(summaries: dict[str, dict]) -> str:  # type: ignore[type-arg]

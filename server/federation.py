@@ -15,7 +15,7 @@ from common.models.network import build
 from common.models.state import layout_of, read_state
 from server.books import Books
 from server.outcome import Outcome, Setting, outcome_of
-from strategies.records import RoundRecord
+from strategies.records import RoundRecord, TooFewSites
 from strategies.registry import method_named
 from strategies.roll_call import refuse_other_models
 from strategies.rounds import RoundStrategy, array_record
@@ -58,11 +58,17 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
 
     strategy.on_round = on_round
     watcher.began(list(contract.sites), experiment.run.rounds)
-    strategy.start(
-        grid, array_record(read_state(network)), experiment.run.rounds, experiment.participation.round_deadline_s
-    )
-    books.close(strategy.last_validation, strategy.state)
-    outcome = outcome_of(network, strategy, strategy.test(grid), setting)
+    if silent := [site for site, member in strategy.members.items() if not member.answer.validation_samples]:
+        setting.folder.event("no_validation_images", sites=silent)
+    initial, deadline_s = array_record(read_state(network)), experiment.participation.round_deadline_s
+    try:
+        strategy.start(grid, initial, experiment.run.rounds, deadline_s)
+        books.close(strategy.last_validation, strategy.state)
+        outcome = outcome_of(network, strategy, strategy.test(grid), setting)
+    except TooFewSites as error:
+        books.close(strategy.last_validation, strategy.state)
+        setting.folder.event("stopped", reason=str(error))
+        raise
     summary = _summary(experiment, setting, strategy, outcome, books, time.monotonic() - began)
     setting.folder.summary(summary)
     setting.folder.event("done", model_sha256=summary["model_sha256"])

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.config import ExperimentFile, read_experiment
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, quoted, stop_on
 from server.comparison import compare, write_comparison
 from server.report import write_comparison_report
 from server.report.tables import comparison_table, markdown_table
@@ -78,21 +78,42 @@ def run_all(
 
 
 def _check(cells: Sequence[Cell]) -> None:
-    """Every experiment once, with its first seed; and folders that hold something else."""
-    faults: list[Fault] = []
-    seen: set[Path] = set()
+    """Every experiment with every seed, for partitions depend on it; and folders that hold something else."""
+    faults = _clashes(cells)
     for cell in cells:
         try:
-            if cell.experiment not in seen:
-                seen.add(cell.experiment)
-                checked(cell.read())
+            checked(cell.read())
             if cell.folder.exists() and any(cell.folder.iterdir()) and not cell.is_done():
                 problem = "holds an unfinished run or another experiment, and nothing is written over."
                 faults.append(Fault(str(cell.folder), problem, "Remove it, or name another --out."))
         except BadInput as error:
             faults += error.faults
-    if faults:
-        raise BadInput(faults)
+    stop_on(list(dict.fromkeys(faults)))
+    stop_on(_same_labels(cells))
+
+
+def _clashes(cells: Sequence[Cell]) -> list[Fault]:
+    """Experiments that could not be told apart, and a seed that --seeds would overrule."""
+    faults: list[Fault] = []
+    if any(override.partition("=")[0].strip() == "run.seed" for cell in cells for override in cell.overrides[:-1]):
+        faults.append(Fault("--set run.seed", "is settled by --seeds.", "Leave it out."))
+    if len({cell.folder for cell in cells}) < len(cells):
+        names = sorted({cell.experiment.stem for cell in cells})
+        faults.append(Fault("experiments", f"two files have one name: {quoted(names)}.", "Rename one of them."))
+    return faults
+
+
+def _same_labels(cells: Sequence[Cell]) -> list[Fault]:
+    """Experiments that tables would call by one name."""
+    labels: dict[str, set[Path]] = {}
+    for cell in cells:
+        run = cell.read().experiment.run
+        labels.setdefault(run.name or run.method, set()).add(cell.experiment)
+    return [
+        Fault("run.name", f'"{label}" is the name of {quoted(sorted(p.name for p in paths))}.', "Give each its own.")
+        for label, paths in labels.items()
+        if len(paths) > 1
+    ]
 
 
 def _run(todo: Sequence[Cell], total: int, jobs: int, console: Console) -> list[str]:

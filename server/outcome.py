@@ -10,7 +10,7 @@ import numpy as np
 
 from common.contract import LabelContract
 from common.data.image_set import ImageSet
-from common.inference import channels_first, label_matrix, logits_of
+from common.inference import Precision, channels_first, label_matrix, logits_of
 from common.metrics import ClassMetrics, Summary, mean_and_sd, per_class, summarise
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
@@ -35,7 +35,7 @@ class Setting:
         sites: Sites expected at the roll call.
         workers: Sites that train at a time.
         backend: Word for the summary.
-        device: Where the coordinator evaluates.
+        device, precision: Where and how the coordinator evaluates.
         test: The coordinator's own test images; None in a real federation that has none.
         coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
     """
@@ -47,6 +47,7 @@ class Setting:
     workers: int
     backend: str
     device: str = "cpu"
+    precision: Precision = "auto"
     test: ImageSet | None = None
     coverage: LabelContract | None = None
 
@@ -65,6 +66,8 @@ def outcome_of(
 ) -> Outcome:
     """Save the model where there is one, and test it."""
     answers = list(replies.accepted.values())
+    for site, reason in replies.absent.items():
+        setting.folder.event("absent", round="test", site=site, reason=reason)
     contract = setting.coverage or strategy.contract
     if strategy.method.has_global_model:
         sha256 = _save(network, strategy.state.selected, strategy.contract, setting)
@@ -89,7 +92,7 @@ def _tested(network: SplitNetwork, setting: Setting) -> dict[str, ClassMetrics]:
     assert setting.test is not None
     network.to(setting.device)
     images = channels_first(setting.test.images).to(setting.device)
-    scores = logits_of(network, images).sigmoid().cpu().numpy()
+    scores = logits_of(network, images, setting.precision).sigmoid().cpu().numpy()
     return per_class(scores, label_matrix(setting.test, network.class_names).numpy(), network.class_names)
 
 
@@ -131,7 +134,7 @@ def _defined(value: float) -> float | None:
 
 
 def _joint_sha256(answers: Sequence[EvaluateReply]) -> str:
-    return hashlib.sha256("".join(a.model_sha256 for a in answers).encode()).hexdigest()
+    return hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
 
 
 def _site_result(answer: EvaluateReply) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """flwr-sim predict and evaluate: a saved model and images, with nothing else at hand."""
 
 import csv
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ def predict_to_csv(folder: Path, data: Path, destination: Path) -> int:
     """
     if destination.exists():
         raise BadInput([Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")])
+    if not destination.parent.is_dir():
+        raise BadInput([Fault(f"--out {destination}", "its folder does not exist.", "Make it first.")])
     network = load_model(folder)
     pictures = read_pictures(data, network)
     probabilities = scores_of(network, pictures.images)
@@ -92,7 +95,7 @@ def read_pictures(data: Path, network: SplitNetwork) -> Pictures:
 def _npz_pictures(data: Path) -> Pictures:
     """The test part, or whichever there is, named by row; or an array called ``images``."""
     try:
-        with np.load(data, allow_pickle=False) as arrays:
+        with data.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
             key = next((key for key in keys if key in arrays), None)
             if key is None:
@@ -106,9 +109,9 @@ def _npz_pictures(data: Path) -> Pictures:
                     ]
                 )
             images = arrays[key]
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, TypeError, zipfile.BadZipFile) as error:
         raise BadInput([Fault(str(data), f"is not an npz file that can be read: {error}.")]) from None
-    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)):
         expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
         problem = f"{key} is {images.dtype} of shape {images.shape}, {expected}."
         raise BadInput([Fault(str(data), problem)])
@@ -157,8 +160,11 @@ def _folder_spec(network: SplitNetwork, data: Path, pictures: Path | None) -> Fo
     """A csv with a column ``image`` and one column a class that the model knows."""
     if not data.is_file():
         raise BadInput([Fault(str(data), "there is no such file.")])
-    with data.open(newline="", encoding="utf-8-sig") as file:
-        header = next(csv.reader(file), [])
+    try:
+        with data.open(newline="", encoding="utf-8-sig") as file:
+            header = next(csv.reader(file), [])
+    except UnicodeDecodeError:
+        raise BadInput([Fault(str(data), "is not UTF-8 text.", "Save it as UTF-8.")]) from None
     columns = tuple(name for name in header if name in network.class_names)
     if "image" not in header or not columns:
         problem = f'has columns {quoted(header)}; expected "image" and at least one of {quoted(network.class_names)}.'

@@ -25,7 +25,7 @@ class SiteRecord(_Record):
 
 
 class SiteResult(_Record):
-    """How the best model does on one site's own validation data."""
+    """The best model at one site: validation loss on its own data, AUROC on its test part, for its own classes."""
 
     validation_loss: float | None = None
     mean_auroc: float | None = None

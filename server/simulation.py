@@ -44,6 +44,7 @@ def simulate(file: ExperimentFile, out: Path, console: Console) -> dict[str, Any
         workers=workers.count if ray else 1,
         backend=experiment.simulation.backend,
         device="cuda" if torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0 else "cpu",
+        precision=experiment.training.precision,
         test=data.splits.test,
         coverage=data.contract,
     )
@@ -89,14 +90,28 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
         data = simulated_data(experiment, file.base)
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{file.path.name}: {fault.where}") for fault in error.faults) from None
+    contract = data.contract
     if method.pooled == "no":
-        method.refuse_unfit(data.contract)
+        method.refuse_unfit(contract)
+        stop_on(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
 
 
-def _section_faults(experiment: Experiment) -> list[Fault]:
-    """Tables that a simulation cannot do without."""
-    absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
+def _participation_faults(experiment: Experiment, sites: int, file_name: str) -> list[Fault]:
+    """More sites asked for than there are."""
     return [
-        Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/ for examples.") for name in absent
+        Fault(f"{file_name}: participation.{key}", f"is {asked}, but the partition makes {sites} sites.")
+        for key in ("min_sites", "sites_per_round")
+        if (asked := getattr(experiment.participation, key)) > sites
     ]
+
+
+def _section_faults(experiment: Experiment) -> list[Fault]:
+    """Tables that a simulation cannot do without, and a GPU that is not there."""
+    absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
+    faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
+    section = experiment.simulation
+    if section.gpus_per_site > 0 and not section.address and not torch.cuda.is_available():
+        problem = f"is {section.gpus_per_site}, but this machine shows no GPU."
+        faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
+    return faults

@@ -26,7 +26,7 @@ Weighting = Literal["uniform", "samples"]
 class Parameters(BaseModel):
     """The ``[method]`` table that every averaging method shares."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     trunk: TrunkRule = "fedavg"
     weighting: Weighting = "uniform"

@@ -186,7 +186,7 @@ class RoundStrategy(Strategy):
             reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
             raise TooFewSites(f"round {server_round}: {len(accepted)} of {len(self._sent)} sites replied. {reasons}")
         validation = validation_of(accepted)
-        judged = with_validation(self.state, validation.mean_loss)
+        judged = with_validation(self.state, validation.loss)
         model = aggregated(self.state.model, list(accepted.values()), self.method.weighting)
         counted = MappingProxyType({**self.state.counted, **dict.fromkeys(accepted, server_round)})
         self.state = replace(judged, round=server_round, model=model, counted=counted)
@@ -219,14 +219,23 @@ class RoundStrategy(Strategy):
         received = self._received(server_round, replies, EvaluateReply)
         self.last_validation = validation_of(received.accepted)
         mean = self.last_validation.mean_loss
-        self.state = with_validation(self.state, mean)
+        self.state = with_validation(self.state, self.last_validation.loss)
         return None if mean is None else MetricRecord({"validation-loss": mean})
 
     def test(self, grid: Grid) -> Replies[EvaluateReply]:
-        """Have every site test the best model, with its own parts of it where it keeps any, on its own test part."""
+        """Have every site test the best model, with its own parts of it where it keeps any, on its own test part.
+
+        Raises:
+            TooFewSites: If fewer than ``min_sites`` answer and there is no global model to test instead.
+        """
         messages = self._evaluate_messages(self.state.round, self.state.selected, test=True)
         replies = grid.send_and_receive(messages, timeout=self.participation.round_deadline_s)
-        return self._received(self.state.round, replies, EvaluateReply)
+        received = self._received(self.state.round, replies, EvaluateReply)
+        needed = self.participation.min_sites or len(self.members)
+        if not self.method.has_global_model and len(received.accepted) < needed:
+            reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
+            raise TooFewSites(f"test: {len(received.accepted)} of {needed} sites replied. {reasons}")
+        return received
 
     def _evaluate_messages(self, server_round: int, model: ModelState, *, test: bool) -> list[Message]:
         self._sent, self._down, messages = {}, {}, []

@@ -19,7 +19,7 @@ class FederationState:
         model: The global model after that round.
         best: Model of the best round so far; None before any was evaluated.
         best_round: Its round, -1 for none; 0 is the initial model.
-        best_loss: Its mean validation loss.
+        best_losses: Its validation losses, by site.
         counted: Site -> last round in which its reply counted.
     """
 
@@ -27,7 +27,7 @@ class FederationState:
     model: ModelState
     best: ModelState | None = None
     best_round: int = -1
-    best_loss: float = float("inf")
+    best_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     counted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -73,8 +73,17 @@ def aggregated(model: ModelState, replies: Sequence[TrainReply], weighting: Weig
     )
 
 
-def with_validation(state: FederationState, mean_loss: float | None) -> FederationState:
-    """Take note of the current model's mean validation loss; the lowest is best, the first of equals (specs 1.4)."""
-    if mean_loss is None or not mean_loss < state.best_loss:
+def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:
+    """Take note of the current model's validation losses, by site; the lowest uniform mean is best (specs 1.4).
+
+    Where not the same sites judged both models, the means run over those that did; models that no site judged both
+    cannot be compared, and the earlier stays. The first of equals is best.
+    """
+    if not losses:
         return state
-    return replace(state, best=state.model, best_round=state.round, best_loss=mean_loss)
+    common = sorted(set(losses) & set(state.best_losses))
+    before, now = (sum(found[site] for site in common) for found in (state.best_losses, losses))
+    if state.best is not None and not now < before:
+        return state
+    kept = MappingProxyType(dict(losses))
+    return replace(state, best=state.model, best_round=state.round, best_losses=kept)

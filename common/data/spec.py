@@ -20,7 +20,7 @@ SPLIT_SEED = 1337
 class Spec(BaseModel):
     """Unknown keys are refused, values cannot change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class NpzSpec(Spec):
@@ -47,7 +47,7 @@ class NpzSpec(Spec):
     image_size: Count | None = None
     resize: Resize = "pad"
     skip_budget: Fraction = 0.05
-    split_seed: int = SPLIT_SEED
+    split_seed: Annotated[int, Field(ge=0, lt=2**32)] = SPLIT_SEED
 
 
 class PictureSpec(Spec):
@@ -69,7 +69,7 @@ class PictureSpec(Spec):
     color: bool = False
     skip_budget: Fraction = 0.05
     missing_files: Literal["ignore", "fault"] = "fault"
-    split_seed: int = SPLIT_SEED
+    split_seed: Annotated[int, Field(ge=0, lt=2**32)] = SPLIT_SEED
 
 
 class FolderSpec(PictureSpec):
@@ -167,7 +167,7 @@ class DigitsSpec(Spec):
 
     kind: Literal["digits"]
     image_size: Count | None = None
-    split_seed: int = SPLIT_SEED
+    split_seed: Annotated[int, Field(ge=0, lt=2**32)] = SPLIT_SEED
 
 
 class PhantomSpec(Spec):
@@ -183,7 +183,7 @@ class PhantomSpec(Spec):
     images: Annotated[int, Field(ge=20)] = 3000
     image_size: Annotated[int, Field(ge=16)] = 64
     seed: Annotated[int, Field(ge=0)] = 0
-    split_seed: int = SPLIT_SEED
+    split_seed: Annotated[int, Field(ge=0, lt=2**32)] = SPLIT_SEED
 
 
 DataSpec = Annotated[

@@ -76,7 +76,7 @@ class ModelSpec(BaseModel):
         std: Pixel standard deviation per channel after division by 255; default by architecture.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     architecture: Architecture
     channels: Literal[1, 3] = 3

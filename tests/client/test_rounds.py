@@ -209,11 +209,11 @@ def test_warming_up_leaves_the_backbone_alone_and_keeps_the_epoch_with_the_lowes
     assert all(torch.equal(tensor, fresh[name]) for name, tensor in work.network.backbone.state_dict().items())
 
 
-def test_only_round_one_warms_up(tmp_path: Path) -> None:
+def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path) -> None:
     warm, cold = plan("surgical", {"warm_up_epochs": 2}), plan("surgical", {})
     model = beginning(warm)
     first, second = (
-        [train_round(site(tmp_path / f"{n}{r}"), request(of, model, r)).update.trunk for r in (1, 2)]
+        [train_round(site(tmp_path / f"{n}{c}"), request(of, model, 5, counted=c)).update.trunk for c in (0, 4)]
         for n, of in (("warm", warm), ("cold", cold))
     )
     assert not np.array_equal(first[0], second[0])

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from tests.federations import DIGITS as SMALL
@@ -162,6 +163,39 @@ def test_too_many_corrupt_images_stop_the_run_with_their_names(
     ended = refused(capsys, tmp_path, folder_experiment(tmp_path, corrupt=7))
     assert "00.png" in ended.err
     assert "06.png" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.lr=inf", "training.lr: Input should be a finite number; got Infinity."),
+        ("training.lr=nan", "training.lr: Input should be "),
+        ("run.seed=99999999999999999999", "run.seed: Input should be less than 9223372036854775808"),
+        ("data.split_seed=-1", "data.split_seed: Input should be greater than or equal to 0; got -1."),
+        ("participation.min_sites=5", "participation.min_sites: is 5, but the partition makes 3 sites."),
+        ("participation.sites_per_round=4", "participation.sites_per_round: is 4, but the partition makes 3 sites."),
+        ('partition={kind = "class_lists", lists = {"../away" = ["0"]}}', "partition.lists"),
+    ],
+)
+def test_numbers_and_names_that_cannot_be_are_refused_before_training(
+    override: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert said in refused(capsys, tmp_path, SMALL, "--set", override).err
+
+
+def test_a_site_name_that_leads_out_of_the_run_folder_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    names = ", ".join(f'"{digit}"' for digit in range(10))
+    partition = f'partition={{kind = "class_lists", lists = {{"../away" = [{names}]}}}}'
+    ended = refused(capsys, tmp_path, SMALL, "--set", partition)
+    assert 'site name: "../away" cannot name a folder.' in ended.err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_share_of_a_gpu_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ended = refused(capsys, tmp_path, SMALL, "--set", "simulation.gpus_per_site=0.5")
+    assert "simulation.gpus_per_site: is 0.5, but this machine shows no GPU." in ended.err
 
 
 def test_an_override_that_is_no_assignment_is_explained(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

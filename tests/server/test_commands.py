@@ -2,6 +2,7 @@
 
 import csv
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +122,45 @@ def test_compare_refuses_a_folder_of_another_experiment(finished: Path, capsys: 
     assert "holds an unfinished run or another experiment" in ended.err
 
 
+def test_compare_refuses_experiments_that_tables_could_not_tell_apart(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
+    (tmp_path / "b.toml").write_text('extends = "a.toml"\n[method]\nwarm_up_epochs = 1\n', encoding="utf-8")
+    ended = flwr_sim(capsys, "compare", tmp_path / "a.toml", tmp_path / "b.toml", "--out", tmp_path / "out")
+    assert ended.code == 2
+    assert 'run.name: "surgical" is the name of "a.toml", "b.toml". Give each its own.' in ended.err
+
+
+def test_compare_refuses_a_seed_that_it_would_overrule(capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
+    ended = flwr_sim(capsys, "compare", tmp_path / "a.toml", "--out", tmp_path / "out", "--set", "run.seed=7")
+    assert ended.code == 2
+    assert "--set run.seed: is settled by --seeds." in ended.err
+
+
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (lambda path: path.write_bytes(b"PK\x03\x04 cut off"), "is not an npz file that can be read"),
+        (lambda path: path.write_bytes(b"\x93NUMPY one array, no archive"), "is not an npz file that can be read"),
+        (lambda path: np.savez(path, images=np.zeros((2, 8, 8, 4), np.uint8)), "(2, 8, 8, 4), expected uint8"),
+        (lambda path: np.savez(path, scans=np.zeros(2)), 'has no images. Keys: "scans".'),
+    ],
+)
+def test_predict_says_what_is_wrong_with_an_npz(
+    write: Callable[[Path], object], said: str, finished: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    write(tmp_path / "scans.npz")
+    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "scans.npz", "--out", tmp_path / "p.csv")
+    assert ended.code == 2
+    assert said in ended.err
+
+
+def test_predict_wants_the_folder_of_its_answer_to_exist(finished: Path, capsys: Capture, tmp_path: Path) -> None:
+    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path, "--out", tmp_path / "none" / "p.csv")
+    assert ended.code == 2
+    assert "its folder does not exist." in ended.err
+
+
 @needs_real_data
 @pytest.mark.parametrize("name", ["nih_surgical", "nih_folder", "ham10000_surgical", "mnist_surgical"])
 def test_the_projects_experiments_run_on_real_images(name: str, capsys: Capture, tmp_path: Path) -> None:
@@ -132,11 +172,12 @@ def test_the_projects_experiments_run_on_real_images(name: str, capsys: Capture,
     assert summary["test"]["mean_auroc"] is not None
 
 
-def test_the_demo_leaves_nothing_but_its_own_folder_alone(capsys: Capture, tmp_path: Path) -> None:
-    (tmp_path / "thesis.txt").write_text("mine", encoding="utf-8")
+@pytest.mark.parametrize("name", ["thesis.txt", "surgical", "report.html"])
+def test_the_demo_removes_no_folder_but_a_demos(name: str, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("mine", encoding="utf-8")
     ended = flwr_sim(capsys, "demo", "--out", tmp_path)
     assert ended.code == 2
-    assert (tmp_path / "thesis.txt").exists()
+    assert (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize("program", ["server.cli", "client.cli"])
