@@ -24,7 +24,7 @@ demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla
 	$(BIN)/flwr-sim demo
 
 test: $(VENV)/installed lint  ## all tests (those on real data skip where ../shared/data is absent)
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 quick: $(VENV)/installed  ## tests without whole federations on Ray
 	$(BIN)/pytest -m 'not slow'
