@@ -76,8 +76,8 @@ class RollCallAnswer:
 
 
 @dataclass(frozen=True)
-class TrainRequest:
-    """Train one round from this model.
+class Request:
+    """What every request to a site says.
 
     Attributes:
         class_names: The head rows the site holds in this run, in the order its head has them.
@@ -93,6 +93,18 @@ class TrainRequest:
     counted: int
     best: int
     model: Groups
+
+
+@dataclass(frozen=True)
+class TrainRequest(Request):
+    """Train one round from this model."""
+
+
+@dataclass(frozen=True)
+class EvaluateRequest(Request):
+    """Evaluate this model on the site's validation part and, for a ``test``, the best model on its test part too."""
+
+    test: bool
 
 
 @dataclass(frozen=True)
@@ -118,21 +130,6 @@ class TrainReply:
     def __post_init__(self) -> None:
         if self.train_samples < 1:
             raise WireError(f"train_samples must be positive, not {self.train_samples}.")
-
-
-@dataclass(frozen=True)
-class EvaluateRequest:
-    """Evaluate this model on the site's validation part, or (``test``) the best model on its test part."""
-
-    run: str
-    round: int
-    plan: str
-    contract: str
-    class_names: tuple[str, ...]
-    counted: int
-    best: int
-    test: bool
-    model: Groups
 
 
 @dataclass(frozen=True)

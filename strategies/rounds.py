@@ -10,8 +10,9 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
-from typing import TypedDict
+from typing import TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -39,18 +40,7 @@ from strategies.replies import Replies, Reply, decoded, validation_of
 from strategies.roll_call import Member, call_the_roll
 from strategies.state import FederationState, aggregated, groups_expected, groups_for, with_validation
 
-
-class Addressed(TypedDict):
-    """The fields that :class:`TrainRequest` and :class:`EvaluateRequest` share."""
-
-    run: str
-    round: int
-    plan: str
-    contract: str
-    class_names: tuple[str, ...]
-    counted: int
-    best: int
-    model: Groups
+Q = TypeVar("Q", TrainRequest, EvaluateRequest)
 
 
 class RoundStrategy(Strategy):
@@ -149,23 +139,23 @@ class RoundStrategy(Strategy):
         return sorted(generator.choice(names, size, replace=False).tolist())
 
     def _train_message(self, server_round: int, site: str) -> Message:
-        addressed = self._addressed(server_round, site, self.state.model)
-        self._sent[site] = groups_expected(addressed["model"], self.method)
-        return self._message(site, MessageType.TRAIN, server_round, encode(TrainRequest(**addressed)))
+        request = self._request(TrainRequest, server_round, site, self.state.model)
+        self._sent[site] = groups_expected(request.model, self.method)
+        return self._message(site, MessageType.TRAIN, server_round, encode(request))
 
-    def _addressed(self, server_round: int, site: str, model: ModelState) -> Addressed:
-        """What every request to a site says: this run and round, and the model with that site's own head rows."""
+    def _request(self, make: Callable[..., Q], server_round: int, site: str, model: ModelState) -> Q:
+        """A request of this run and round, and the model with that site's own head rows."""
         rows = self.method.rows_of(site, self.contract)
-        return {
-            "run": self.run,
-            "round": server_round,
-            "plan": self._plan_json,
-            "contract": self.contract.hash,
-            "class_names": tuple(rows),
-            "counted": self.state.counted.get(site, 0),
-            "best": self.state.best_round,
-            "model": groups_for(model, rows),
-        }
+        return make(
+            run=self.run,
+            round=server_round,
+            plan=self._plan_json,
+            contract=self.contract.hash,
+            class_names=tuple(rows),
+            counted=self.state.counted.get(site, 0),
+            best=self.state.best_round,
+            model=groups_for(model, rows),
+        )
 
     def _message(self, site: str, kind: str, server_round: int, content: RecordDict) -> Message:
         self._down[site] = payload_bytes(content)
@@ -240,7 +230,7 @@ class RoundStrategy(Strategy):
     def _evaluate_messages(self, server_round: int, model: ModelState, *, test: bool) -> list[Message]:
         self._sent, self._down, messages = {}, {}, []
         for site in sorted(self.members):
-            request = EvaluateRequest(**self._addressed(server_round, site, model), test=test)
+            request = self._request(partial(EvaluateRequest, test=test), server_round, site, model)
             self._sent[site] = Groups()
             messages.append(self._message(site, MessageType.EVALUATE, server_round, encode(request)))
         return messages
