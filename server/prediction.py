@@ -35,8 +35,8 @@ class Pictures:
     unreadable: Mapping[str, str]
 
 
-def predict_to_csv(folder: Path, data: Path, destination: Path) -> int:
-    """Write one row an image and one column a class, probabilities; return the number of rows.
+def predict_to_csv(folder: Path, data: Path, destination: Path) -> tuple[int, int]:
+    """Write one row an image and one column a class, probabilities; return how many could be read, and how many not.
 
     An image that cannot be read has a row with empty cells and the reason in the last column.
 
@@ -59,7 +59,7 @@ def predict_to_csv(folder: Path, data: Path, destination: Path) -> int:
         writer.writerows(
             [name, *[""] * len(network.class_names), reason] for name, reason in pictures.unreadable.items()
         )
-    return len(pictures.names) + len(pictures.unreadable)
+    return len(pictures.names), len(pictures.unreadable)
 
 
 def scores_of(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:

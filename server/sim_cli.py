@@ -100,8 +100,9 @@ def predict(
     """
     from server.prediction import predict_to_csv
 
-    rows = predict_to_csv(folder, data, out)
-    console.print(f"{rows} images -> {out}")
+    read, unreadable = predict_to_csv(folder, data, out)
+    unread = f"; {unreadable} could not be read, see its last column" if unreadable else ""
+    console.print(f"{read} images -> {out}{unread}")
 
 
 @app.command()

@@ -40,6 +40,8 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(
     ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "pictures", "--out", tmp_path / "p.csv")
     rows = list(csv.DictReader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))
     assert ended.code == 0
+    assert "3 images -> " in ended.out
+    assert "1 could not be read" in ended.out
     assert [row["image"] for row in rows] == ["0.png", "1.png", "2.png", "broken.png"]
     assert all(0 < float(row["7"]) < 1 for row in rows[:3])
     assert rows[3]["7"] == ""
