@@ -41,7 +41,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     report = write_comparison_report(comparison, out / "report.html")
     console.print(coverage_table(summaries))
     console.print(_verdict(dict(summaries)))
-    console.print(f"Report: {report}")
+    console.print(f"Report: {report}", soft_wrap=True)
 
 
 def _make_room(out: Path) -> None:

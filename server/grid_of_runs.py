@@ -74,7 +74,7 @@ def run_all(
     report = write_comparison_report(comparison, out / "report.html")
     console.print(comparison_table(comparison))
     (out / "comparison.md").write_text(markdown_table(comparison) + "\n", encoding="utf-8")
-    console.print(f"Report: {report}")
+    console.print(f"Report: {report}", soft_wrap=True)
 
 
 def _check(cells: Sequence[Cell]) -> None:
@@ -131,7 +131,7 @@ def _run(todo: Sequence[Cell], total: int, jobs: int, console: Console) -> list[
             for future in done:
                 cell, failure = waiting.pop(future), future.result()
                 progress.advance(task)
-                progress.console.print(f"{'failed' if failure else 'done'}  {cell.folder}")
+                progress.console.print(f"{'failed' if failure else 'done'}  {cell.folder}", soft_wrap=True)
                 failures += [f"{cell.folder}: {failure}"] if failure else []
     return failures
 

@@ -102,7 +102,7 @@ def predict(
 
     read, unreadable = predict_to_csv(folder, data, out)
     unread = f"; {unreadable} could not be read, see its last column" if unreadable else ""
-    console.print(f"{read} images -> {out}{unread}")
+    console.print(f"{read} images -> {out}{unread}", soft_wrap=True)
 
 
 @app.command()
@@ -156,7 +156,7 @@ def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
     from server.report.tables import coverage_table
 
     console.print(coverage_table([(summary["name"], summary)]))
-    console.print(f"Report: {out / 'report.html'}")
+    console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
