@@ -40,7 +40,7 @@ class ProgressBar:
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         facts = f"{len(record.sites)} of {self._sites} sites  loss {np.mean(list(record.train_loss.values())):.3f}"
         if (loss := record.validation.mean_loss) is not None:
-            facts += f"  validation {loss:.3f}"
+            facts += f"  round before: validation {loss:.3f}"
         if (auroc := record.validation.mean_auroc) is not None:
             facts += f"  AUROC {auroc:.3f}"
         self._progress.update(self._task, completed=record.round, facts=facts)
