@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from common.files import write_atomically
-from common.models.state import Head
 from common.wire import Groups
 
 Arrays = Mapping[str, NDArray[np.float32]]
@@ -65,7 +64,7 @@ class MemoryFolder:
 
     def keep(self, memory: Memory) -> None:
         """Write the memory of a round beside that of the round before."""
-        named = {f"{group}/{name}": a for group in _GROUPS for name, a in _named(getattr(memory, group)).items()}
+        named = {f"{group}/{name}": a for group in _GROUPS for name, a in getattr(memory, group).named().items()}
         named |= {f"optimizer/{name}": array for name, array in memory.optimizer.items()}
         facts = {name: getattr(memory, name) for name in _FACTS}
         facts["classes"] = {g: list(h.class_names) for g in _GROUPS if (h := getattr(memory, g).head) is not None}
@@ -79,26 +78,16 @@ _GROUPS = ("parts", "evaluated", "best")
 _FACTS = ("round", "evaluated_round", "best_round", "best_loss")
 
 
-def _named(groups: Groups) -> dict[str, NDArray[np.float32]]:
-    named = {"trunk": groups.trunk, "norm": groups.norm}
-    if groups.head:
-        named |= {"head.weight": groups.head.weight, "head.bias": groups.head.bias}
-    return {name: array for name, array in named.items() if array is not None}
-
-
 def _read(path: Path) -> Memory:
     with safe_open(path, framework="numpy") as file:
         facts: dict[str, Any] = json.loads(file.metadata()["facts"])
         arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     classes = facts.pop("classes")
-    groups: dict[str, Any] = {group: _groups(_below(arrays, group), classes.get(group)) for group in _GROUPS}
+    groups: dict[str, Any] = {
+        group: Groups.of_named(_below(arrays, group), classes.get(group, [])) for group in _GROUPS
+    }
     return Memory(optimizer=_below(arrays, "optimizer"), **groups, **facts)
 
 
 def _below(arrays: Arrays, prefix: str) -> dict[str, NDArray[np.float32]]:
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
-
-
-def _groups(arrays: Arrays, class_names: list[str] | None) -> Groups:
-    head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
-    return Groups(arrays.get("trunk"), arrays.get("norm"), head)

@@ -11,6 +11,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -46,6 +47,19 @@ class Groups:
         for name, array in (("trunk", self.trunk), ("norm", self.norm)):
             if array is not None and (array.ndim != 1 or array.dtype != np.float32):
                 raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
+
+    def named(self) -> dict[str, NDArray[np.float32]]:
+        """The arrays that are there, by the names they have on the wire and on a site's disk."""
+        arrays = {"trunk": self.trunk, "norm": self.norm}
+        if self.head:
+            arrays |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    @classmethod
+    def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":
+        """The inverse of :meth:`named`; without class names there is no head."""
+        head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
+        return cls(arrays.get("trunk"), arrays.get("norm"), head)
 
 
 @dataclass(frozen=True)
@@ -234,10 +248,7 @@ def _value(fields: dict[str, Any], name: str, kind: Any, record: str) -> Any:
 
 
 def _arrays(groups: Groups) -> ArrayRecord:
-    arrays = {"trunk": groups.trunk, "norm": groups.norm}
-    if groups.head:
-        arrays |= {"head.weight": groups.head.weight, "head.bias": groups.head.bias}
-    return ArrayRecord({name: Array(array) for name, array in arrays.items() if array is not None})
+    return ArrayRecord({name: Array(array) for name, array in groups.named().items()})
 
 
 def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
@@ -251,10 +262,11 @@ def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
     if ("head.weight" in arrays) != bool(class_names) or ("head.bias" in arrays) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
     try:
-        head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
+        return Groups.of_named(arrays, class_names)
+    except WireError:
+        raise
     except (ValueError, AssertionError) as error:
         raise WireError(f"head of {name}: {error}") from error
-    return Groups(arrays.get("trunk"), arrays.get("norm"), head)
 
 
 def _read(array: Array, where: str) -> NDArray[Any]:

@@ -173,8 +173,7 @@ class RoundStrategy(Strategy):
         arrived = time.monotonic()
         accepted = received.accepted
         if len(accepted) < (self.participation.min_sites or len(self._sent)):
-            reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
-            raise TooFewSites(f"round {server_round}: {len(accepted)} of {len(self._sent)} sites replied. {reasons}")
+            raise _too_few(f"round {server_round}", received, len(self._sent))
         validation = validation_of(accepted)
         judged = with_validation(self.state, validation.loss)
         model = aggregated(self.state.model, list(accepted.values()), self.method.weighting)
@@ -223,8 +222,7 @@ class RoundStrategy(Strategy):
         received = self._received(self.state.round, replies, EvaluateReply)
         needed = self.participation.min_sites or len(self.members)
         if not self.method.has_global_model and len(received.accepted) < needed:
-            reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
-            raise TooFewSites(f"test: {len(received.accepted)} of {needed} sites replied. {reasons}")
+            raise _too_few("test", received, needed)
         return received
 
     def _evaluate_messages(self, server_round: int, model: ModelState, *, test: bool) -> list[Message]:
@@ -272,10 +270,16 @@ class RoundStrategy(Strategy):
         return f"tested {quoted(strangers)}, which it does not annotate" if strangers else ""
 
 
+def _too_few(what: str, received: Replies[Reply], wanted: int) -> TooFewSites:
+    """Who replied to what, and why the others did not."""
+    reasons = "; ".join(f"{site}: {why}" for site, why in received.absent.items())
+    return TooFewSites(f"{what}: {len(received.accepted)} of {wanted} sites replied. {reasons}")
+
+
 def array_record(model: ModelState) -> ArrayRecord:
     """The global model as Flower's loop carries it."""
-    arrays = {"trunk": model.trunk, "norm": model.norm, "head.weight": model.head.weight, "head.bias": model.head.bias}
-    return ArrayRecord({name: Array(array) for name, array in arrays.items()})
+    named = Groups(model.trunk, model.norm, model.head).named()
+    return ArrayRecord({name: Array(array) for name, array in named.items()})
 
 
 def model_state(arrays: ArrayRecord, class_names: tuple[str, ...]) -> ModelState:
