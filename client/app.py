@@ -1,4 +1,4 @@
-"""The ClientApp: three questions a coordinator may ask, answered by typed records."""
+"""The ClientApp: what a coordinator may ask or tell, answered by typed records."""
 
 from collections.abc import Callable
 
@@ -11,18 +11,38 @@ from common import __version__
 from common.config import Plan
 from common.models.network import build
 from common.models.state import layout_of
-from common.wire import EvaluateRequest, RollCall, RollCallAnswer, TrainRequest, decode, encode
+from common.wire import (
+    EvaluateRequest,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    RollCallAnswer,
+    TrainRequest,
+    decode,
+    encode,
+)
 
 SiteOf = Callable[[Context], Site]
 
 
-def client_app(site_of: SiteOf) -> ClientApp:
-    """Build the app of a process that serves one site, or, in simulation, whichever site is asked for."""
+def client_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None] = lambda refusal: None) -> ClientApp:
+    """Build the app of a process that serves one site, or, in simulation, whichever site is asked for.
+
+    Args:
+        site_of: Finds the site that a message is for.
+        on_refusal: Told when the coordinator does not take the site.
+    """
     app = ClientApp()
 
     @app.query("roll_call")
     def _(message: Message, context: Context) -> Message:
         return Message(encode(answer(site_of(context), decode(message.content, RollCall))), reply_to=message)
+
+    @app.query("refusal")
+    def _(message: Message, context: Context) -> Message:
+        refusal = decode(message.content, Refusal)
+        on_refusal(refusal)
+        return Message(encode(RefusalNoted(refusal.run, site_of(context).name)), reply_to=message)
 
     @app.train()
     def _(message: Message, context: Context) -> Message:

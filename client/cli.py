@@ -1,9 +1,110 @@
-"""flwr-client: not in this release."""
+"""flwr-client: the hospital's program."""
 
-import sys
+import os
+
+# Before flwr is imported: nothing of ours calls home, nothing is installed at run time.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
+)
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from client.refusals import ExitCode, Refused
+from common.terminal import end_on_sigterm, run_program, teller
+
+app = typer.Typer(
+    name="flwr-client",
+    help="Take part in a federation with this hospital's images, which stay here.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
 
 
-def main() -> None:
-    """Say what there is instead, and exit with 2."""
-    print("flwr-client: federations over the network are not in this release. Use flwr-sim.", file=sys.stderr)
-    sys.exit(2)
+@app.command()
+def init(
+    folder: Folder,
+    name: Annotated[str, typer.Option("--name", help="The site's name in the federation.")],
+) -> None:
+    """Make this site's key pair and the request for the coordinator.
+
+    Example: flwr-client init north --name north
+    """
+    from client.first_day import prepare
+
+    for line in prepare(folder, name):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def start(folder: Folder) -> None:
+    """Connect, and train when asked; goes on until it is stopped, whatever happens to the connection.
+
+    Exit codes: 0 stopped on request, 2 a fault in site.toml or the data, 10 no TLS, 11 certificate of another
+    authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
+    17 another release, 18 labels contradict those of the others.
+    """
+    from client.service import Service, alone_in
+    from client.settings import open_site, read_credentials, read_settings
+    from client.status import Status, health_server
+
+    end_on_sigterm()
+    tell, settings = teller(console), read_settings(folder)
+    kit = read_credentials(settings)
+    status = Status(site=settings.file.name, coordinator=kit.coordinator)
+    with alone_in(settings.state), health_server(status, settings.file.health, settings.state):
+        site = open_site(settings)
+        counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
+        tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical)}")
+        for part in (site.train, site.validation, site.test):
+            for skipped in part.skipped:
+                tell(f"left out {skipped.name}: {skipped.reason}")
+        try:
+            Service(settings, kit, site, tell, status).run()
+        except Refused as refusal:
+            status.failed(str(refusal))
+            raise
+        except (SystemExit, KeyboardInterrupt):
+            tell("stopped on request; what was begun is taken up again at the next start")
+            raise SystemExit(int(ExitCode.STOPPED)) from None
+
+
+@app.command()
+def status(folder: Folder, as_json: AsJson = False) -> None:
+    """Say what the running flwr-client of this folder is doing."""
+    from client.status import asked, in_words
+
+    found = asked(folder / "state")
+    if as_json:
+        print(json.dumps(found))
+    else:
+        console.print(in_words(found), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def health(folder: Folder) -> None:
+    """Exit with 0 if the running flwr-client of this folder is well, else with 1: for health checks of containers."""
+    from client.status import asked
+
+    found = asked(folder / "state")
+    print("healthy" if found["healthy"] else f"not healthy: {found['last_error']}")
+    raise SystemExit(0 if found["healthy"] else 1)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    run_program(app, arguments, (Refused,))
+
+
+if __name__ == "__main__":
+    main()

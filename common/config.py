@@ -4,25 +4,19 @@ An experiment is TOML. ``extends = "other.toml"`` takes over another file's keys
 what differs; ``--set section.key=value`` overrides any key. The part that a hospital needs travels as a :class:`Plan`.
 """
 
-import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from common.augmentation import AugmentationSpec
 from common.data.spec import DataSpec, PartitionSpec
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.errors import BadInput, Fault
 from common.models.spec import ModelSpec
-
-
-class Section(BaseModel):
-    """A table of the file; keys it does not know are faults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+from common.toml_files import Section, explained, read_toml
 
 
 class RunSection(Section):
@@ -152,7 +146,7 @@ def read_experiment(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
-        raise BadInput([*faults, *_explained(error, path.name)]) from None
+        raise BadInput([*faults, *explained(error, Experiment, path.name, extra=("extends",))]) from None
     if faults:
         raise BadInput(faults)
     return ExperimentFile(experiment, base_of_paths)
@@ -162,13 +156,7 @@ def _read_tree(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], 
     """Read one TOML file over the file it extends; paths inside count from the file that is read."""
     if path.resolve() in children:
         raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
-    if not path.is_file():
-        remedy = did_you_mean(path.name, (p.name for p in path.parent.glob("*.toml"))) if path.parent.is_dir() else ""
-        raise BadInput([Fault(str(path), "there is no such file.", remedy)])
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput([Fault(path.name, f"is not valid TOML: {error}.")]) from None
+    tree = read_toml(path)
     parent = tree.pop("extends", None)
     if parent is None:
         return tree, path
@@ -212,59 +200,3 @@ def _toml_value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def _explained(error: ValidationError, file_name: str) -> list[Fault]:
-    """Say pydantic's faults in our words: file, key, what came, what was expected."""
-    return [_explain(dict(one), file_name) for one in error.errors(include_url=False)]
-
-
-def _explain(one: dict[str, Any], file_name: str) -> Fault:
-    steps = [str(step) for step in one["loc"]]
-    kinds = _kinds(DataSpec) | _kinds(PartitionSpec)
-    key = ".".join(step for step in steps if step not in kinds)
-    where, came = f"{file_name}: {key}", json.dumps(one.get("input"), default=str)
-    if one["type"] == "extra_forbidden":
-        known = _known_keys(steps[:-1])
-        return Fault(
-            where, "is not a key of an experiment.", did_you_mean(steps[-1], known) or f"Known: {quoted(known)}."
-        )
-    if one["type"] == "missing":
-        return Fault(where, "is missing.", "")
-    if one["type"].startswith("union_tag"):
-        return Fault(f"{where}.kind", f"is {_tag(one)}.", f"Expected one of {quoted(sorted(_kinds_at(steps)))}.")
-    return Fault(where, f"{one['msg'].removeprefix('Value error, ').rstrip('.')}; got {came}.")
-
-
-def _tag(one: Mapping[str, Any]) -> str:
-    value = one.get("input")
-    return json.dumps(value.get("kind")) if isinstance(value, dict) and "kind" in value else "missing"
-
-
-def _members(union: Any) -> tuple[type[BaseModel], ...]:
-    """The models of an annotated discriminated union."""
-    return tuple(get_args(get_args(union)[0]))
-
-
-def _kinds(union: Any) -> set[str]:
-    return {_kind(member) for member in _members(union)}
-
-
-def _kind(member: type[BaseModel]) -> str:
-    return str(get_args(member.model_fields["kind"].annotation)[0])
-
-
-def _kinds_at(steps: Sequence[str]) -> set[str]:
-    return _kinds(DataSpec) if steps[:1] == ["data"] else _kinds(PartitionSpec)
-
-
-def _known_keys(steps: Sequence[str]) -> tuple[str, ...]:
-    """Keys of the table that the steps lead to."""
-    if not steps:
-        return (*Experiment.model_fields, "extends")
-    if steps[0] in ("data", "partition"):
-        union = DataSpec if steps[0] == "data" else PartitionSpec
-        members = [m for m in _members(union) if _kind(m) in steps]
-        return tuple(name for member in members for name in member.model_fields)
-    section = Experiment.model_fields[steps[0]].annotation
-    return tuple(section.model_fields) if isinstance(section, type) and issubclass(section, BaseModel) else ()

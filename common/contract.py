@@ -10,7 +10,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from common.errors import Fault, did_you_mean, quoted, stop_on
 
-_PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
+PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None
         BadInput: With every contradiction found and the lines that would mend each.
     """
     ordered = sorted(declarations, key=lambda declaration: declaration.site)
-    faults = [fault for declaration in ordered for fault in _faults_of_one(declaration)]
+    faults = [replace(fault, site=one.site) for one in ordered for fault in _faults_of_one(one)]
     faults += _repeated_sites(ordered)
     faults += _outside(ordered, class_names) + _unowned(ordered, class_names) if class_names else _look_alikes(ordered)
     stop_on(faults)
@@ -98,9 +98,9 @@ def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None
 
 
 def _faults_of_one(declaration: Declaration) -> list[Fault]:
-    where = f"site.toml of {declaration.site}: data.labels"
+    where = f"site.toml of {declaration.site}: data.annotates"
     faults = []
-    if not _PLAIN_NAME.fullmatch(declaration.site):
+    if not PLAIN_NAME.fullmatch(declaration.site):
         remedy = "Use letters, digits, spaces, dots, dashes and underscores, beginning with a letter or digit."
         faults.append(Fault("site name", f"{quoted([declaration.site])} cannot name a folder.", remedy))
     if not declaration.names:
@@ -109,7 +109,9 @@ def _faults_of_one(declaration: Declaration) -> list[Fault]:
         faults.append(Fault(where, f'"{name}" is listed more than once.', "Remove one of them."))
     for name in sorted(set(declaration.synonyms) - set(declaration.names)):
         remedy = did_you_mean(name, declaration.names) or f"Labels are {quoted(declaration.names)}."
-        faults.append(Fault(where.replace("labels", "synonyms"), f'"{name}" is not one of the site\'s labels.', remedy))
+        faults.append(
+            Fault(where.replace("annotates", "synonyms"), f'"{name}" is not one of the site\'s labels.', remedy)
+        )
     for name, locals_ in _grouped(declaration).items():
         if len(locals_) > 1:
             problem = f"{quoted(locals_)} both mean {quoted([name])}, so it is not clear which column counts."
@@ -134,9 +136,10 @@ def _outside(ordered: Sequence[Declaration], class_names: Sequence[str]) -> list
     """Canonical names that the run does not have."""
     return [
         Fault(
-            f"site.toml of {declaration.site}: data.labels",
+            f"site.toml of {declaration.site}: data.annotates",
             f"{quoted([name])} is not a class of this run. Classes: {quoted(class_names)}.",
             did_you_mean(name, class_names) or "Leave it out, or map it in data.synonyms to the class it means.",
+            declaration.site,
         )
         for declaration in ordered
         for name in declaration.canonical
@@ -165,7 +168,7 @@ def _look_alikes(ordered: Sequence[Declaration]) -> list[Fault]:
             (site, _), (other, local) = owners[first], owners[second]
             problem = f'"{first}" (site {site}) and "{second}" (site {other}) look like one class.'
             remedy = f'Two lines in site.toml of {other} settle it:\n    [data.synonyms]\n    "{local}" = "{first}"'
-            faults.append(Fault("label contract", problem, remedy))
+            faults.append(Fault("label contract", problem, remedy, other))
     return faults
 
 

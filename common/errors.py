@@ -14,11 +14,13 @@ class Fault:
         where: File and key, e.g. ``"nih.toml: data.path"``.
         problem: What came and what was expected, one sentence with its full stop.
         remedy: What to do about it, or empty where the problem says it.
+        site: The site at which it has to be mended, where it is one's.
     """
 
     where: str
     problem: str
     remedy: str = ""
+    site: str = ""
 
     def __str__(self) -> str:
         return " ".join(part for part in (f"{self.where}: {self.problem}", self.remedy) if part)

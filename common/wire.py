@@ -21,12 +21,16 @@ from numpy.typing import NDArray
 
 from common.models.state import Head
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
 
 
 class WireError(ValueError):
     """A record that this side does not accept, with the reason."""
+
+
+class WireVersionError(WireError):
+    """The other side speaks another version of these records."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,31 @@ class RollCallAnswer:
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):
             raise WireError("names and class_names must have one entry a label.")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Coordinator tells a site that it cannot take part in this run, and why; there is no second try.
+
+    Attributes:
+        kind: ``name``, ``version`` or ``labels``: what has to be mended.
+    """
+
+    run: str
+    kind: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in REFUSALS:
+            raise WireError(f"a refusal is of kind {', '.join(REFUSALS)}, not {self.kind!r}.")
+
+
+@dataclass(frozen=True)
+class RefusalNoted:
+    """Site has read why."""
+
+    run: str
+    site: str
 
 
 @dataclass(frozen=True)
@@ -169,8 +198,22 @@ class EvaluateReply:
             raise WireError("each metric must have one entry a class.")
 
 
-Record = RollCall | RollCallAnswer | TrainRequest | TrainReply | EvaluateRequest | EvaluateReply
-R = TypeVar("R", RollCall, RollCallAnswer, TrainRequest, TrainReply, EvaluateRequest, EvaluateReply)
+Record = (
+    RollCall | RollCallAnswer | Refusal | RefusalNoted | TrainRequest | TrainReply | EvaluateRequest | EvaluateReply
+)
+R = TypeVar(
+    "R",
+    RollCall,
+    RollCallAnswer,
+    Refusal,
+    RefusalNoted,
+    TrainRequest,
+    TrainReply,
+    EvaluateRequest,
+    EvaluateReply,
+)
+
+REFUSALS = ("name", "version", "labels")
 
 _ENVELOPE, _FIELDS = "envelope", "fields"
 _LISTS: dict[Any, type] = {tuple[str, ...]: str, tuple[float, ...]: float, tuple[int, ...]: int}
@@ -218,7 +261,7 @@ def _check_envelope(content: RecordDict, expected: str) -> None:
         raise WireError(f"expected {expected}, got records {sorted(content)} without an envelope.")
     if (version := envelope.get("version")) != WIRE_VERSION:
         spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
-        raise WireError(f"{spoken} Install the same release on both.")
+        raise WireVersionError(f"{spoken} Install the same release on both.")
     if envelope.get("record") != expected:
         raise WireError(f"expected {expected}, got {envelope.get('record')!r}.")
 

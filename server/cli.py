@@ -1,9 +1,209 @@
-"""flwr-server: not in this release."""
+"""flwr-server: the coordinator's program."""
 
-import sys
+import os
+
+# Before flwr is imported: nothing of ours calls home, nothing is installed at run time.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
+)
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from common.terminal import end_on_sigterm, run_program, teller
+
+app = typer.Typer(
+    name="flwr-server",
+    help="Coordinate a federation of hospitals: admit them, keep the connection up, lead runs.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+console = Console()
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
-def main() -> None:
-    """Say what there is instead, and exit with 2."""
-    print("flwr-server: federations over the network are not in this release. Use flwr-sim.", file=sys.stderr)
-    sys.exit(2)
+@app.command()
+def init(
+    folder: Folder,
+    name: Annotated[str, typer.Option("--name", help="The federation's name.")] = "",
+    hosts: Annotated[
+        list[str],
+        typer.Option("--host", help="Name or address by which hospitals reach this machine; the first is in kits."),
+    ] = [],  # noqa: B006 - typer copies it
+    port: Annotated[int, typer.Option("--port", help="The one port that hospitals reach.")] = 9092,
+    control_port: Annotated[int, typer.Option("--control-port", help="Of Flower's own APIs, on 127.0.0.1.")] = 8000,
+    listen: Annotated[str, typer.Option("--listen", help="Address that the port is bound to.")] = "0.0.0.0",
+    renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate, of the same authority.")] = False,
+) -> None:
+    """Make a coordinator's folder: settings, certificate authority, server certificate.
+
+    Example: flwr-server init trial --name trial --host fl.hospital.example
+    """
+    from server.first_day import make_folder, renew_certificate
+
+    lines = (
+        renew_certificate(folder, hosts)
+        if renew
+        else make_folder(folder, name, hosts, listen=listen, port=port, control_port=control_port)
+    )
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
+def admit(
+    folder: Folder,
+    request: Annotated[Path, typer.Argument(metavar="NAME.request", help="What the hospital sent.")],
+    yes: Yes = False,
+) -> None:
+    """Admit a hospital: see its name and the fingerprint of its key, agree, and get the kit to send back.
+
+    Example: flwr-server admit trial north.request
+    """
+    from common.errors import stop_on
+    from common.identity import fingerprint, read_request
+    from server.admission import admission_faults
+    from server.admission import admit as admitted
+    from server.coordinator import read_coordinator
+    from server.superlink import Control, answers
+
+    coordinator, wanted = read_coordinator(folder), read_request(request)
+    stop_on(admission_faults(coordinator, wanted))
+    console.print(f"site         {wanted.site}", highlight=False, markup=False)
+    console.print(f"fingerprint  {fingerprint(wanted.public_key)}", highlight=False, soft_wrap=True)
+    console.print("Ask the hospital, on another way than this file came, to read its fingerprint out to you.")
+    if not yes:
+        typer.confirm("The same, and this site shall take part?", abort=True)
+    kit = admitted(coordinator, wanted)
+    if answers(coordinator):
+        Control(coordinator).register(wanted.site, wanted.public_key)
+    console.print(f"Admitted. Send {kit} to {wanted.site}; it holds no secret.", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def start(folder: Folder) -> None:
+    """Open the port for hospitals, and stay up.
+
+    Example: flwr-server start trial
+    """
+    from server.coordinator import read_coordinator
+    from server.network import serve
+
+    end_on_sigterm()
+    tell = teller(console)
+    try:
+        serve(read_coordinator(folder), tell)
+    except (SystemExit, KeyboardInterrupt):
+        tell("stopped on request; sites wait for the next start")
+        raise SystemExit(0) from None
+
+
+@app.command()
+def run(
+    folder: Folder,
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML); its data and partition are not used.")],
+    out: Annotated[Path, typer.Option("--out", help="New folder for the run.")],
+    sites: Annotated[int, typer.Option("--sites", min=0, help="Sites to wait for; 0 for all admitted.")] = 0,
+    overrides: Annotated[
+        list[str],
+        typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
+    ] = [],  # noqa: B006
+) -> None:
+    """Lead one run over the connected hospitals.
+
+    Example: flwr-server run trial experiment.toml --out runs/first
+    """
+    from common.config import read_experiment
+    from server.coordinator import read_coordinator
+    from server.network import run as lead
+    from server.report.tables import coverage_table
+
+    end_on_sigterm()
+    summary = lead(read_coordinator(folder), read_experiment(experiment, overrides), out, sites, teller(console))
+    console.print(coverage_table([(summary["name"], summary)]))
+    console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def status(folder: Folder, as_json: AsJson = False) -> None:
+    """Say who is connected, and what the present run is doing."""
+    from server.coordinator import read_coordinator
+    from server.overview import in_words, overview
+
+    found = overview(read_coordinator(folder))
+    if as_json:
+        print(json.dumps(found))
+    else:
+        console.print(in_words(found), highlight=False)
+
+
+@app.command()
+def health(folder: Folder) -> None:
+    """Exit with 0 if the SuperLink answers, else with 1: for health checks of containers."""
+    from server.coordinator import read_coordinator
+    from server.superlink import answers
+
+    well = answers(read_coordinator(folder))
+    print("healthy" if well else "not healthy: the SuperLink does not answer")
+    raise SystemExit(0 if well else 1)
+
+
+@app.command()
+def revoke(
+    folder: Folder, site: Annotated[str, typer.Argument(metavar="SITE", help="Its name.")], yes: Yes = False
+) -> None:
+    """Take a hospital's admission back: from now on its key is refused, also in a run under way.
+
+    Example: flwr-server revoke trial north
+    """
+    from server.admission import revoke as take_back
+    from server.coordinator import read_coordinator
+    from server.superlink import Control, answers
+
+    coordinator = read_coordinator(folder)
+    if not yes:
+        typer.confirm(f"{site} shall not take part any more?", abort=True)
+    gone = take_back(coordinator, site)
+    if answers(coordinator):
+        Control(coordinator).unregister(gone.public_key)
+    console.print(f"{site} is revoked. To come back it makes a new key.", highlight=False)
+
+
+@app.command()
+def deadlines(
+    folder: Folder,
+    experiment: Annotated[Path | None, typer.Argument(help="Experiment file, for a run's own deadlines.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List every timer: its value, where it comes from, and what happens when it fires."""
+    from common.config import read_experiment
+    from server.coordinator import read_coordinator
+    from server.deadlines import timers, timers_table
+
+    read_coordinator(folder)
+    found = timers(read_experiment(experiment).experiment if experiment else None)
+    if as_json:
+        print(json.dumps([timer.__dict__ for timer in found]))
+    else:
+        console.print(timers_table(found))
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    from server.superlink import SuperLinkGone
+    from strategies.records import TooFewSites
+
+    run_program(app, arguments, (TooFewSites, SuperLinkGone))
+
+
+if __name__ == "__main__":
+    main()

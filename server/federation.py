@@ -15,9 +15,8 @@ from common.models.network import build
 from common.models.state import layout_of, read_state
 from server.books import Books
 from server.outcome import Outcome, Setting, outcome_of
-from strategies.records import RoundRecord, TooFewSites
+from strategies.records import RoundRecord, TooFewSites, Waiting
 from strategies.registry import method_named
-from strategies.roll_call import refuse_other_models
 from strategies.rounds import RoundStrategy, array_record
 from strategies.state import FederationState
 
@@ -25,7 +24,11 @@ from strategies.state import FederationState
 class Watcher(Protocol):
     """Whoever shows a person how the run goes."""
 
+    def waiting(self, waiting: Waiting) -> None: ...
+
     def began(self, sites: Sequence[str], rounds: int) -> None: ...
+
+    def joined(self, server_round: int, site: str) -> None: ...
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None: ...
 
@@ -44,19 +47,24 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         experiment.participation,
         setting.run,
     )
+    strategy.registered, strategy.on_wait = setting.registered, watcher.waiting
     contract = strategy.roll_call(grid, setting.sites)
     setting.folder.event(
         "roll_call", sites=list(contract.sites), classes=list(contract.class_names), hash=contract.hash
     )
     network = build(experiment.model, contract.class_names, experiment.run.seed, setting.base)
-    refuse_other_models(strategy.members.values(), layout_of(network).signature)
+    strategy.settle_model(layout_of(network).signature)
     books = Books(setting.folder, setting.workers)
 
     def on_round(record: RoundRecord, state: FederationState) -> None:
         books.note(record, state)
         watcher.round_done(record, state)
 
-    strategy.on_round = on_round
+    def on_join(server_round: int, site: str) -> None:
+        setting.folder.event("joined", round=server_round, site=site, hash=strategy.contract.hash)
+        watcher.joined(server_round, site)
+
+    strategy.on_round, strategy.on_join = on_round, on_join
     watcher.began(list(contract.sites), experiment.run.rounds)
     if silent := [site for site, member in strategy.members.items() if not member.answer.validation_samples]:
         setting.folder.event("no_validation_images", sites=silent)

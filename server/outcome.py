@@ -18,6 +18,7 @@ from common.models.state import ModelState, write_state
 from common.wire import EvaluateReply
 from server.run_folder import RunFolder
 from strategies.replies import Replies
+from strategies.roll_call import Registered
 from strategies.rounds import RoundStrategy
 
 GLOBAL_MODEL = "global model"
@@ -38,6 +39,7 @@ class Setting:
         device, precision: Where and how the coordinator evaluates.
         test: The coordinator's own test images; None in a real federation that has none.
         coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
+        registered: The names under which nodes are registered; None in simulation.
     """
 
     base: Path
@@ -50,6 +52,7 @@ class Setting:
     precision: Precision = "auto"
     test: ImageSet | None = None
     coverage: LabelContract | None = None
+    registered: Registered | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from strategies.records import RoundRecord
+from strategies.records import RoundRecord, Waiting
 from strategies.state import FederationState
 
 
@@ -32,6 +32,12 @@ class ProgressBar:
 
     def __exit__(self, *exception: object) -> None:
         self._progress.stop()
+
+    def waiting(self, waiting: Waiting) -> None:
+        """A simulation's sites are all there."""
+
+    def joined(self, server_round: int, site: str) -> None:
+        """Nobody joins a simulation late."""
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._sites = len(sites)

@@ -11,7 +11,6 @@ os.environ.update(
     RAY_worker_niceness="0",  # Ray's 15 starves a simulation on a machine that does anything else
 )
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from common.errors import BadInput
+from common.terminal import run_program
 
 app = typer.Typer(
     name="flwr-sim",
@@ -73,6 +72,23 @@ def compare(
 
     chosen = [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
     run_all(experiments, out, range(seeds), jobs, chosen, console)
+
+
+@app.command()
+def export(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder; each site gets its own in it.")],
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Write each simulated site's images and site.toml, to run the same federation over the network.
+
+    Example: flwr-sim export experiments/nih_surgical.toml --out rehearsal
+    """
+    from common.config import read_experiment
+    from server.export import export_sites
+
+    for folder in export_sites(read_experiment(experiment, overrides), out):
+        console.print(f"{folder}/site.toml, images.npz", soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -164,22 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from server.grid_of_runs import FailedRuns
     from strategies.records import TooFewSites
 
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
-    try:
-        app(arguments)
-    except BadInput as error:
-        for fault in error.faults:
-            errors.print(f"[bold red]error[/] {_escaped(str(fault))}")
-        sys.exit(error.exit_code)
-    except (TooFewSites, FailedRuns) as error:
-        errors.print(f"[bold red]stopped[/] {_escaped(str(error))}")
-        sys.exit(1)
-
-
-def _escaped(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text)
+    run_program(app, arguments, (TooFewSites, FailedRuns))
 
 
 if __name__ == "__main__":

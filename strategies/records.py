@@ -43,3 +43,22 @@ class RoundRecord:
 
 class TooFewSites(RuntimeError):
     """Fewer sites than ``participation.min_sites`` answered in time; says who is missing and why."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What a run waits for, for whoever watches it.
+
+    Attributes:
+        phase: ``roll call``, ``train``, ``evaluate`` or ``test``.
+        round: 0 before the first.
+        sites: Names of the sites that have not replied, sorted; at the roll call, of those that are not there.
+        lost: Those of them that give no sign of life; they may come back.
+        deadline_s: Seconds left when this was told.
+    """
+
+    phase: str
+    round: int
+    sites: tuple[str, ...]
+    lost: tuple[str, ...]
+    deadline_s: float

@@ -1,20 +1,26 @@
-"""The roll call before round 1: who is there, what each annotates, how much each has."""
+"""The roll call, before round 1 and for every late joiner: who is there, what each annotates, how much each has."""
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from common.contract import Declaration
-from common.errors import BadInput, Fault, quoted, stop_on
-from common.wire import RollCall, RollCallAnswer, encode, payload_bytes
-from strategies.records import TooFewSites
+from common.errors import Fault, quoted, stop_on
+from common.wire import Refusal, RollCall, RollCallAnswer, encode, payload_bytes
+from strategies.exchange import NODE_UNAVAILABLE, Patience, exchange
+from strategies.records import TooFewSites, Waiting
 from strategies.replies import decoded
 
-ROLL_CALL = f"{MessageType.QUERY}.roll_call"
+ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"
+REFUSAL_TTL_S = 600.0
+LOOK_S = 0.2
+
+Registered = Callable[[], Mapping[int, str]]
+"""The names under which nodes are registered; in simulation nobody is, and a site is who it says it is."""
 
 
 @dataclass(frozen=True)
@@ -33,55 +39,109 @@ class Member:
         return Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
 
 
-def call_the_roll(grid: Grid, call: RollCall, expected: int, needed: int, deadline_s: float) -> dict[str, Member]:
+@dataclass
+class Roll:
+    """Who has been asked, and what came of it.
+
+    Attributes:
+        members: By node.
+        refused: Node -> why; not asked again while it stays connected.
+    """
+
+    grid: Grid
+    call: RollCall
+    registered: Registered | None = None
+    members: dict[int, Member] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+    def ask_newcomers(self, timeout_s: float) -> list[Member]:
+        """Ask every connected site that has not been asked; return those that are now members.
+
+        A site that answers with an error will not answer better the second time, unless it went away and came back:
+        somebody may have mended it.
+        """
+        online = set(self.grid.get_node_ids())
+        self.refused = {node: why for node, why in self.refused.items() if node in online}
+        asked = sorted(online - set(self.members) - set(self.refused))
+        return self._asked(asked, timeout_s) if asked else []
+
+    def name_of(self, node: int) -> str:
+        """The registered name; in simulation the node's number."""
+        names = self.registered() if self.registered else {}
+        return names.get(node, f"node {node}")
+
+    def refuse(self, node: int, kind: str, reason: str) -> None:
+        """Note why a site cannot take part, and tell it."""
+        self.members.pop(node, None)
+        self.refused[node] = reason
+        record = Refusal(self.call.run, kind, reason)
+        message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_TTL_S)
+        list(self.grid.push_messages([message]))
+
+    def _asked(self, nodes: Sequence[int], timeout_s: float) -> list[Member]:
+        content = encode(self.call)
+        messages = [Message(content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
+        silent = dict.fromkeys(nodes, f"no answer within {timeout_s:.0f} s")
+        new = []
+        for reply in exchange(self.grid, messages, Patience(timeout_s, enough=0), lambda at_work, lost: None):
+            node = reply.metadata.src_node_id
+            silent.pop(node)
+            if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+                continue  # it will be asked again when it is back
+            answer, reason = decoded(reply, RollCallAnswer)
+            if answer is None:
+                self.refused[node] = reason
+            elif answer.run != self.call.run:
+                self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
+            elif (name := self._registered_name(node, answer)) != answer.site:
+                self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
+            else:
+                member = Member(node, answer, payload_bytes(content), payload_bytes(reply.content))
+                self.members[node] = member
+                new.append(member)
+        self.refused |= silent
+        return new
+
+    def _registered_name(self, node: int, answer: RollCallAnswer) -> str:
+        return self.registered().get(node, "") if self.registered else answer.site
+
+
+def call_the_roll(
+    roll: Roll, expected: int, needed: int, deadline_s: float, on_wait: Callable[[Waiting], None]
+) -> None:
     """Ask every site who it is and what it annotates.
 
-    A site that answers with an error will not answer better the second time; one that is not there yet may come.
-
     Args:
-        grid: Flower's connection to the sites.
-        call: What is asked.
+        roll: Is filled.
         expected: Sites to wait for.
         needed: Sites that suffice after ``deadline_s``.
+        on_wait: Told who is missing, whenever that changes.
 
     Raises:
         TooFewSites: If fewer than ``needed`` answered in time; says why.
         BadInput: If two sites use one name.
     """
     deadline = time.monotonic() + deadline_s
-    members: dict[int, Member] = {}
-    refused: dict[int, str] = {}
-    while len(members) + len(refused) < expected and time.monotonic() < deadline:
-        if asked := sorted(set(grid.get_node_ids()) - set(members) - set(refused)):
-            _ask(grid, call, asked, max(deadline - time.monotonic(), 0.1), (members, refused))
-        else:
-            time.sleep(0.2)
-    if len(members) < needed:
-        reasons = "; ".join(f"node {node}: {why}" for node, why in sorted(refused.items()))
-        present = quoted(sorted(member.answer.site for member in members.values())) or "none"
-        raise TooFewSites(f"{len(members)} of {needed} sites answered the roll call ({present}). {reasons}")
-    _refuse_shared_names(members.values())
-    return {member.answer.site: member for member in members.values()}
+    told: tuple[str, ...] | None = None
+    while len(roll.members) + len(roll.refused) < expected and (left := deadline - time.monotonic()) > 0:
+        if told != (missing := _missing(roll)):
+            on_wait(Waiting("roll call", 0, missing, (), left))
+            told = missing
+        if not roll.ask_newcomers(max(left, 0.1)):
+            time.sleep(LOOK_S)
+    if len(roll.members) < needed:
+        reasons = "; ".join(f"{roll.name_of(node)}: {why}" for node, why in sorted(roll.refused.items()))
+        present = quoted(sorted(member.answer.site for member in roll.members.values())) or "none"
+        absent = f" Not there: {quoted(_missing(roll))}." if _missing(roll) else ""
+        answered = f"{len(roll.members)} of {needed} sites answered the roll call ({present})."
+        raise TooFewSites(f"{answered}{absent} {reasons}".strip())
+    _refuse_shared_names(roll.members.values())
 
 
-def _ask(
-    grid: Grid, call: RollCall, nodes: Sequence[int], timeout: float, noted: tuple[dict[int, Member], dict[int, str]]
-) -> None:
-    """Ask these nodes; note who answered and why the others did not."""
-    members, refused = noted
-    content = encode(call)
-    refused |= dict.fromkeys(nodes, f"no answer within {timeout:.0f} s")
-    messages = [Message(content, node, ROLL_CALL, group_id="roll call", ttl=timeout) for node in nodes]
-    for reply in grid.send_and_receive(messages, timeout=timeout):
-        node = reply.metadata.src_node_id
-        answer, reason = decoded(reply, RollCallAnswer)
-        if answer is None:
-            refused[node] = reason
-        elif answer.run != call.run:
-            refused[node] = f"answer belongs to run {answer.run}, expected {call.run}"
-        else:
-            refused.pop(node, None)
-            members[node] = Member(node, answer, payload_bytes(content), payload_bytes(reply.content))
+def _missing(roll: Roll) -> tuple[str, ...]:
+    """Registered sites that are neither members nor refused."""
+    names = roll.registered() if roll.registered else {}
+    return tuple(sorted(name for node, name in names.items() if node not in roll.members and node not in roll.refused))
 
 
 def _refuse_shared_names(members: Iterable[Member]) -> None:
@@ -90,20 +150,26 @@ def _refuse_shared_names(members: Iterable[Member]) -> None:
     stop_on([Fault(f"site {name}", "two sites use this name.", remedy) for name, n in sorted(names.items()) if n > 1])
 
 
-def refuse_other_models(members: Iterable[Member], layout: str) -> None:
-    """Raise if a site would train a model of another layout than the coordinator's.
-
-    Raises:
-        BadInput: Naming every such site with its release.
-    """
-    faults = [
+def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
+    """The sites that would train a model of another layout than the coordinator's, each with its release."""
+    return [
         Fault(
             f"site {member.answer.site}",
             f"builds another model from this plan (its release is {member.answer.version}).",
             "Install the coordinator's release there.",
+            member.answer.site,
         )
         for member in members
         if member.answer.layout != layout
     ]
-    if faults:
-        raise BadInput(faults)
+
+
+def refuse_faulty(roll: Roll, faults: Iterable[Fault], kind: str) -> None:
+    """Tell every site that has to mend something what it is."""
+    by_site: dict[str, list[str]] = {}
+    for fault in faults:
+        if fault.site:
+            by_site.setdefault(fault.site, []).append(str(fault))
+    for node, member in list(roll.members.items()):
+        if reasons := by_site.get(member.answer.site):
+            roll.refuse(node, kind, "\n".join(reasons))

@@ -8,7 +8,7 @@ one exchange after the last round closes the books. Flower's own loop takes two 
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -21,7 +21,7 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from common.config import ParticipationSection, Plan
 from common.contract import LabelContract, merge
-from common.errors import quoted
+from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.state import Head, ModelState
 from common.wire import (
     EvaluateReply,
@@ -33,22 +33,31 @@ from common.wire import (
     encode,
     payload_bytes,
 )
+from strategies.exchange import Patience, exchange
 from strategies.method import Method
 from strategies.quarantine import fault_in
-from strategies.records import RoundRecord, TooFewSites, Validation
+from strategies.records import RoundRecord, TooFewSites, Validation, Waiting
 from strategies.replies import Replies, Reply, decoded, validation_of
-from strategies.roll_call import Member, call_the_roll
+from strategies.roll_call import Member, Registered, Roll, call_the_roll, model_faults, refuse_faulty
 from strategies.state import FederationState, aggregated, groups_expected, groups_for, with_validation
 
 Q = TypeVar("Q", TrainRequest, EvaluateRequest)
+
+JOIN_DEADLINE_S = 15.0
+"""How long a round's begin waits for the roll call answer of a site that has just connected."""
 
 
 class RoundStrategy(Strategy):
     """Runs one :class:`~strategies.method.Method` round by round.
 
-    Call :meth:`roll_call`, build the initial model for the contract's classes, then :meth:`start`, then :meth:`test`.
+    Call :meth:`roll_call`, build the initial model for the contract's classes, :meth:`settle_model`, then
+    :meth:`start`, then :meth:`test`.
 
     Attributes:
+        on_round: Told when a round has counted.
+        on_wait: Told what is waited for, whenever that changes.
+        on_join: Told the name of a site that joined after the roll call.
+        registered: The names of nodes; None in simulation.
         state: Of the coordinator, after the last round.
         bytes_down, bytes_up: By site, everything from the roll call to the test.
     """
@@ -56,8 +65,13 @@ class RoundStrategy(Strategy):
     def __init__(self, method: Method, plan: Plan, participation: ParticipationSection, run: str) -> None:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
         self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
+        self.on_wait: Callable[[Waiting], None] = lambda waiting: None
+        self.on_join: Callable[[int, str], None] = lambda server_round, site: None
+        self.registered: Registered | None = None
         self.contract = LabelContract((), MappingProxyType({}))
         self.members: dict[str, Member] = {}
+        self._roll: Roll
+        self._layout = ""
         self.bytes_down, self.bytes_up = Counter[str](), Counter[str]()
         self.state: FederationState
         self.last_validation = Validation()
@@ -81,15 +95,59 @@ class RoundStrategy(Strategy):
             TooFewSites: If too few answered in time.
             BadInput: If the declarations contradict one another or the method does not fit them.
         """
-        section, call = self.participation, RollCall(self.run, self._plan_json)
+        section = self.participation
+        self._roll = Roll(grid, RollCall(self.run, self._plan_json), self.registered)
         needed = section.min_sites or expected
-        self.members = call_the_roll(grid, call, expected, needed, section.roll_call_deadline_s)
-        for site, member in self.members.items():
+        call_the_roll(self._roll, expected, needed, section.roll_call_deadline_s, self.on_wait)
+        members = list(self._roll.members.values())
+        try:
+            self.contract = merge(member.declaration for member in members)
+        except BadInput as error:
+            refuse_faulty(self._roll, error.faults, "labels")
+            raise
+        self.method.refuse_unfit(self.contract)
+        self._enrol(members)
+        return self.contract
+
+    def settle_model(self, layout: str) -> None:
+        """Fix the layout of the model; a site of another release that would build another one is refused.
+
+        Raises:
+            BadInput: Naming every such site with its release.
+        """
+        self._layout = layout
+        faults = model_faults(self.members.values(), layout)
+        refuse_faulty(self._roll, faults, "version")
+        stop_on(faults)
+
+    def _enrol(self, members: Iterable[Member]) -> None:
+        for member in members:
+            site = member.answer.site
+            self.members[site] = member
             self.bytes_down[site] += member.bytes_down
             self.bytes_up[site] += member.bytes_up
-        self.contract = merge(member.declaration for member in self.members.values())
-        self.method.refuse_unfit(self.contract)
-        return self.contract
+
+    def _admit_late_joiners(self, server_round: int) -> None:
+        """Call the roll for sites that have connected since; who fits the run's classes and model is in."""
+        for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
+            if faults := self._joining(member):
+                refuse_faulty(self._roll, [replace(fault, site=member.answer.site) for fault in faults], "labels")
+            else:
+                self._enrol([member])
+                self.on_join(server_round, member.answer.site)
+
+    def _joining(self, member: Member) -> Sequence[Fault]:
+        """Take a late joiner into the contract, whose classes are settled; or say why not."""
+        if faults := model_faults([member], self._layout):
+            return faults
+        declarations = [known.declaration for known in self.members.values()] + [member.declaration]
+        try:
+            contract = merge(declarations, self.contract.class_names)
+            self.method.refuse_unfit(contract)
+        except BadInput as error:
+            return error.faults
+        self.contract = contract
+        return ()
 
     # ------------------------------------------------------------------ the loop
 
@@ -114,10 +172,11 @@ class RoundStrategy(Strategy):
         arrays, result, config = initial_arrays, Result(), ConfigRecord()
         for server_round in range(1, num_rounds + 1):
             messages = self.configure_train(server_round, arrays, config, grid)
-            arrays, metrics = self.aggregate_train(server_round, grid.send_and_receive(messages, timeout=timeout))
+            replies = self._exchanged(grid, messages, "train", server_round, timeout)
+            arrays, metrics = self.aggregate_train(server_round, replies)
             result.train_metrics_clientapp[server_round] = metrics
         messages = self.configure_evaluate(num_rounds, arrays, config, grid)
-        self.aggregate_evaluate(num_rounds, grid.send_and_receive(messages, timeout=timeout))
+        self.aggregate_evaluate(num_rounds, self._exchanged(grid, messages, "evaluate", num_rounds, timeout))
         result.arrays = array_record(self.state.selected)
         return result
 
@@ -125,6 +184,8 @@ class RoundStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """One message a site, each with that site's own head rows."""
+        if server_round > 1:
+            self._admit_late_joiners(server_round)
         self._began = time.monotonic()
         self._sent, self._down = {}, {}
         chosen = self._drawn(server_round)
@@ -218,7 +279,7 @@ class RoundStrategy(Strategy):
             TooFewSites: If fewer than ``min_sites`` answer and there is no global model to test instead.
         """
         messages = self._evaluate_messages(self.state.round, self.state.selected, test=True)
-        replies = grid.send_and_receive(messages, timeout=self.participation.round_deadline_s)
+        replies = self._exchanged(grid, messages, "test", self.state.round, self.participation.round_deadline_s)
         received = self._received(self.state.round, replies, EvaluateReply)
         needed = self.participation.min_sites or len(self.members)
         if not self.method.has_global_model and len(received.accepted) < needed:
@@ -234,6 +295,20 @@ class RoundStrategy(Strategy):
         return messages
 
     # ------------------------------------------------------------------ replies
+
+    def _exchanged(
+        self, grid: Grid, messages: Iterable[Message], phase: str, server_round: int, deadline_s: float
+    ) -> list[Message]:
+        """Send and collect, telling whoever watches who is waited for."""
+        names = {member.node_id: site for site, member in self.members.items()}
+        ends = time.monotonic() + deadline_s
+
+        def waiting(silent: Collection[int], lost: Collection[int]) -> None:
+            sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (silent, lost))
+            self.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
+
+        sent = list(messages)
+        return exchange(grid, sent, Patience(deadline_s, self.participation.min_sites or len(sent)), waiting)
 
     def _received(self, server_round: int, replies: Iterable[Message], expected: type[Reply]) -> Replies[Reply]:
         """Decode, match and quarantine replies; whoever is left out has a reason."""

@@ -77,11 +77,11 @@ def test_set_takes_numbers_text_and_none(override: str, key: str, value: object,
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
-        (("rounds", "rouns"), 'e.toml: run.rouns: is not a key of an experiment. Did you mean "rounds"?'),
-        (("[training]", "[trainig]"), 'e.toml: trainig: is not a key of an experiment. Did you mean "training"?'),
+        (("rounds", "rouns"), 'e.toml: run.rouns: is not a known key. Did you mean "rounds"?'),
+        (("[training]", "[trainig]"), 'e.toml: trainig: is not a known key. Did you mean "training"?'),
         (("rounds = 2", "rounds = 0"), "e.toml: run.rounds: Input should be greater than or equal to 1; got 0."),
         (('method = "surgical"', ""), "e.toml: run.method: is missing."),
-        (("sites = 3", "site = 3"), 'e.toml: partition.site: is not a key of an experiment. Did you mean "sites"?'),
+        (("sites = 3", "site = 3"), 'e.toml: partition.site: is not a known key. Did you mean "sites"?'),
     ],
 )
 def test_faults_name_file_key_and_remedy(change: tuple[str, str], fault: str, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_later_override_wins(tmp_path: Path) -> None:
         ("run.rounds", "--set run.rounds: must be section.key=value, for instance run.rounds=3."),
         ("=3", "--set =3: must be section.key=value, for instance run.rounds=3."),
         ("run.method.name=3", '--set run.method.name=3: "method" is not a table.'),
-        ("run.sede=3", 'e.toml: run.sede: is not a key of an experiment. Did you mean "seed"?'),
+        ("run.sede=3", 'e.toml: run.sede: is not a known key. Did you mean "seed"?'),
         ("training.optimizer=adm", "e.toml: training.optimizer: Input should be 'adam' or 'sgd'; got \"adm\"."),
     ],
 )

@@ -70,10 +70,10 @@ def test_every_contradiction_comes_at_once() -> None:
         Declaration("c", ("Hernia",), {"Herna": "Hernia"}),
         Declaration("d", ()),
     )
-    assert 'site.toml of a: data.labels: "Mass" is listed more than once.' in text
-    assert 'site.toml of b: data.labels: "Nodule", "Node" both mean "Nodule"' in text
+    assert 'site.toml of a: data.annotates: "Mass" is listed more than once.' in text
+    assert 'site.toml of b: data.annotates: "Nodule", "Node" both mean "Nodule"' in text
     assert 'site.toml of c: data.synonyms: "Herna" is not one of the site\'s labels. Did you mean "Hernia"?' in text
-    assert "site.toml of d: data.labels: names no label" in text
+    assert "site.toml of d: data.annotates: names no label" in text
 
 
 def test_a_site_that_answers_twice_is_refused() -> None:

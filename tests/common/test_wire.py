@@ -74,7 +74,7 @@ def refusal(content: RecordDict, expected: type = TrainReply) -> str:
 def test_another_wire_version_is_told_to_install_the_same_release() -> None:
     content = encode(REPLY)
     content["envelope"] = ConfigRecord({"version": 99, "record": "TrainReply"})
-    assert refusal(content) == ("the other side speaks wire version 99, this one 1. Install the same release on both.")
+    assert refusal(content) == ("the other side speaks wire version 99, this one 2. Install the same release on both.")
 
 
 def test_another_record_is_refused_by_name() -> None:

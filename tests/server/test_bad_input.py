@@ -25,7 +25,7 @@ def refused(capsys: pytest.CaptureFixture[str], folder: Path, text: str, *more: 
 
 def test_an_unknown_key_is_named_with_the_nearest_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ended = refused(capsys, tmp_path, SMALL.replace("rounds = 2", "round = 2"))
-    assert 'bad.toml: run.round: is not a key of an experiment. Did you mean "rounds"?' in ended.err
+    assert 'bad.toml: run.round: is not a known key. Did you mean "rounds"?' in ended.err
 
 
 def test_all_faults_come_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

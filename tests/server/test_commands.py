@@ -180,12 +180,3 @@ def test_the_demo_removes_no_folder_but_a_demos(name: str, capsys: Capture, tmp_
     ended = flwr_sim(capsys, "demo", "--out", tmp_path)
     assert ended.code == 2
     assert (tmp_path / name).exists()
-
-
-@pytest.mark.parametrize("program", ["server.cli", "client.cli"])
-def test_programs_that_are_not_in_this_release_say_so(program: str, capsys: Capture) -> None:
-    import importlib
-
-    with pytest.raises(SystemExit, match="2"):
-        importlib.import_module(program).main()
-    assert "are not in this release. Use flwr-sim." in capsys.readouterr().err

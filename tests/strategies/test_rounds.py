@@ -103,10 +103,13 @@ class Turned:
     """A grid on which the last site is always the first to answer."""
 
     def __init__(self, grid: Any) -> None:
-        self.get_node_ids, self._send = grid.get_node_ids, grid.send_and_receive
+        self.get_node_ids, self._push, self._pull = grid.get_node_ids, grid.push_messages, grid.pull_messages
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return list(self._send(messages, timeout=timeout))[::-1]
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        return list(self._push(messages))
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return list(self._pull(message_ids))[::-1]
 
 
 @dataclass
@@ -269,7 +272,7 @@ def test_two_sites_of_one_name_are_refused() -> None:
 
 def test_labels_that_mean_one_class_are_refused_in_the_sites_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CLASSES, "south", ("b", "b"))
-    with pytest.raises(BadInput, match=r'site\.toml of south: data\.labels: "Node", "Nodule" both mean "b"'):
+    with pytest.raises(BadInput, match=r'site\.toml of south: data\.annotates: "Node", "Nodule" both mean "b"'):
         run((EAST, NORTH, replace(SOUTH, labels=("Node", "Nodule"))))
 
 
@@ -323,10 +326,13 @@ def test_bytes_noted_are_those_of_the_payloads() -> None:
     up: list[int] = []
 
     class Scales(Turned):
-        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
             sent = list(messages)
             down.append(sum(payload_bytes(message.content) for message in sent))
-            replies = super().send_and_receive(sent, timeout=timeout)
+            return super().push_messages(sent)
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            replies = super().pull_messages(message_ids)
             up.append(sum(payload_bytes(message.content) for message in replies))
             return replies
 

@@ -1,0 +1,99 @@
+"""The TLS handshake before gRPC's own: gRPC only says "unavailable"; this says what is wrong with the certificate."""
+
+import http.client
+import os
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from client.refusals import ExitCode, Refused, Unreachable
+from common.identity import split_address
+from common.timers import TLS_TIMEOUT_S
+
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""As gRPC reads them, in this order; ``no_grpc_proxy`` and ``no_proxy`` list hosts that are reached directly."""
+
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
+
+
+def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str] = os.environ) -> float:
+    """Connect as gRPC will, check the certificate, hang up.
+
+    Returns:
+        Days until the coordinator's certificate expires.
+
+    Raises:
+        Refused: If the other side speaks no TLS, or its certificate is not the coordinator's.
+        Unreachable: If nobody answers.
+    """
+    host, port = split_address(address)
+    context = ssl.create_default_context(cadata=ca_certificate)
+    context.set_alpn_protocols(["h2"])
+    proxy = proxy_for(host, environment)
+    connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=TLS_TIMEOUT_S, context=context)
+    if proxy:
+        connection.set_tunnel(host, port)
+    try:
+        connection.connect()
+        certificate = connection.sock.getpeercert() or {}
+    except ssl.SSLCertVerificationError as error:
+        raise _certificate_refused(error, host) from None
+    except ssl.SSLError as error:
+        raise _no_tls(error, address) from None
+    except socket.gaierror:
+        raise Unreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
+    except TimeoutError:
+        raise Unreachable(f"no answer from {_way(address, proxy)} within {TLS_TIMEOUT_S:.0f} s") from None
+    except OSError as error:
+        raise Unreachable(f"{_way(address, proxy)}: {error.strerror or error}") from None
+    finally:
+        connection.close()
+    return (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
+
+
+def proxy_for(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The proxy that gRPC goes through to reach ``host``, if any."""
+    exempt = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
+    if any(
+        host == name.strip().lstrip(".") or host.endswith("." + name.strip().lstrip("."))
+        for name in exempt.split(",")
+        if name.strip()
+    ):
+        return None
+    named = next((environment[name] for name in PROXY_VARIABLES if environment.get(name)), "")
+    parts = urlsplit(named if "//" in named else f"//{named}")
+    return (parts.hostname, parts.port or 80) if parts.hostname else None
+
+
+def _way(address: str, proxy: tuple[str, int] | None) -> str:
+    return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
+
+
+def _certificate_refused(error: ssl.SSLCertVerificationError, host: str) -> Refused:
+    if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
+        problem = f"the coordinator's certificate is not for {host}."
+        remedy = (
+            "The coordinator adds this name with flwr-server init DIR --renew --host ..., or the kit names another."
+        )
+        return Refused(ExitCode.WRONG_HOST, problem, remedy)
+    if error.verify_code == _EXPIRED:
+        problem, remedy = (
+            "the coordinator's certificate has expired.",
+            "The coordinator runs flwr-server init DIR --renew.",
+        )
+        return Refused(ExitCode.EXPIRED, problem, f"{remedy} If it has not, this machine's clock is wrong.")
+    if error.verify_code == _NOT_YET_VALID:
+        problem = "the coordinator's certificate is not valid yet."
+        return Refused(ExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong.")
+    problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
+    remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
+    return Refused(ExitCode.OTHER_AUTHORITY, problem, remedy)
+
+
+def _no_tls(error: ssl.SSLError, address: str) -> Exception:
+    if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        problem = f"{address} does not speak TLS; this site talks to nobody without."
+        return Refused(ExitCode.NO_TLS, problem, "Check host and port of the kit, and proxies on the way.")
+    return Unreachable(f"{address}: TLS failed ({error.reason or error})")

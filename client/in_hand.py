@@ -1,0 +1,34 @@
+"""The message that a site is working on, on its disk: a killed process takes it up again when it comes back.
+
+The coordinator keeps a message's content until the reply has arrived, so the message itself, a few hundred bytes, is
+all that need be written.
+"""
+
+from pathlib import Path
+
+from common.files import write_atomically
+
+MAX_ATTEMPTS = 3
+
+
+class InHand:
+    """One file: how often the work was begun, and the message as :meth:`client.link.Link.receive` gave it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def take(self, received: bytes, attempt: int = 1) -> None:
+        """Note that work on a message begins."""
+        write_atomically(self._path, bytes([attempt]) + received)
+
+    def left(self) -> tuple[int, bytes] | None:
+        """What an earlier process left: attempts so far, and the message; None where it left nothing."""
+        try:
+            content = self._path.read_bytes()
+        except FileNotFoundError:
+            return None
+        return (content[0], content[1:]) if len(content) > 1 else None
+
+    def done(self) -> None:
+        """Forget the message: it is answered, or nobody waits for it."""
+        self._path.unlink(missing_ok=True)

@@ -1,0 +1,293 @@
+"""The site's end of Flower's Fleet API: gRPC over TLS, every call signed with the site's key.
+
+This is the only file of the hospital's side that uses anything of Flower beyond its public API. It speaks the protocol
+of Flower's SuperNode (1.39) from within the process that trains, for three reasons, each measured or read: SuperNode
+sleeps 3 s between messages; it ends the process on a refusal instead of saying why; and it would hold the model a
+second time, in a process of its own, with a second port.
+"""
+
+import hashlib
+import logging
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Error, Message
+from flwr.app.message import remove_content_from_message
+from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+from flwr.common.serde import message_to_proto
+from flwr.proto.fab_pb2 import GetFabRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PushMessagesRequest,
+)
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.node_pb2 import Node
+from flwr.proto.run_pb2 import GetRunRequest
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    ObjectPushError,
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.refusals import Refused, Unreachable
+from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S
+
+BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
+BUNDLE_MAX_BYTES = 64 * 1024
+SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
+
+_CODES_OF_A_BAD_LINE = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.ABORTED,
+}
+
+
+class RunOver(Exception):
+    """The run that a message belongs to has ended."""
+
+
+class NotThere(Exception):
+    """A message's content is gone from the coordinator: it expired, or was taken back."""
+
+
+class Link:
+    """One connection. Made anew after every loss; holds no state that matters but the node's number."""
+
+    def __init__(self, address: str, ca_certificate: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        credentials = grpc.ssl_channel_credentials(ca_certificate)
+        options = [
+            ("grpc.max_send_message_length", -1),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.keepalive_time_ms", 60_000),
+            ("grpc.keepalive_timeout_ms", 20_000),
+            ("grpc.enable_retries", 0),
+        ]
+        self._raw = grpc.secure_channel(address, credentials, options=options)
+        channel = grpc.intercept_channel(self._raw, NodeAuthClientInterceptor(key, key.public_key()))
+        self._stub = FleetStub(channel)
+        self._version = RuntimeVersionMetadata.from_local_component("SuperNode").append_to_grpc_metadata(None)
+        self._public_key = public_key_to_bytes(key.public_key())
+        self._bundles: dict[int, str] = {}
+        self.node_id = 0
+
+    def __enter__(self) -> "Link":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._raw.close()
+
+    # ------------------------------------------------------------------ presence
+
+    def activate(self, known_node_id: int) -> int:
+        """Sign on; return the number that the coordinator's SuperLink has for this key.
+
+        A site whose process was killed is still online there for a while, and cannot sign on again; it takes its place
+        up by a sign of life, for which it must know its number.
+
+        Args:
+            known_node_id: From an earlier connection; 0 for none.
+
+        Raises:
+            Refused: If the key is not admitted.
+            Unreachable: If nobody answers.
+        """
+        request = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
+        try:
+            with _translated(admitted_only=True):
+                self.node_id = self._call(self._stub.ActivateNode, request).node_id
+        except Refused:
+            if not known_node_id:
+                raise
+            self.node_id = known_node_id
+            self.heartbeat()
+        return self.node_id
+
+    def heartbeat(self) -> None:
+        """Give a sign of life."""
+        with _translated():
+            request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
+            answer = self._call(self._stub.SendNodeHeartbeat, request, timeout=10)
+        if not answer.success:
+            raise Refused.key("the coordinator no longer knows it")
+
+    def sign_off(self) -> None:
+        """Tell the coordinator that this site leaves now; a missing answer does not matter."""
+        try:
+            self._call(self._stub.DeactivateNode, DeactivateNodeRequest(node_id=self.node_id), timeout=3)
+        except grpc.RpcError:
+            return
+
+    # ------------------------------------------------------------------ messages
+
+    def receive(self) -> bytes | None:
+        """The next message for this site, without its content, in the form that :meth:`message` takes; or None."""
+        with _translated():
+            answer = self._call(self._stub.PullMessages, PullMessagesRequest(node=self._node))
+        return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
+
+    def message(self, received: bytes) -> Message:
+        """Fetch what belongs to a received message.
+
+        Raises:
+            RunOver: If its run has ended.
+            NotThere: If its content is gone.
+            PermissionError: If its run's app bundle carries code; the message, for the reply, is its argument.
+        """
+        answer = PullMessagesResponse.FromString(received)
+        proto, tree = answer.messages_list[0], answer.message_object_trees[0]
+        run_id, message_id = proto.metadata.run_id, proto.metadata.message_id
+        pull = make_pull_object_fn_protobuf(self._bound(self._stub.PullObject), self._node, run_id)
+        names = [node.object_id for node in iterate_object_tree(tree)]
+        with _translated():
+            try:
+                contents = pull_objects(names, pull, max_time=CALL_TIMEOUT_S, initial_backoff=0.05, backoff_cap=1.0)
+            except ObjectPullError as error:
+                raise NotThere(str(error)) from None
+        message = cast(Message, inflate_object_from_contents(message_id, contents))
+        message.metadata.__dict__["_message_id"] = message_id
+        # Read by Message() to fill a reply's metadata.
+        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, self.node_id
+        if fault := self._bundle_fault(run_id):
+            raise PermissionError(fault, message)
+        return message
+
+    def reply(self, received: bytes, reply: Message, seconds: float) -> None:
+        """Send a reply, then let go of the message that it answers.
+
+        Args:
+            seconds: Time that the site worked on it.
+        """
+        run_id = reply.metadata.run_id
+        with _translated(), no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
+            answer = self._call(
+                self._stub.PushMessages,
+                PushMessagesRequest(
+                    node=self._node,
+                    messages_list=[message_to_proto(remove_content_from_message(reply))],
+                    message_object_trees=[tree],
+                    clientapp_runtime_list=[seconds],
+                ),
+            )
+            push = make_push_object_fn_protobuf(
+                self._bound(self._stub.PushObject), self._node, run_id, answer.session_id
+            )
+            try:
+                push_objects(objects, push, object_ids_to_push=set(answer.objects_to_push))
+            except ObjectPushError as error:
+                raise NotThere(str(error)) from None
+            self.let_go(received)
+
+    def let_go(self, received: bytes) -> None:
+        """Tell the coordinator that a message's content is not needed any more."""
+        metadata = PullMessagesResponse.FromString(received).messages_list[0].metadata
+        request = ConfirmMessageReceivedRequest(
+            node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
+        )
+        with _translated():
+            self._call(self._stub.ConfirmMessageReceived, request)
+
+    def _bundle_fault(self, run_id: int) -> str:
+        """Why this run's app bundle is refused, or an empty string: a hospital runs what its own image holds."""
+        if run_id not in self._bundles:
+            with _translated():
+                run = self._call(self._stub.GetRun, GetRunRequest(node=self._node, run_id=run_id)).run
+                request = GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
+                content = self._call(self._stub.GetFab, request).fab.content
+            self._bundles[run_id] = bundle_fault(content, run.fab_hash)
+        return self._bundles[run_id]
+
+    @property
+    def _node(self) -> Node:
+        return Node(node_id=self.node_id)
+
+    def _call(self, method: Callable[..., Any], request: Any, timeout: float = CALL_TIMEOUT_S) -> Any:
+        return method(request, timeout=timeout, metadata=self._version)
+
+    def _bound(self, method: Callable[..., Any]) -> Callable[[Any], Any]:
+        return lambda request: self._call(method, request)
+
+
+def bundle_fault(content: bytes, fab_hash: str) -> str:
+    """Say why an app bundle is not a mere name, or return an empty string. Nothing in it is ever run or unpacked."""
+    if hashlib.sha256(content).hexdigest() != fab_hash:
+        return "the app bundle is not the one that the run names"
+    if len(content) > BUNDLE_MAX_BYTES:
+        return f"the app bundle has {len(content)} bytes; one that carries no code has a few hundred"
+    try:
+        names = set(zipfile.ZipFile(BytesIO(content)).namelist())
+    except (zipfile.BadZipFile, ValueError) as error:
+        return f"the app bundle cannot be read: {error}"
+    if extra := sorted(names - BUNDLE_MAY_HOLD):
+        return f"the app bundle carries {', '.join(extra[:5])}; this site runs only what its own image holds"
+    return ""
+
+
+def error_reply(message: Message, code: int, reason: str) -> Message:
+    """A reply that says what went wrong."""
+    return Message(Error(code, reason), reply_to=message)
+
+
+def expired(received: bytes, now: float) -> bool:
+    """Whether nobody waits for a reply any more."""
+    metadata = PullMessagesResponse.FromString(received).messages_list[0].metadata
+    return bool(metadata.created_at + metadata.ttl <= now)
+
+
+@contextmanager
+def _translated(admitted_only: bool = False) -> Iterator[None]:
+    """Flower's and gRPC's errors as the few that matter to a site."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        code, details = error.code(), error.details() or ""
+        if code in _CODES_OF_A_BAD_LINE:
+            raise Unreachable(details or code.name.lower()) from None
+        if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
+            raise Refused.clock() from None
+        if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
+            raise Refused.key("not admitted, revoked, or in use by another process") from None
+        if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
+            raise RunOver(details) from None
+        raise Unreachable(f"{code.name.lower()}: {details}") from None
+
+
+def read_node_id(path: Path) -> int:
+    """The number of an earlier connection, 0 where there was none."""
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0

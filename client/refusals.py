@@ -1,0 +1,44 @@
+"""Refusals: final, explained, each with an exit code of its own; trying again would not help."""
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """How ``flwr-client start`` ends."""
+
+    STOPPED = 0
+    FAILED = 1
+    BAD_INPUT = 2
+    NO_TLS = 10
+    OTHER_AUTHORITY = 11
+    WRONG_HOST = 12
+    EXPIRED = 13
+    KEY = 14
+    CLOCK = 15
+    NAME = 16
+    VERSION = 17
+    LABELS = 18
+
+
+class Unreachable(Exception):
+    """The coordinator does not answer, for now; trying again may help."""
+
+
+class Refused(Exception):
+    """One side does not accept the other."""
+
+    def __init__(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
+        super().__init__(f"{problem} {remedy}".strip())
+        self.exit_code, self.problem, self.remedy = exit_code, problem, remedy
+
+    @classmethod
+    def key(cls, why: str) -> "Refused":
+        """The coordinator does not take this site's key."""
+        remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
+        return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy)
+
+    @classmethod
+    def clock(cls) -> "Refused":
+        """Signatures carry the time; Flower takes none older than 5 minutes, or from the future."""
+        remedy = "Set the clock (NTP) here or there."
+        return cls(ExitCode.CLOCK, "the clocks of this site and of the coordinator differ too much.", remedy)

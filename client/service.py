@@ -1,0 +1,261 @@
+"""``flwr-client start``: connect, answer, reconnect; one process that keeps torch, the device and the data loaded."""
+
+import contextlib
+import fcntl
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+
+from client.app import client_app
+from client.handshake import days_valid
+from client.in_hand import MAX_ATTEMPTS, InHand
+from client.link import (
+    BUNDLE_REFUSED,
+    SITE_RAISED,
+    Link,
+    NotThere,
+    RunOver,
+    error_reply,
+    expired,
+    read_node_id,
+)
+from client.refusals import ExitCode, Refused, Unreachable
+from client.settings import Settings
+from client.site import Site
+from client.status import Status
+from common.errors import BadInput, Fault
+from common.files import write_atomically
+from common.identity import SiteKit, read_key
+from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S
+from common.wire import Refusal, WireVersionError, payload_bytes
+
+POLL_S, MAX_POLL_S = 0.05, 1.0
+CERTIFICATE_WARNING_DAYS = 30
+EXIT_CODES = {"name": ExitCode.NAME, "version": ExitCode.VERSION, "labels": ExitCode.LABELS}
+Tell = Callable[[str], None]
+
+
+@dataclass
+class Service:
+    """One site at work.
+
+    Attributes:
+        tell: Prints one line for a person.
+        status: The present, shared with the health server.
+    """
+
+    settings: Settings
+    kit: SiteKit
+    site: Site
+    tell: Tell
+    status: Status
+    _refusal: Refused | None = None
+    _unsent: tuple[bytes, Message, float] | None = None
+    _first: tuple[str, int, float] | None = None  # run, round and time of the first round that this process saw
+
+    def __post_init__(self) -> None:
+        self._app: ClientApp = client_app(lambda context: self.site, self._note_refusal)
+        self._in_hand = InHand(self.settings.state / "in-hand")
+        self._node_id_file = self.settings.state / "node-id"
+        self._key = read_key(self.settings.key_path)
+
+    # ------------------------------------------------------------------ connections
+
+    def run(self) -> None:
+        """Connect, work, reconnect; for ever.
+
+        Raises:
+            Refused: If one side does not accept the other.
+        """
+        wait_s = FIRST_RETRY_S
+        while True:
+            self.status.state = "connecting"
+            try:
+                with self._connected() as link:
+                    wait_s = FIRST_RETRY_S
+                    self._work(link)
+            except Unreachable as error:
+                if str(error) != self.status.last_error or self.status.state != "connecting":
+                    self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")
+                self.status.failed(str(error))
+                time.sleep(wait_s)
+                wait_s = min(wait_s * 1.5, MAX_RETRY_S)
+
+    @contextlib.contextmanager
+    def _connected(self) -> Iterator[Link]:
+        self.status.certificate_days = days = days_valid(self.kit.address, self.kit.ca_certificate)
+        with Link(self.kit.address, self.kit.ca_certificate.encode(), self._key) as link:
+            node_id = link.activate(read_node_id(self._node_id_file))
+            write_atomically(self._node_id_file, str(node_id).encode())
+            self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
+            if days < CERTIFICATE_WARNING_DAYS:
+                self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
+            stop = threading.Event()
+            beat = threading.Thread(target=self._beat, args=(link, stop), name="heartbeat", daemon=True)
+            beat.start()
+            try:
+                yield link
+            except (KeyboardInterrupt, SystemExit):
+                link.sign_off()
+                raise
+            finally:
+                stop.set()
+                beat.join(timeout=15)
+
+    def _beat(self, link: Link, stop: threading.Event) -> None:
+        """Signs of life while the main thread trains; what they learn, it reads."""
+        while not stop.wait(HEARTBEAT_PAUSE_S):
+            try:
+                link.heartbeat()
+                self.status.last_contact = time.time()
+            except Unreachable:
+                continue  # the main thread will notice
+            except Refused as refusal:
+                self._refusal = refusal
+                return
+
+    # ------------------------------------------------------------------ messages
+
+    def _work(self, link: Link) -> None:
+        """Answer message after message, beginning with what an earlier process or connection left."""
+        if self._unsent:
+            self._send(link, *self._unsent)
+        elif left := self._in_hand.left():
+            self._take_up(link, *left)
+        wait_s = POLL_S
+        while True:
+            if self._refusal:
+                raise self._refusal
+            self.status.state, self.status.phase = "waiting", ""
+            received = link.receive()
+            self.status.last_contact = time.time()
+            if received is None:
+                time.sleep(wait_s)
+                wait_s = min(wait_s * 1.2, MAX_POLL_S)
+                continue
+            self._in_hand.take(received)
+            self._answer(link, received)
+            wait_s = POLL_S
+
+    def _take_up(self, link: Link, attempts: int, received: bytes) -> None:
+        """Do again what an earlier process was killed at."""
+        if expired(received, time.time()):
+            self._in_hand.done()
+        elif attempts >= MAX_ATTEMPTS:
+            self._answer(link, received, give_up=f"the site's process died {attempts} times while working on this")
+        else:
+            self.tell("taking up again the work that an earlier process was interrupted at")
+            self._in_hand.take(received, attempts + 1)
+            self._answer(link, received)
+
+    def _answer(self, link: Link, received: bytes, give_up: str = "") -> None:
+        began = time.monotonic()
+        self.status.state = "working"
+        try:
+            message = link.message(received)
+            reply = error_reply(message, SITE_RAISED, give_up) if give_up else self._replied(message)
+        except PermissionError as refused:
+            reason, message = refused.args
+            self._failed(f"refused a message of run {message.metadata.run_id}: {reason}")
+            reply = error_reply(message, BUNDLE_REFUSED, reason)
+        except (RunOver, NotThere) as error:
+            self._failed(f"a message is no longer wanted: {error}")
+            self._in_hand.done()
+            return
+        self._send(link, received, reply, time.monotonic() - began)
+
+    def _send(self, link: Link, received: bytes, reply: Message, seconds: float) -> None:
+        """Send a reply; what cannot be sent now is sent after the next connection."""
+        self._unsent = (received, reply, seconds)
+        try:
+            link.reply(received, reply, seconds)
+        except (RunOver, NotThere) as error:
+            self._failed(f"the reply came too late: {error}")
+        self._unsent = None
+        self._in_hand.done()
+        if self._refusal:
+            raise self._refusal
+
+    def _replied(self, message: Message) -> Message:
+        """Have the app answer; say what was done."""
+        began = time.monotonic()
+        self._note_phase(message)
+        context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
+        try:
+            reply = self._app(message, context)
+        except Exception as error:  # the site's process edge: the coordinator gets the reason, the site goes on
+            if isinstance(error, WireVersionError):
+                self._refusal = Refused(ExitCode.VERSION, str(error), "")
+            self._failed(f"{self.status.phase} failed: {error}")
+            return error_reply(message, SITE_RAISED, str(error))
+        self._say_done(message, reply, time.monotonic() - began)
+        return reply
+
+    # ------------------------------------------------------------------ words
+
+    def _note_refusal(self, refusal: Refusal) -> None:
+        problem = f"the coordinator does not take this site into run {refusal.run[:8]}: {refusal.reason}"
+        self._refusal = Refused(EXIT_CODES[refusal.kind], problem, "")
+
+    def _failed(self, reason: str) -> None:
+        self.status.failed(reason)
+        self.tell(reason)
+
+    def _note_phase(self, message: Message) -> None:
+        fields = _fields(message)
+        self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
+        self.status.run = str(fields.get("run", ""))[:8]
+        if message.metadata.message_type == MessageType.TRAIN:
+            self._note_pace(int(fields.get("round", 0)), str(fields.get("plan", "{}")))
+
+    def _note_pace(self, server_round: int, plan: str) -> None:
+        """Round, rounds, and the time left by the pace since this process's first round of the run."""
+        status, now = self.status, time.monotonic()
+        if self._first is None or self._first[0] != status.run:
+            self._first = (status.run, server_round, now)
+        _, first_round, began = self._first
+        status.round, status.rounds = server_round, int(json.loads(plan).get("run", {}).get("rounds", 0))
+        done = server_round - first_round
+        status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
+
+    def _say_done(self, message: Message, reply: Message, seconds: float) -> None:
+        status, fields = self.status, _fields(reply)
+        where = f"run {status.run}"
+        if message.metadata.message_type != MessageType.TRAIN:
+            self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
+            return
+        status.rounds_done += 1
+        sent = payload_bytes(reply.content) / 1e6
+        loss = f"loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
+        self.tell(f"{where}: round {status.round} trained in {seconds:.1f} s, {loss}; {sent:.1f} MB to send")
+
+
+def _fields(message: Message) -> dict[str, Any]:
+    """The scalar fields of one of our records, unchecked: for words only."""
+    if not message.has_content() or "fields" not in message.content.config_records:
+        return {}
+    return dict(message.content.config_records["fields"])
+
+
+@contextlib.contextmanager
+def alone_in(state: Path) -> Iterator[None]:
+    """Hold a site's folder for one process.
+
+    Raises:
+        BadInput: If another has it.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    with (state / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = "another flwr-client runs on this folder."
+            raise BadInput([Fault(str(state.parent), problem, "A site has one process.")]) from None
+        yield

@@ -1,0 +1,178 @@
+"""site.toml: what the hospital says about itself. Read once, checked whole, before anything connects."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import torch
+from pydantic import Field, field_validator, model_validator
+
+from client.site import Site
+from common.contract import Declaration, merge
+from common.data.image_set import ImageSet, Splits
+from common.data.load import faults as data_faults
+from common.data.load import load
+from common.data.spec import DataSpec
+from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.identity import SiteKit, checked_name, public_line, read_key, read_kit, same_key, split_address
+from common.toml_files import Section, read_toml, validated
+
+FILE = "site.toml"
+
+
+class SiteFile(Section):
+    """The keys of ``site.toml``; in ``[data]``, ``labels`` and ``synonyms`` stand beside those of the data set.
+
+    Attributes:
+        name: As registered with the coordinator.
+        kit: What the coordinator sent back; ``NAME.kit`` where left out.
+        key: The private key; ``NAME.key`` where left out.
+        device: ``auto`` takes a GPU where there is one.
+        health: Where ``flwr-client status`` and the container's health check ask; empty for nowhere. Port 0 takes any.
+    """
+
+    name: str
+    kit: str = ""
+    key: str = ""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    health: str = "127.0.0.1:9095"
+    data: DataSpec = Field(discriminator="kind")
+
+    _name = field_validator("name")(checked_name)
+
+    @model_validator(mode="after")
+    def _an_address(self) -> Self:
+        if self.health and not self.health.endswith(":0"):
+            split_address(self.health)
+        return self
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One hospital's folder, read and checked.
+
+    Attributes:
+        labels: The classes that the site annotates, by its own names and in its own order; empty for all of the data.
+        synonyms: The site's name -> canonical name.
+    """
+
+    folder: Path
+    file: SiteFile
+    labels: tuple[str, ...]
+    synonyms: Mapping[str, str]
+
+    @property
+    def kit_path(self) -> Path:
+        return self.folder / (self.file.kit or f"{self.file.name}.kit")
+
+    @property
+    def key_path(self) -> Path:
+        return self.folder / (self.file.key or f"{self.file.name}.key")
+
+    @property
+    def state(self) -> Path:
+        """What the program itself writes."""
+        return self.folder / "state"
+
+    @property
+    def device(self) -> str:
+        if self.file.device == "auto":
+            return "cuda" if torch.cuda.is_available() else "cpu"
+        return self.file.device
+
+
+def read_settings(folder: Path) -> Settings:
+    """Read ``site.toml`` of a folder.
+
+    Raises:
+        BadInput: With every fault.
+    """
+    tree = read_toml(folder / FILE)
+    data = tree.get("data")
+    labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
+    stop_on([*_list_faults(labels), *_map_faults(synonyms)])
+    file = validated(SiteFile, tree, FILE)
+    found = [replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(file.data, folder)]
+    if file.device == "cuda" and not torch.cuda.is_available():
+        found.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
+    stop_on(found)
+    return Settings(folder, file, tuple(labels), synonyms)
+
+
+def _list_faults(labels: Any) -> list[Fault]:
+    if isinstance(labels, list | tuple) and all(isinstance(name, str) for name in labels):
+        return []
+    return [Fault(f"{FILE}: data.annotates", "must be a list of class names.")]
+
+
+def _map_faults(synonyms: Any) -> list[Fault]:
+    if isinstance(synonyms, dict) and all(isinstance(name, str) for name in synonyms.values()):
+        return []
+    return [Fault(f"{FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".')]
+
+
+def read_credentials(settings: Settings) -> SiteKit:
+    """Read the kit, and check that it belongs to this site and to its key.
+
+    Raises:
+        BadInput: With every fault.
+    """
+    key = read_key(settings.key_path)
+    if not settings.kit_path.is_file():
+        problem = f"there is no {settings.kit_path.name} in {settings.folder}."
+        remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
+        raise BadInput([Fault(f"{FILE}: kit", problem, remedy)])
+    kit = read_kit(settings.kit_path)
+    faults = []
+    if kit.site != settings.file.name:
+        problem = f'is "{settings.file.name}", but the kit is for "{kit.site}".'
+        faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
+    if not same_key(kit.public_key, public_line(key, "")):
+        problem = f"is not the key that {settings.kit_path.name} was written for."
+        faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
+    stop_on(faults)
+    return kit
+
+
+def open_site(settings: Settings) -> Site:
+    """Read the site's images and labels.
+
+    Raises:
+        BadInput: With every fault, or with the files where too many cannot be read.
+    """
+    try:
+        splits = load(settings.file.data, settings.folder)
+    except BadInput as error:
+        raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
+    names = settings.labels or splits.class_names
+    stop_on(_label_faults(names, splits))
+    declaration = Declaration(settings.file.name, names, settings.synonyms)
+    merge([declaration])  # for the faults of the one
+    if not len(splits.train):
+        raise BadInput([Fault(f"{FILE}: data", "has no training image.")])
+    return Site(
+        declaration=declaration,
+        train=_canonical(splits.train, declaration),
+        validation=_canonical(splits.validation, declaration),
+        test=_canonical(splits.test, declaration),
+        folder=settings.state,
+        device=settings.device,
+    )
+
+
+def _label_faults(names: tuple[str, ...], splits: Splits) -> list[Fault]:
+    known = splits.class_names
+    return [
+        Fault(
+            f"{FILE}: data.annotates",
+            f'"{name}" is not a class of the data. Classes: {quoted(known)}.',
+            did_you_mean(name, known),
+        )
+        for name in names
+        if name not in known
+    ]
+
+
+def _canonical(images: ImageSet, declaration: Declaration) -> ImageSet:
+    return replace(images.only_classes(declaration.names), class_names=declaration.canonical)

@@ -1,0 +1,51 @@
+"""How our three programs end, and how they speak to a person while they run."""
+
+import datetime as dt
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from common.errors import BadInput
+
+
+def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[Exception], ...] = ()) -> None:
+    """Run a program: faults of the input go to stderr with exit code 2, other ends with their own or 1.
+
+    Args:
+        stopped: Exceptions whose text explains to a person why the program ends; their ``exit_code`` is taken.
+    """
+    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app(arguments)
+    except BadInput as error:
+        for fault in error.faults:
+            errors.print(f"[bold red]error[/] {escape(str(fault))}")
+        sys.exit(error.exit_code)
+    except stopped as error:
+        errors.print(f"[bold red]stopped[/] {escape(str(error))}")
+        sys.exit(int(getattr(error, "exit_code", 1)))
+
+
+def teller(console: Console) -> Callable[[str], None]:
+    """Prints one line an event, with the time of day; the same at a terminal and in a container's log."""
+
+    def tell(text: str) -> None:
+        now = dt.datetime.now().strftime("%H:%M:%S")
+        console.print(f"[dim]{now}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+        console.file.flush()
+
+    return tell
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the program as Ctrl-C does: what is open is closed, and the exit code is 0."""
+
+    def end(number: int, frame: object) -> NoReturn:
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)

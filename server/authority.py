@@ -1,0 +1,152 @@
+"""The coordinator's own certificate authority: made by ``flwr-server init``, trusted by the sites through their kits.
+
+The authority lives ten years; the server's certificate a year, and is renewed without a word to the sites. Both are
+ECDSA on P-256, signed with SHA-256.
+"""
+
+import datetime as dt
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from common.errors import BadInput, Fault
+from common.files import write_atomically
+from common.identity import write_secret
+from server.coordinator import Coordinator
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
+RENEW_BEFORE_DAYS = 30
+_ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
+
+
+def make_authority(coordinator: Coordinator) -> None:
+    """Make key and certificate of the authority; never over others."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _named(f"{coordinator.file.name} (Polyclinic authority)")
+    certificate = (
+        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    write_secret(coordinator.authority / "ca.key", _pem(key))
+    write_atomically(coordinator.ca_certificate, certificate.public_bytes(form.Encoding.PEM))
+
+
+def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS) -> None:
+    """Issue the server's certificate for the hosts of ``coordinator.toml``, with a new key, over an old one.
+
+    Args:
+        days: Of validity from now; a negative number makes one that has expired, for tests.
+
+    Raises:
+        BadInput: If the authority cannot be read.
+    """
+    authority_key, authority = _authority(coordinator)
+    key = ec.generate_private_key(ec.SECP256R1())
+    hosts = dict.fromkeys((*coordinator.file.hosts, *_ALWAYS))
+    certificate = (
+        _builder(_named(coordinator.file.hosts[0][:64]), authority.subject, key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    key_path = coordinator.authority / "server.key"
+    key_path.unlink(missing_ok=True)
+    write_secret(key_path, _pem(key))
+    write_atomically(coordinator.authority / "server.crt", certificate.public_bytes(form.Encoding.PEM))
+
+
+def days_valid(coordinator: Coordinator) -> float:
+    """Days until the server's certificate expires.
+
+    Raises:
+        BadInput: If there is none.
+    """
+    left = _server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
+    return left.total_seconds() / 86400
+
+
+def certificate_faults(coordinator: Coordinator) -> list[Fault]:
+    """Say why hospitals would refuse the server's certificate: expired, or not for a host of ``coordinator.toml``."""
+    remedy = f"Run: flwr-server init {coordinator.folder} --renew"
+    if (days := days_valid(coordinator)) <= 0:
+        return [Fault("authority/server.crt", f"expired {-days:.0f} days ago.", remedy)]
+    names = _server_certificate(coordinator).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    covered = {str(name.value) for name in names}
+    missing = [host for host in coordinator.file.hosts if host not in covered]
+    return [Fault("authority/server.crt", f"is not for the host {host}.", remedy) for host in missing]
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    begin = now - dt.timedelta(hours=1) + min(dt.timedelta(days=days), dt.timedelta())  # a clock may be a little behind
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _named(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+
+
+def _authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    try:
+        key = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        remedy = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
+        raise BadInput([Fault(str(coordinator.authority), f"the authority cannot be read: {error}.", remedy)]) from None
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key, certificate
+
+
+def _server_certificate(coordinator: Coordinator) -> x509.Certificate:
+    path: Path = coordinator.authority / "server.crt"
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as error:
+        remedy = f"Run: flwr-server init {coordinator.folder} --renew"
+        raise BadInput([Fault(str(path), f"cannot be read: {error}.", remedy)]) from None

@@ -1,0 +1,67 @@
+"""``flwr-server deadlines``: every timer of a federation, its value, where it is set, what happens when it fires."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.table import Table
+
+from common.config import Experiment, ParticipationSection
+from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S, TLS_TIMEOUT_S
+from server.superlink import LINK_PATIENCE_S, REPLY_UPLOAD_TIMEOUT_S, START_TIMEOUT_S, STOP_GRACE_S, TASK_TIMEOUT_S
+from strategies.roll_call import REFUSAL_TTL_S
+from strategies.rounds import JOIN_DEADLINE_S
+
+
+@dataclass(frozen=True)
+class Timer:
+    """One of them."""
+
+    name: str
+    seconds: float
+    source: str
+    effect: str
+
+
+def timers(experiment: Experiment | None) -> list[Timer]:
+    """All timers; a run's own at their defaults where no experiment is given."""
+    section = experiment.participation if experiment else ParticipationSection()
+    own = "the experiment" if experiment else "the experiment (here: default)"
+    return [
+        Timer(
+            "participation.roll_call_deadline_s",
+            section.roll_call_deadline_s,
+            own,
+            "the run begins with min_sites sites, or stops and says who is missing",
+        ),
+        Timer(
+            "participation.round_deadline_s",
+            section.round_deadline_s,
+            own,
+            "the round goes on without the missing sites if min_sites replied, or the run stops",
+        ),
+        Timer("late joiner's roll call", JOIN_DEADLINE_S, "fixed", "the site is not asked again before it reconnects"),
+        Timer("refusal kept for a site", REFUSAL_TTL_S, "fixed", "a site that is away so long does not hear why"),
+        Timer("heartbeat of a site", HEARTBEAT_PAUSE_S, "fixed", "the site sends the next one"),
+        Timer(
+            "site taken for lost",
+            2 * HEARTBEAT_INTERVAL_S,
+            "fixed (two heartbeats by Flower's count)",
+            "the round waits for it only if it is needed, and sends its work again when it is back",
+        ),
+        Timer("call of a site", CALL_TIMEOUT_S, "fixed", "the site reconnects and sends again"),
+        Timer("TLS check of a site", TLS_TIMEOUT_S, "fixed", "the site tries again"),
+        Timer("longest pause between a site's tries", MAX_RETRY_S, "fixed", "the site tries again, for ever"),
+        Timer("upload of an announced reply", REPLY_UPLOAD_TIMEOUT_S, "fixed", "the site counts as lost in this round"),
+        Timer("SuperLink away during a run", LINK_PATIENCE_S, "fixed", "the run stops"),
+        Timer("SuperLink's start", START_TIMEOUT_S, "fixed", "flwr-server start ends with the end of its log"),
+        Timer("SuperLink's stop", STOP_GRACE_S, "fixed", "it is killed; its database stands that"),
+        Timer("hand-out of a run", TASK_TIMEOUT_S, "fixed", "flwr-server run stops"),
+    ]
+
+
+def timers_table(found: Sequence[Timer]) -> Table:
+    """For a person."""
+    table = Table("timer", "seconds", "set in", "when it fires")
+    for timer in found:
+        table.add_row(timer.name, f"{timer.seconds:g}", timer.source, timer.effect)
+    return table

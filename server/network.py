@@ -1,0 +1,147 @@
+"""flwr-server start and run: keep the SuperLink up; lead a federation of real sites over it."""
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from common.config import ExperimentFile
+from common.errors import BadInput, Fault, quoted, stop_on
+from common.models.network import model_faults
+from server.admission import admitted_sites, members
+from server.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
+from server.coordinator import Coordinator, alone
+from server.federation import federate
+from server.outcome import Setting
+from server.present import Present, Reporter
+from server.report import write_run_report
+from server.run_folder import RunFolder
+from server.superlink import Control, SuperLink, answers, run_on
+from strategies.registry import method_named
+
+LOOK_S, RESTART_S = 1.0, 1.0
+Tell = Callable[[str], None]
+
+
+# ---------------------------------------------------------------------- start
+
+
+def serve(coordinator: Coordinator, tell: Tell) -> None:
+    """Keep the SuperLink running until this process is told to stop; say who connects and who goes.
+
+    Raises:
+        BadInput: If the certificate is of no use, or the SuperLink does not start.
+    """
+    stop_on(certificate_faults(coordinator))
+    with alone(coordinator, "start"):
+        link = SuperLink(coordinator)
+        try:
+            link.start()
+            _synchronise(coordinator)
+            tell(f"hospitals connect to {coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)")
+            if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
+                tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
+            tell(f"admitted sites: {', '.join(members(coordinator)) or 'none yet'}")
+            _watch(coordinator, link, tell)
+        finally:
+            link.stop()
+
+
+def _synchronise(coordinator: Coordinator) -> None:
+    """Bring the SuperLink's registrations in line with the admissions: some may have changed while it was down."""
+    control = Control(coordinator)
+    for site in admitted_sites(coordinator).values():
+        if site.revoked:
+            control.unregister(site.public_key)
+        else:
+            control.register(site.site, site.public_key)
+
+
+def _watch(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
+    control, before = Control(coordinator), dict[str, bool]()
+    while True:
+        if (code := link.ended()) is not None:
+            tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
+            time.sleep(RESTART_S)
+            link.start()
+        try:
+            now = {node.name: node.online for node in control.nodes()}
+        except httpx.HTTPError:
+            now = before
+        for site in sorted(now.keys() | before.keys()):
+            if now.get(site, False) != before.get(site, False):
+                tell(f"{site} {'connected' if now.get(site) else 'is gone'}")
+        before = now
+        time.sleep(LOOK_S)
+
+
+# ---------------------------------------------------------------------- run
+
+
+def run(coordinator: Coordinator, file: ExperimentFile, out: Path, sites: int, tell: Tell) -> dict[str, Any]:
+    """Lead one experiment over the connected sites into the folder ``out``; return its summary.
+
+    Args:
+        sites: How many to wait for at the roll call; 0 for every admitted site.
+
+    Raises:
+        BadInput: With every fault, before anything is written or sent.
+        TooFewSites: If not enough sites answer.
+        SuperLinkGone: If ``flwr-server start`` is gone for too long.
+    """
+    _refuse_unfit(file)
+    expected = _expected(coordinator, file, sites)
+    if not answers(coordinator):
+        remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
+        raise BadInput([Fault(str(coordinator.folder), "no SuperLink answers in this folder.", remedy)])
+    experiment = file.experiment
+    with alone(coordinator, "run"):
+        folder = RunFolder.create(out)
+        present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
+        with Reporter(present, coordinator.state, tell) as reporter, run_on(coordinator) as grid:
+            setting = Setting(
+                base=file.base,
+                folder=folder,
+                run=uuid.uuid4().hex,
+                sites=expected,
+                workers=expected,
+                backend="network",
+                device="cuda" if torch.cuda.is_available() else "cpu",
+                registered=grid.registered,
+            )
+            summary = federate(grid, experiment, setting, reporter)
+    write_run_report(out)
+    return summary
+
+
+def _refuse_unfit(file: ExperimentFile) -> None:
+    """Check what can be checked before anybody is asked."""
+    experiment, found = file.experiment, list[Fault]()
+    try:
+        method = method_named(experiment.run.method, experiment.method)
+        if method.pooled != "no":
+            problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
+            found.append(Fault("run.method", problem, "Only flwr-sim runs it."))
+    except BadInput as error:
+        found += error.faults
+    found += model_faults(experiment.model, file.base)
+    stop_on([Fault(f"{file.path.name}: {fault.where}", fault.problem, fault.remedy) for fault in found])
+
+
+def _expected(coordinator: Coordinator, file: ExperimentFile, sites: int) -> int:
+    admitted, needed = members(coordinator), file.experiment.participation.min_sites
+    expected = sites or len(admitted)
+    faults = []
+    if not admitted:
+        faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))
+    elif expected > len(admitted):
+        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are admitted: {quoted(admitted)}."))
+    elif needed > expected:
+        problem = f"is {needed}, but the run waits for {expected} sites."
+        faults.append(Fault(f"{file.path.name}: participation.min_sites", problem))
+    stop_on(faults)
+    return expected

@@ -1,0 +1,90 @@
+"""``flwr-server status``: sites, connections, certificate, and the present run, on one screen."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from common.identity import fingerprint
+from server.admission import admitted_sites
+from server.authority import days_valid
+from server.coordinator import Coordinator
+from server.present import read_present
+from server.superlink import Control, answers
+
+
+def overview(coordinator: Coordinator) -> dict[str, Any]:
+    """Everything that ``status --json`` says."""
+    up = answers(coordinator)
+    online = _online(coordinator) if up else {}
+    present = read_present(coordinator.state)
+    sites = {
+        name: {
+            "state": "revoked" if site.revoked else "connected" if online.get(name) else "not connected",
+            "fingerprint": fingerprint(site.public_key),
+            "admitted": site.admitted,
+            "revoked": site.revoked or None,
+        }
+        for name, site in admitted_sites(coordinator).items()
+    }
+    return {
+        "name": coordinator.file.name,
+        "address": coordinator.public_address,
+        "superlink": "up" if up else "down",
+        "certificate_days": days_valid(coordinator),
+        "sites": sites,
+        "run": asdict(present) if present else None,
+        "time": time.time(),
+    }
+
+
+def _online(coordinator: Coordinator) -> Mapping[str, bool]:
+    try:
+        return {node.name: node.online for node in Control(coordinator).nodes()}
+    except httpx.HTTPError:
+        return {}
+
+
+def in_words(found: Mapping[str, Any]) -> RenderableType:
+    """The same for a person."""
+    up = found["superlink"] == "up"
+    link = "up" if up else "down: start it with flwr-server start"
+    heading = (
+        f"{found['name']} at {found['address']}: SuperLink {link}; certificate {found['certificate_days']:.0f} days"
+    )
+    table = Table("site", "connection", "in the run", "key")
+    run = found["run"] or {}
+    for name, site in found["sites"].items():
+        table.add_row(name, site["state"], _part_in(run, name), site["fingerprint"])
+    return Group(Text(heading), table, Text(_run_in_words(run, found["time"])))
+
+
+def _part_in(run: Mapping[str, Any], site: str) -> str:
+    if run.get("state") != "running":
+        return ""
+    if site in run["lost"]:
+        return "lost, may come back"
+    if site in run["waiting_for"]:
+        return f"at work ({run['phase']})" if run["phase"] != "roll call" else "waited for"
+    return "done with this step" if site in run["sites"] else ""
+
+
+def _run_in_words(run: Mapping[str, Any], now: float) -> str:
+    if not run:
+        return "no run yet"
+    lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
+    if run["state"] == "running":
+        where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]
+        left = f"; about {run['seconds_left'] / 60:.1f} min left" if run["seconds_left"] is not None else ""
+        lines.append(f"{where}{left}")
+        if run["waiting_for"]:
+            names = ", ".join(run["waiting_for"])
+            lines.append(f"waiting for {names}, at most {max(run['deadline'] - now, 0):.0f} s more")
+    if run["last_error"]:
+        lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
+    return "\n".join(lines)

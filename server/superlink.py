@@ -1,0 +1,360 @@
+"""Flower's SuperLink, its Control API, and a run's Grid: the network twin of :mod:`server.backends`.
+
+Only here does the network side of the coordinator use anything of Flower beyond its public API (1.39). The SuperLink
+is a process of its own; hospitals reach its Fleet API and nothing else. Our ServerApp runs in the process of
+``flwr-server run``, which takes the run's task from the SuperLink over loopback, so a SuperLink that dies and comes
+back costs nothing but time: registrations, messages and the run are in its database.
+"""
+
+import hashlib
+import logging
+import os
+import secrets
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.app import Error, Message, Metadata
+from flwr.app.message import make_message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+
+from common.errors import BadInput, Fault
+from common.files import write_atomically
+from server.coordinator import Coordinator
+
+START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
+TASK_TIMEOUT_S = 60.0
+LINK_PATIENCE_S = 900.0
+"""How long a run waits for a SuperLink that does not answer."""
+REPLY_UPLOAD_TIMEOUT_S = 600.0
+"""How long the content of a reply that has been announced may take to arrive."""
+
+APP = """[project]
+name = "polyclinic"
+version = "1"
+description = "Names the app that every site has installed; carries no code."
+license = "Apache-2.0"
+dependencies = ["flwr"]
+[tool.flwr.app]
+publisher = "polyclinic"
+[tool.flwr.app.components]
+serverapp = "installed:on_the_coordinator"
+clientapp = "installed:at_the_site"
+[tool.flwr.app.config]
+"""
+
+
+class SuperLinkGone(RuntimeError):
+    """The SuperLink did not answer for longer than a run can wait."""
+
+
+class SuperLink:
+    """The process: started, watched, ended."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            BadInput: If it does not, with the end of its log.
+        """
+        coordinator = self._coordinator
+        if not (secret := _secret_file(coordinator)).exists():
+            write_atomically(secret, secrets.token_bytes(32))
+        secret.chmod(0o600)
+        coordinator.log.parent.mkdir(parents=True, exist_ok=True)
+        with coordinator.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(coordinator), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(coordinator)
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not answers(coordinator):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                end = "\n    ".join(coordinator.log.read_text(errors="replace").splitlines()[-5:])
+                problem = f"the SuperLink did not start. The end of {coordinator.log}:\n    {end}"
+                raise BadInput([Fault(str(coordinator.folder), problem, "Is one of its ports in use?")])
+            time.sleep(0.1)
+
+    def ended(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def stop(self) -> None:
+        """End it: politely, and after a grace (its database stands a kill) at once."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def command(coordinator: Coordinator) -> list[str]:
+    """How the SuperLink is started: one port for hospitals, everything else on loopback."""
+    authority = coordinator.authority
+    return [
+        *(sys.executable, "-c", "from flwr.superlink.cli import flower_superlink; flower_superlink()"),
+        *("--host", "127.0.0.1", "--port", str(coordinator.file.control_port)),
+        *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
+        *("--ssl-ca-certfile", str(coordinator.ca_certificate.resolve())),
+        *("--ssl-certfile", str((authority / "server.crt").resolve())),
+        *("--ssl-keyfile", str((authority / "server.key").resolve())),
+        *("--enable-supernode-auth", "--database", str((coordinator.state / "superlink.db").resolve())),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(_secret_file(coordinator).resolve())),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def answers(coordinator: Coordinator) -> bool:
+    """Whether the SuperLink of this folder answers on loopback."""
+    try:
+        context = ssl.create_default_context(cafile=str(coordinator.ca_certificate))
+        url = f"https://{coordinator.control_address}/health"
+        return httpx.get(url, verify=context, timeout=2, trust_env=False).is_success
+    except (httpx.HTTPError, OSError):
+        return False
+
+
+@dataclass(frozen=True)
+class Node:
+    """A registered site as the SuperLink sees it; ``public_key`` in Flower's form."""
+
+    node_id: int
+    name: str
+    online: bool
+    public_key: bytes
+
+
+class Control:
+    """The few things that we ask of Flower's Control API."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        quiet()
+        self._client = ControlHttpClient.from_server_address(
+            coordinator.control_address,
+            False,
+            coordinator.ca_certificate.read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+
+    def nodes(self) -> list[Node]:
+        """All registered sites."""
+        found = self._client.ListNodes(ListNodesRequest()).nodes_info
+        return [
+            Node(node.node_id, node.name, node.status == "online", node.public_key)
+            for node in found
+            if node.status != "unregistered"
+        ]
+
+    def register(self, name: str, public_key: str) -> None:
+        """Register a site's key under its name; nothing where it is registered already."""
+        key = flower_key(public_key)
+        if not any(node.public_key == key for node in self.nodes()):
+            self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+
+    def unregister(self, public_key: str) -> None:
+        """Take a registration back: from now on every call that is signed with this key is refused."""
+        key = flower_key(public_key)
+        for node in self.nodes():
+            if node.public_key == key:
+                self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+
+    def start_run(self) -> int:
+        """Submit the app bundle that carries no code; return the run's number."""
+        content, _ = build_fab_from_files({"pyproject.toml": APP.encode()})
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        request = StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto({}))
+        return int(self._client.StartRun(request).run_id)
+
+    def stop_run(self, run_id: int) -> None:
+        """Stop a run that no task was taken from."""
+        self._client.StopRun(StopRunRequest(run_id=run_id))
+
+
+def flower_key(line: str) -> bytes:
+    """A public key in the form in which Flower stores it."""
+    return public_key_to_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
+
+
+@contextmanager
+def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
+    """Start a run on the SuperLink, take its task, and lend its Grid; tell the SuperLink how it ended.
+
+    Raises:
+        SuperLinkGone: If the SuperLink does not hand the task out, or stays away.
+    """
+    control, names = Control(coordinator), RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    run_id = control.start_run()
+    protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+    secret = SuperExecAuthHttpInterceptor(
+        master_secret=_secret_file(coordinator).read_bytes(), protected_methods=protected
+    )
+    certificate = coordinator.ca_certificate.read_bytes()
+    executor = RuntimeHttpClient.from_server_address(
+        coordinator.control_address, False, certificate, [names, secret], retry_invoker=_retrying()
+    )
+    try:
+        token = _acquired(executor)
+    finally:
+        executor.close()
+    grid = NetworkGrid(coordinator.control_address, False, certificate, token=token, control=control)
+    runtime = grid.runtime
+    heart = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
+    heart.start()
+    ended, why = SubStatus.FAILED, "ended by an error"
+    try:
+        given = runtime.PullTaskInput(PullTaskInputRequest())
+        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+        TaskIdentity.node_id = given.context.node_id
+        grid.set_run(run_from_proto(given.run))
+        assert given.run.run_id == run_id, "one run at a time holds this folder's lock"
+        yield grid
+        ended, why = SubStatus.COMPLETED, ""
+    except httpx.HTTPError as error:
+        raise SuperLinkGone(f"the SuperLink does not answer: {error}. Is flwr-server start still running?") from None
+    finally:
+        heart.stop()
+        grid.patience(1)
+        try:
+            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=ended, details=why))
+        except httpx.HTTPError:
+            logging.getLogger(__name__).info("the SuperLink was not told that run %s ended", run_id)
+
+
+def _acquired(executor: RuntimeHttpClient) -> str:
+    deadline = time.monotonic() + TASK_TIMEOUT_S
+    while time.monotonic() < deadline:
+        answer = executor.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]))
+        if answer.token:
+            return str(answer.token)
+        time.sleep(0.1)
+    raise SuperLinkGone(f"the SuperLink did not hand out the run within {TASK_TIMEOUT_S:.0f} s; see its log.")
+
+
+class NetworkGrid(HttpGrid):
+    """Flower's Grid, with the names under which sites are registered, and replies fetched as soon as they are there."""
+
+    def __init__(self, *arguments: Any, control: Control, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._retry_invoker = _retrying()
+        self._control = control
+        self._names: dict[int, str] = {}
+
+    @property
+    def runtime(self) -> RuntimeHttpClient:
+        """Flower's Runtime API, as this run's task may use it."""
+        return self._runtime_client
+
+    def patience(self, tries: int) -> None:
+        """Limit the tries of every call from now on."""
+        self._retry_invoker.max_tries = tries
+
+    def registered(self) -> Mapping[int, str]:
+        """Names of sites by node; of those online and of those that were."""
+        self._names |= {node.node_id: node.name for node in self.get_nodes()}
+        return self._names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Fetch the replies that are complete.
+
+        Flower's own waits seconds for a reply that is still being uploaded; this one looks again after 20 ms.
+        """
+        answer = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
+        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
+        return [self._fetched(proto, tree) for proto, tree in pairs]
+
+    def _fetched(self, proto: Any, tree: Any) -> Message:
+        message_id, run_id = proto.metadata.message_id, self.run.run_id
+        pull = make_pull_object_fn_protobuf(self.runtime.PullObject, self.node, run_id)
+        names = [node.object_id for node in iterate_object_tree(tree)]
+        try:
+            contents = pull_objects(names, pull, max_time=REPLY_UPLOAD_TIMEOUT_S, initial_backoff=0.02, backoff_cap=0.5)
+        except ObjectPullError as error:
+            return _lost_reply(proto, str(error))
+        self.runtime.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
+        )
+        message: Message = inflate_object_from_contents(message_id, contents)  # type: ignore[assignment]
+        message.metadata.__dict__["_message_id"] = message_id
+        return message
+
+
+def _lost_reply(proto: Any, reason: str) -> Message:
+    """An error reply in the place of one whose content never came, as Flower's own Grid makes it."""
+    came = proto.metadata
+    metadata = Metadata(
+        run_id=came.run_id,
+        message_id="",
+        src_node_id=came.src_node_id,
+        dst_node_id=came.dst_node_id,
+        reply_to_message_id=came.reply_to_message_id,
+        group_id=came.group_id,
+        ttl=came.ttl,
+        message_type=came.message_type,
+        created_at=came.created_at,
+    )
+    return make_message(metadata=metadata, error=Error(ErrorCode.NODE_UNAVAILABLE, f"its reply was cut off: {reason}"))
+
+
+def quiet() -> None:
+    """Keep Flower's own lines off the terminal; errors still come as exceptions."""
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def _retrying() -> Any:
+    invoker = make_simple_http_retry_invoker()
+    invoker.max_time = LINK_PATIENCE_S
+    return invoker
+
+
+def _secret_file(coordinator: Coordinator) -> Path:
+    return coordinator.state / "executor.secret"
+
+
+def _environment(coordinator: Coordinator) -> dict[str, str]:
+    home = str((coordinator.state / "flwr").resolve())
+    return {**os.environ, "FLWR_HOME": home, "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "WARNING")}
