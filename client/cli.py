@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 
 from client.refusals import ExitCode, Refused
+from common.memory import keep_large_buffers
 from common.terminal import end_on_sigterm, run_program, teller
 
 app = typer.Typer(
@@ -58,6 +59,7 @@ def start(folder: Folder) -> None:
     from client.settings import open_site, read_credentials, read_settings
     from client.status import Status, health_server
 
+    keep_large_buffers()
     end_on_sigterm()
     tell, settings = teller(console), read_settings(folder)
     kit = read_credentials(settings)

@@ -37,7 +37,6 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
     get_object_tree,
-    iterate_object_tree,
     no_object_id_recompute,
 )
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
@@ -47,7 +46,6 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
-    inflate_object_from_contents,
     pull_objects,
     push_objects,
 )
@@ -56,6 +54,7 @@ from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.refusals import Refused, Unreachable
+from common.flower_objects import message_of, names_in
 from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
@@ -169,14 +168,14 @@ class Link:
         proto, tree = answer.messages_list[0], answer.message_object_trees[0]
         run_id, message_id = proto.metadata.run_id, proto.metadata.message_id
         pull = make_pull_object_fn_protobuf(self._bound(self._stub.PullObject), self._node, run_id)
-        names = [node.object_id for node in iterate_object_tree(tree)]
         with _translated():
             try:
-                contents = pull_objects(names, pull, max_time=CALL_TIMEOUT_S, initial_backoff=0.05, backoff_cap=1.0)
+                contents = pull_objects(
+                    names_in(tree), pull, max_time=CALL_TIMEOUT_S, initial_backoff=0.05, backoff_cap=1.0
+                )
             except ObjectPullError as error:
                 raise NotThere(str(error)) from None
-        message = cast(Message, inflate_object_from_contents(message_id, contents))
-        message.metadata.__dict__["_message_id"] = message_id
+        message = message_of(message_id, contents)
         # Read by Message() to fill a reply's metadata.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, self.node_id
         if fault := self._bundle_fault(run_id):

@@ -13,7 +13,7 @@ from typing import Any
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
-from client.app import client_app
+from client.app import SiteOf, client_app
 from client.handshake import days_valid
 from client.in_hand import MAX_ATTEMPTS, InHand
 from client.link import (
@@ -33,7 +33,7 @@ from client.status import Status
 from common.errors import BadInput, Fault
 from common.files import write_atomically
 from common.identity import SiteKit, read_key
-from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S
+from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire import Refusal, WireVersionError, payload_bytes
 
 POLL_S, MAX_POLL_S = 0.05, 1.0
@@ -49,6 +49,7 @@ class Service:
     Attributes:
         tell: Prints one line for a person.
         status: The present, shared with the health server.
+        make_app: Builds what answers messages; benchmarks measure the rest with one that does not train.
     """
 
     settings: Settings
@@ -56,12 +57,13 @@ class Service:
     site: Site
     tell: Tell
     status: Status
+    make_app: Callable[[SiteOf, Callable[[Refusal], None]], ClientApp] = client_app
     _refusal: Refused | None = None
     _unsent: tuple[bytes, Message, float] | None = None
     _first: tuple[str, int, float] | None = None  # run, round and time of the first round that this process saw
 
     def __post_init__(self) -> None:
-        self._app: ClientApp = client_app(lambda context: self.site, self._note_refusal)
+        self._app = self.make_app(lambda context: self.site, self._note_refusal)
         self._in_hand = InHand(self.settings.state / "in-hand")
         self._node_id_file = self.settings.state / "node-id"
         self._key = read_key(self.settings.key_path)
@@ -74,13 +76,19 @@ class Service:
         Raises:
             Refused: If one side does not accept the other.
         """
-        wait_s = FIRST_RETRY_S
+        wait_s, patience_ends = FIRST_RETRY_S, 0.0
         while True:
             self.status.state = "connecting"
             try:
                 with self._connected() as link:
                     wait_s = FIRST_RETRY_S
                     self._work(link)
+            except Refused as refusal:
+                # A coordinator that has just opened its port is still registering the sites it has admitted.
+                patience_ends = patience_ends or time.monotonic() + KEY_PATIENCE_S
+                if refusal.exit_code != ExitCode.KEY or self._refusal or time.monotonic() > patience_ends:
+                    raise
+                time.sleep(FIRST_RETRY_S)
             except Unreachable as error:
                 if str(error) != self.status.last_error or self.status.state != "connecting":
                     self.tell(f"no connection to {self.kit.address}: {error}; trying again for as long as it takes")

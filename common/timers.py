@@ -4,8 +4,10 @@ HEARTBEAT_INTERVAL_S = 15
 """As told to Flower's SuperLink, which takes a site for lost after two of these without a sign of life."""
 HEARTBEAT_PAUSE_S = HEARTBEAT_INTERVAL_S / 3
 """Between two signs of life, so that one or two may get lost."""
-CALL_TIMEOUT_S = 120.0
-"""For one call: 5 MiB at 0.35 Mbit/s."""
+CALL_TIMEOUT_S = 60.0
+"""For one call: 5 MiB at 0.7 Mbit/s."""
 TLS_TIMEOUT_S = 10.0
 FIRST_RETRY_S, MAX_RETRY_S = 1.0, 20.0
 """Pauses between tries to connect, growing from the one to the other."""
+KEY_PATIENCE_S = 10.0
+"""How long a site tries again after its key was refused, for an admission that is on its way."""

@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from common.memory import keep_large_buffers
 from common.terminal import end_on_sigterm, run_program, teller
 
 app = typer.Typer(
@@ -127,6 +128,7 @@ def run(
     from server.network import run as lead
     from server.report.tables import coverage_table
 
+    keep_large_buffers()
     end_on_sigterm()
     summary = lead(read_coordinator(folder), read_experiment(experiment, overrides), out, sites, teller(console))
     console.print(coverage_table([(summary["name"], summary)]))

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from common.config import Experiment, ParticipationSection
-from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S, HEARTBEAT_PAUSE_S, MAX_RETRY_S, TLS_TIMEOUT_S
-from server.superlink import LINK_PATIENCE_S, REPLY_UPLOAD_TIMEOUT_S, START_TIMEOUT_S, STOP_GRACE_S, TASK_TIMEOUT_S
+from common.timers import (
+    CALL_TIMEOUT_S,
+    HEARTBEAT_INTERVAL_S,
+    HEARTBEAT_PAUSE_S,
+    KEY_PATIENCE_S,
+    MAX_RETRY_S,
+    TLS_TIMEOUT_S,
+)
+from server.superlink import LINK_PATIENCE_S, START_TIMEOUT_S, STOP_GRACE_S, TASK_TIMEOUT_S, UPLOAD_STALL_S
 from strategies.roll_call import REFUSAL_TTL_S
 from strategies.rounds import JOIN_DEADLINE_S
 
@@ -50,8 +57,14 @@ def timers(experiment: Experiment | None) -> list[Timer]:
         ),
         Timer("call of a site", CALL_TIMEOUT_S, "fixed", "the site reconnects and sends again"),
         Timer("TLS check of a site", TLS_TIMEOUT_S, "fixed", "the site tries again"),
+        Timer("a refused key is tried again for", KEY_PATIENCE_S, "fixed", "flwr-client ends with exit code 14"),
         Timer("longest pause between a site's tries", MAX_RETRY_S, "fixed", "the site tries again, for ever"),
-        Timer("upload of an announced reply", REPLY_UPLOAD_TIMEOUT_S, "fixed", "the site counts as lost in this round"),
+        Timer(
+            "a reply's upload stands still",
+            UPLOAD_STALL_S,
+            "fixed",
+            "the site gets its work again",
+        ),
         Timer("SuperLink away during a run", LINK_PATIENCE_S, "fixed", "the run stops"),
         Timer("SuperLink's start", START_TIMEOUT_S, "fixed", "flwr-server start ends with the end of its log"),
         Timer("SuperLink's stop", STOP_GRACE_S, "fixed", "it is killed; its database stands that"),

@@ -16,17 +16,17 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Error, Message, Metadata
-from flwr.app.message import make_message
+from flwr.app.message import make_message, remove_content_from_message
 from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import ErrorCode, SubStatus
-from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
+from flwr.common.serde import fab_to_proto, message_to_proto, run_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
     RegisterNodeRequest,
@@ -39,15 +39,15 @@ from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullAppMessagesRequest,
     PullTaskInputRequest,
+    PushAppMessagesRequest,
     PushTaskOutputRequest,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, inflate_object_from_contents, pull_objects
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.retry import make_simple_http_retry_invoker
@@ -57,14 +57,17 @@ from flwr.superlink.grid import HttpGrid
 
 from common.errors import BadInput, Fault
 from common.files import write_atomically
+from common.flower_objects import message_of, names_in
+from common.memory import LARGE_BUFFERS
 from server.coordinator import Coordinator
+from server.object_files import ObjectFiles
 
 START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
 TASK_TIMEOUT_S = 60.0
 LINK_PATIENCE_S = 900.0
 """How long a run waits for a SuperLink that does not answer."""
-REPLY_UPLOAD_TIMEOUT_S = 600.0
-"""How long the content of a reply that has been announced may take to arrive."""
+UPLOAD_STALL_S = 60.0
+"""How long nothing more of a reply that has been announced may arrive before it counts as cut off."""
 
 APP = """[project]
 name = "polyclinic"
@@ -136,7 +139,8 @@ def command(coordinator: Coordinator) -> list[str]:
     """How the SuperLink is started: one port for hospitals, everything else on loopback."""
     authority = coordinator.authority
     return [
-        *(sys.executable, "-c", "from flwr.superlink.cli import flower_superlink; flower_superlink()"),
+        *(sys.executable, "-m", "server.superlink_process"),
+        *("--objects", str(object_folder(coordinator).resolve())),
         *("--host", "127.0.0.1", "--port", str(coordinator.file.control_port)),
         *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
         *("--ssl-ca-certfile", str(coordinator.ca_certificate.resolve())),
@@ -146,6 +150,11 @@ def command(coordinator: Coordinator) -> list[str]:
         *("--isolation", "process", "--superexec-auth-secret-file", str(_secret_file(coordinator).resolve())),
         "--disable-runtime-dependency-installation",
     ]
+
+
+def object_folder(coordinator: Coordinator) -> Path:
+    """Where the contents of messages lie."""
+    return coordinator.state / "objects"
 
 
 def answers(coordinator: Coordinator) -> bool:
@@ -226,8 +235,9 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     Raises:
         SuperLinkGone: If the SuperLink does not hand the task out, or stays away.
     """
-    control, names = Control(coordinator), RuntimeVersionHttpInterceptor(component_name="SuperExec")
-    run_id = control.start_run()
+    quiet()
+    run_id = Control(coordinator).start_run()
+    names = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
     secret = SuperExecAuthHttpInterceptor(
         master_secret=_secret_file(coordinator).read_bytes(), protected_methods=protected
@@ -240,7 +250,8 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
         token = _acquired(executor)
     finally:
         executor.close()
-    grid = NetworkGrid(coordinator.control_address, False, certificate, token=token, control=control)
+    files = ObjectFiles(object_folder(coordinator))
+    grid = NetworkGrid(coordinator.control_address, False, certificate, token=token, files=files)
     runtime = grid.runtime
     heart = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heart.start()
@@ -275,13 +286,14 @@ def _acquired(executor: RuntimeHttpClient) -> str:
 
 
 class NetworkGrid(HttpGrid):
-    """Flower's Grid, with the names under which sites are registered, and replies fetched as soon as they are there."""
+    """Flower's Grid, with the names under which sites are registered; contents go through files, not through HTTP."""
 
-    def __init__(self, *arguments: Any, control: Control, **options: Any) -> None:
+    def __init__(self, *arguments: Any, files: ObjectFiles, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._retry_invoker = _retrying()
-        self._control = control
+        self._files = files
         self._names: dict[int, str] = {}
+        self._announced: dict[str, _Announced] = {}  # by the message that is answered
 
     @property
     def runtime(self) -> RuntimeHttpClient:
@@ -297,29 +309,67 @@ class NetworkGrid(HttpGrid):
         self._names |= {node.node_id: node.name for node in self.get_nodes()}
         return self._names
 
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Fetch the replies that are complete.
-
-        Flower's own waits seconds for a reply that is still being uploaded; this one looks again after 20 ms.
-        """
-        answer = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=message_ids))
-        pairs = zip(answer.messages_list, answer.message_object_trees, strict=True)
-        return [self._fetched(proto, tree) for proto, tree in pairs]
-
-    def _fetched(self, proto: Any, tree: Any) -> Message:
-        message_id, run_id = proto.metadata.message_id, self.run.run_id
-        pull = make_pull_object_fn_protobuf(self.runtime.PullObject, self.node, run_id)
-        names = [node.object_id for node in iterate_object_tree(tree)]
-        try:
-            contents = pull_objects(names, pull, max_time=REPLY_UPLOAD_TIMEOUT_S, initial_backoff=0.02, backoff_cap=0.5)
-        except ObjectPullError as error:
-            return _lost_reply(proto, str(error))
-        self.runtime.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=self.node, run_id=run_id, message_object_id=message_id)
+    def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
+        """Announce messages, and put those of their objects that are not there yet into the files."""
+        sent = list(messages)
+        answer = self.runtime.PushMessages(
+            PushAppMessagesRequest(
+                messages_list=[message_to_proto(remove_content_from_message(message)) for message in sent],
+                message_object_trees=[get_object_tree(message) for message in sent],
+            )
         )
-        message: Message = inflate_object_from_contents(message_id, contents)  # type: ignore[assignment]
-        message.metadata.__dict__["_message_id"] = message_id
+        announce = make_push_object_fn_protobuf(self.runtime.PushObject, self.node, run_id, answer.session_id)
+        objects = {name: found for message in sent for name, found in get_all_nested_objects(message).items()}
+        for name in dict.fromkeys(answer.objects_to_push):
+            self._files.write(name, objects[name].deflate())
+            announce(name, b"")
+        return list(answer.message_ids)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Fetch the replies that are complete; one whose content is still on its way waits for the next call.
+
+        Flower's own waits here, seconds at a time, for the one that is being uploaded.
+        """
+        wanted = list(message_ids)
+        if asked := [name for name in wanted if name not in self._announced]:  # it forgets what it has told once
+            answer = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
+            for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+                self._announced[proto.metadata.reply_to_message_id] = _Announced(proto, names_in(tree))
+        here = {name: one for name in wanted if (one := self._announced.get(name)) and self._arrived(one)}
+        for name in here:
+            del self._announced[name]
+        return [self._fetched(one) for one in here.values()]
+
+    def _arrived(self, announced: "_Announced") -> bool:
+        """Whether all of a reply's content is there, or never will be."""
+        missing = [name for name in announced.missing if name and not self._files.has(name)]
+        if len(missing) < len(announced.missing):
+            announced.missing, announced.since = missing, time.monotonic()
+        return not missing or time.monotonic() - announced.since > UPLOAD_STALL_S
+
+    def _fetched(self, announced: "_Announced") -> Message:
+        proto = announced.proto
+        if announced.missing:
+            return _lost_reply(proto, f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s")
+        message_id = proto.metadata.message_id
+        message = message_of(message_id, {name: self._files.read(name) or b"" for name in announced.names})
+        self.runtime.ConfirmMessageReceived(
+            ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message_id)
+        )
         return message
+
+
+@dataclass
+class _Announced:
+    """A reply that the SuperLink has told of; ``missing`` objects were last fewer at ``since``."""
+
+    proto: Any
+    names: list[str]
+    since: float = field(default_factory=time.monotonic)
+    missing: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.missing = [*self.names, ""]  # the empty name: not looked at yet
 
 
 def _lost_reply(proto: Any, reason: str) -> Message:
@@ -336,7 +386,7 @@ def _lost_reply(proto: Any, reason: str) -> Message:
         message_type=came.message_type,
         created_at=came.created_at,
     )
-    return make_message(metadata=metadata, error=Error(ErrorCode.NODE_UNAVAILABLE, f"its reply was cut off: {reason}"))
+    return make_message(metadata=metadata, error=Error(ErrorCode.NODE_UNAVAILABLE, reason))
 
 
 def quiet() -> None:
@@ -357,4 +407,9 @@ def _secret_file(coordinator: Coordinator) -> Path:
 
 def _environment(coordinator: Coordinator) -> dict[str, str]:
     home = str((coordinator.state / "flwr").resolve())
-    return {**os.environ, "FLWR_HOME": home, "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "WARNING")}
+    return {
+        **os.environ,
+        **LARGE_BUFFERS,
+        "FLWR_HOME": home,
+        "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "WARNING"),
+    }

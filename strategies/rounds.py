@@ -30,6 +30,7 @@ from common.wire import (
     RollCall,
     TrainReply,
     TrainRequest,
+    Written,
     encode,
     payload_bytes,
 )
@@ -76,6 +77,7 @@ class RoundStrategy(Strategy):
         self.state: FederationState
         self.last_validation = Validation()
         self._sent: dict[str, Groups] = {}
+        self._written: Written = {}  # this exchange's arrays as they travel, once for all sites
         self._down: dict[str, int] = {}
         self._plan_json = plan.model_dump_json()
 
@@ -173,7 +175,7 @@ class RoundStrategy(Strategy):
         for server_round in range(1, num_rounds + 1):
             messages = self.configure_train(server_round, arrays, config, grid)
             replies = self._exchanged(grid, messages, "train", server_round, timeout)
-            arrays, metrics = self.aggregate_train(server_round, replies)
+            _, metrics = self.aggregate_train(server_round, replies)
             result.train_metrics_clientapp[server_round] = metrics
         messages = self.configure_evaluate(num_rounds, arrays, config, grid)
         self.aggregate_evaluate(num_rounds, self._exchanged(grid, messages, "evaluate", num_rounds, timeout))
@@ -187,7 +189,7 @@ class RoundStrategy(Strategy):
         if server_round > 1:
             self._admit_late_joiners(server_round)
         self._began = time.monotonic()
-        self._sent, self._down = {}, {}
+        self._sent, self._down, self._written = {}, {}, {}
         chosen = self._drawn(server_round)
         return [self._train_message(server_round, site) for site in chosen]
 
@@ -202,7 +204,7 @@ class RoundStrategy(Strategy):
     def _train_message(self, server_round: int, site: str) -> Message:
         request = self._request(TrainRequest, server_round, site, self.state.model)
         self._sent[site] = groups_expected(request.model, self.method)
-        return self._message(site, MessageType.TRAIN, server_round, encode(request))
+        return self._message(site, MessageType.TRAIN, server_round, encode(request, self._written))
 
     def _request(self, make: Callable[..., Q], server_round: int, site: str, model: ModelState) -> Q:
         """A request of this run and round, and the model with that site's own head rows."""
@@ -224,7 +226,7 @@ class RoundStrategy(Strategy):
         deadline = self.participation.round_deadline_s
         return Message(content, self.members[site].node_id, kind, group_id=str(server_round), ttl=deadline)
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[ArrayRecord, MetricRecord]:
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> tuple[None, MetricRecord]:
         """Check the replies, note the validation losses of the round before, move the model.
 
         Raises:
@@ -254,7 +256,7 @@ class RoundStrategy(Strategy):
         )
         self.on_round(record, self.state)
         mean = float(np.mean(list(record.train_loss.values())))
-        return array_record(model), MetricRecord({"train-loss": mean})
+        return None, MetricRecord({"train-loss": mean})  # the model is in the state, which outlives Flower's loop
 
     # ------------------------------------------------------------------ evaluation
 
@@ -287,11 +289,11 @@ class RoundStrategy(Strategy):
         return received
 
     def _evaluate_messages(self, server_round: int, model: ModelState, *, test: bool) -> list[Message]:
-        self._sent, self._down, messages = {}, {}, []
+        self._sent, self._down, self._written, messages = {}, {}, {}, []
         for site in sorted(self.members):
             request = self._request(partial(EvaluateRequest, test=test), server_round, site, model)
             self._sent[site] = Groups()
-            messages.append(self._message(site, MessageType.EVALUATE, server_round, encode(request)))
+            messages.append(self._message(site, MessageType.EVALUATE, server_round, encode(request, self._written)))
         return messages
 
     # ------------------------------------------------------------------ replies

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from common.models.state import ModelState
 from common.wire import Groups, TrainReply
-from strategies.averaging import moved, moved_head, weighted_mean
+from strategies.averaging import moved_by_mean, moved_head
 from strategies.method import Method, Weighting
 
 
@@ -67,8 +67,8 @@ def aggregated(model: ModelState, replies: Sequence[TrainReply], weighting: Weig
     norms = [reply.update.norm for reply in replies if reply.update.norm is not None]
     heads = [reply.update.head for reply in replies if reply.update.head is not None]
     return ModelState(
-        trunk=moved(model.trunk, weighted_mean(trunks, weights)) if trunks else model.trunk,
-        norm=moved(model.norm, weighted_mean(norms, weights)) if norms else model.norm,
+        trunk=moved_by_mean(model.trunk, trunks, weights) if trunks else model.trunk,
+        norm=moved_by_mean(model.norm, norms, weights) if norms else model.norm,
         head=moved_head(model.head, heads, weights) if heads else model.head,
     )
 

@@ -1,0 +1,82 @@
+"""A site that does everything but train: for measuring what is left.
+
+python benchmarks/idle_site.py SITE_FOLDER
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from rich.console import Console
+
+from client.app import SiteOf, answer
+from client.service import Service, alone_in
+from client.settings import open_site, read_credentials, read_settings
+from client.status import Status
+from common.memory import keep_large_buffers
+from common.models.state import Head
+from common.terminal import end_on_sigterm, teller
+from common.wire import (
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    Refusal,
+    RollCall,
+    TrainReply,
+    TrainRequest,
+    decode,
+    encode,
+)
+
+
+def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None]) -> ClientApp:
+    """Answers every request at once, with an update of random numbers, each round anew: nothing can be sent twice."""
+    app, random = ClientApp(), np.random.default_rng(0)
+    base: dict[int, Any] = {}
+
+    def noise(like: Any) -> Any:
+        known = base.setdefault(like.size, random.random(like.size, np.float32))
+        return (known * np.float32(random.random() * 1e-6)).reshape(like.shape)
+
+    @app.query("roll_call")
+    def _(message: Message, context: Context) -> Message:
+        return Message(encode(answer(site_of(context), decode(message.content, RollCall))), reply_to=message)
+
+    @app.train()
+    def _(message: Message, context: Context) -> Message:
+        request = decode(message.content, TrainRequest)
+        model, head = request.model, request.model.head
+        assert model.trunk is not None
+        assert model.norm is not None
+        assert head is not None
+        update = Groups(
+            noise(model.trunk), noise(model.norm), Head(head.class_names, noise(head.weight), noise(head.bias))
+        )
+        site = site_of(context)
+        reply = TrainReply(request.run, request.round, site.name, len(site.train), 1.0, 1.0, 0.5, 0.0, update)
+        return Message(encode(reply), reply_to=message)
+
+    @app.evaluate()
+    def _(message: Message, context: Context) -> Message:
+        request = decode(message.content, EvaluateRequest)
+        reply = EvaluateReply(request.run, request.round, site_of(context).name, 1.0, 0.5, (), (), (), (), (), (), "")
+        return Message(encode(reply), reply_to=message)
+
+    return app
+
+
+def main() -> None:
+    keep_large_buffers()
+    end_on_sigterm()
+    settings = read_settings(Path(sys.argv[1]))
+    site, kit = open_site(settings), read_credentials(settings)
+    with alone_in(settings.state):
+        Service(settings, kit, site, teller(Console()), Status(site.name), idle_app).run()
+
+
+if __name__ == "__main__":
+    main()

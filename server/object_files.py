@@ -1,0 +1,59 @@
+"""Contents of messages as files named by their SHA-256, shared by the SuperLink and the coordinator's run.
+
+Both stand on one machine under one user; what one of them has written the other reads without sending it.
+"""
+
+import contextlib
+import hashlib
+import os
+import threading
+from collections.abc import Collection
+from pathlib import Path
+
+
+class ObjectFiles:
+    """One folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+
+    def write(self, object_id: str, content: bytes | memoryview) -> None:
+        """Write under a name that others see only when it is whole."""
+        path = self._folder / object_id
+        if path.exists():
+            return
+        part = self._folder / f".{object_id}.{os.getpid()}.{threading.get_ident()}.part"
+        part.write_bytes(content)
+        part.replace(path)
+
+    def read(self, object_id: str) -> bytes | None:
+        """The content, or None where it is not there."""
+        try:
+            return (self._folder / object_id).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def has(self, object_id: str) -> bool:
+        return (self._folder / object_id).exists()
+
+    def remove(self, object_id: str) -> None:
+        (self._folder / object_id).unlink(missing_ok=True)
+
+    def names(self) -> set[str]:
+        """All that are whole."""
+        return {path.name for path in self._folder.iterdir() if not path.name.startswith(".")}
+
+    def clear(self) -> None:
+        for path in list(self._folder.iterdir()):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+
+    def damaged_or_not_in(self, known: Collection[str]) -> list[str]:
+        """Names of files that nobody asks for, that are not whole, or whose content is not what the name says."""
+        found = []
+        for path in self._folder.iterdir():
+            if path.name not in known or hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
+                found.append(path.name)
+        return found
