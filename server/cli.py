@@ -75,7 +75,6 @@ def admit(
     from server.admission import admission_faults
     from server.admission import admit as admitted
     from server.coordinator import read_coordinator
-    from server.superlink import Control, answers
 
     coordinator, wanted = read_coordinator(folder), read_request(request)
     stop_on(admission_faults(coordinator, wanted))
@@ -85,8 +84,6 @@ def admit(
     if not yes:
         typer.confirm("The same, and this site shall take part?", abort=True)
     kit = admitted(coordinator, wanted)
-    if answers(coordinator):
-        Control(coordinator).register(wanted.site, wanted.public_key)
     console.print(f"Admitted. Send {kit} to {wanted.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
@@ -169,15 +166,14 @@ def revoke(
     """
     from server.admission import revoke as take_back
     from server.coordinator import read_coordinator
-    from server.superlink import Control, answers
 
     coordinator = read_coordinator(folder)
     if not yes:
         typer.confirm(f"{site} shall not take part any more?", abort=True)
-    gone = take_back(coordinator, site)
-    if answers(coordinator):
-        Control(coordinator).unregister(gone.public_key)
-    console.print(f"{site} is revoked. To come back it makes a new key.", highlight=False)
+    take_back(coordinator, site)
+    console.print(
+        f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
+    )
 
 
 @app.command()

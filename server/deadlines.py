@@ -73,8 +73,9 @@ def timers(experiment: Experiment | None) -> list[Timer]:
 
 
 def timers_table(found: Sequence[Timer]) -> Table:
-    """For a person."""
-    table = Table("timer", "seconds", "set in", "when it fires")
+    """For a person: two lines a timer."""
+    table = Table("seconds", "timer, where it is set, what happens when it fires", box=None, padding=(0, 2, 0, 0))
+    table.columns[0].justify = "right"
     for timer in found:
-        table.add_row(timer.name, f"{timer.seconds:g}", timer.source, timer.effect)
+        table.add_row(f"{timer.seconds:g}", f"[bold]{timer.name}[/] ({timer.source}):\n{timer.effect}")
     return table

@@ -20,7 +20,7 @@ from server.outcome import Setting
 from server.present import Present, Reporter
 from server.report import write_run_report
 from server.run_folder import RunFolder
-from server.superlink import Control, SuperLink, answers, run_on
+from server.superlink import Control, Node, SuperLink, answers, flower_key, run_on
 from strategies.registry import method_named
 
 LOOK_S, RESTART_S = 1.0, 1.0
@@ -41,7 +41,7 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
         link = SuperLink(coordinator)
         try:
             link.start()
-            _synchronise(coordinator)
+            registered(coordinator, Control(coordinator))
             tell(f"hospitals connect to {coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)")
             if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
                 tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
@@ -51,32 +51,44 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
             link.stop()
 
 
-def _synchronise(coordinator: Coordinator) -> None:
-    """Bring the SuperLink's registrations in line with the admissions: some may have changed while it was down."""
-    control = Control(coordinator)
-    for site in admitted_sites(coordinator).values():
-        if site.revoked:
-            control.unregister(site.public_key)
-        else:
-            control.register(site.site, site.public_key)
-
-
 def _watch(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
-    control, before = Control(coordinator), dict[str, bool]()
+    control, before, problem = Control(coordinator), dict[str, bool](), ""
     while True:
         if (code := link.ended()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
             time.sleep(RESTART_S)
             link.start()
         try:
-            now = {node.name: node.online for node in control.nodes()}
-        except httpx.HTTPError:
+            now = {node.name: node.online for node in registered(coordinator, control)}
+            problem = ""
+        except (httpx.HTTPError, BadInput) as error:
+            if str(error) != problem:
+                tell(problem := str(error))
             now = before
         for site in sorted(now.keys() | before.keys()):
             if now.get(site, False) != before.get(site, False):
                 tell(f"{site} {'connected' if now.get(site) else 'is gone'}")
         before = now
         time.sleep(LOOK_S)
+
+
+def registered(coordinator: Coordinator, control: Control) -> list[Node]:
+    """Bring the SuperLink's registrations in line with the folder's admissions; return them.
+
+    ``admit`` and ``revoke`` write files, wherever they are run; here they take effect.
+    """
+    nodes = control.nodes()
+    keys = {node.public_key: node for node in nodes}
+    changed = False
+    for site in admitted_sites(coordinator).values():
+        node = keys.get(flower_key(site.public_key))
+        if node is None and not site.revoked:
+            control.register(site.site, site.public_key)
+            changed = True
+        elif node is not None and site.revoked:
+            control.unregister(node)
+            changed = True
+    return control.nodes() if changed else nodes
 
 
 # ---------------------------------------------------------------------- run

@@ -199,17 +199,12 @@ class Control:
         ]
 
     def register(self, name: str, public_key: str) -> None:
-        """Register a site's key under its name; nothing where it is registered already."""
-        key = flower_key(public_key)
-        if not any(node.public_key == key for node in self.nodes()):
-            self._client.RegisterNode(RegisterNodeRequest(public_key=key, name=name))
+        """Register a site's key under its name."""
+        self._client.RegisterNode(RegisterNodeRequest(public_key=flower_key(public_key), name=name))
 
-    def unregister(self, public_key: str) -> None:
-        """Take a registration back: from now on every call that is signed with this key is refused."""
-        key = flower_key(public_key)
-        for node in self.nodes():
-            if node.public_key == key:
-                self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
+    def unregister(self, node: Node) -> None:
+        """Take a registration back: from now on every call that is signed with its key is refused."""
+        self._client.UnregisterNode(UnregisterNodeRequest(node_id=node.node_id))
 
     def start_run(self) -> int:
         """Submit the app bundle that carries no code; return the run's number."""
@@ -236,7 +231,8 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
         SuperLinkGone: If the SuperLink does not hand the task out, or stays away.
     """
     quiet()
-    run_id = Control(coordinator).start_run()
+    control = Control(coordinator)
+    run_id = control.start_run()
     names = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
     secret = SuperExecAuthHttpInterceptor(
@@ -248,6 +244,9 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     )
     try:
         token = _acquired(executor)
+    except SuperLinkGone:
+        control.stop_run(run_id)
+        raise
     finally:
         executor.close()
     files = ObjectFiles(object_folder(coordinator))

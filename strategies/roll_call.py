@@ -123,11 +123,14 @@ def call_the_roll(
     """
     deadline = time.monotonic() + deadline_s
     told: tuple[str, ...] | None = None
-    while len(roll.members) + len(roll.refused) < expected and (left := deadline - time.monotonic()) > 0:
+    while (left := deadline - time.monotonic()) > 0:
+        new = roll.ask_newcomers(left)
+        if len(roll.members) + len(roll.refused) >= expected:
+            break
         if told != (missing := _missing(roll)):
             on_wait(Waiting("roll call", 0, missing, (), left))
             told = missing
-        if not roll.ask_newcomers(max(left, 0.1)):
+        if not new:
             time.sleep(LOOK_S)
     if len(roll.members) < needed:
         reasons = "; ".join(f"{roll.name_of(node)}: {why}" for node, why in sorted(roll.refused.items()))
