@@ -5,6 +5,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client.memory import forget_other_runs
 from client.rounds import evaluate_round, train_round
 from client.site import Site
 from common import __version__
@@ -58,6 +59,7 @@ def client_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None] = lambda r
 
 def answer(site: Site, call: RollCall) -> RollCallAnswer:
     """Say who the site is, what it annotates and how many images it has."""
+    forget_other_runs(site.folder / "memory", call.run)
     plan = Plan.model_validate_json(call.plan)
     layout = layout_of(build(plan.model, site.declaration.canonical, plan.run.seed))
     return RollCallAnswer(

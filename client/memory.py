@@ -5,6 +5,7 @@ the memory, later ones (replies that never arrived, or came too late) are thrown
 """
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,13 @@ class Memory:
     best_round: int = -1
     best_loss: float = float("inf")
     optimizer: Arrays = field(default_factory=lambda: MappingProxyType({}))
+
+
+def forget_other_runs(memory: Path, run: str, keep: int = 1) -> None:
+    """Remove the memory of old runs; the ``keep`` that were written last stay beside ``run``'s own."""
+    others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
+    for folder in sorted(others, key=lambda folder: folder.stat().st_mtime)[: len(others) - keep]:
+        shutil.rmtree(folder)
 
 
 class MemoryFolder:

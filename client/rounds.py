@@ -29,7 +29,7 @@ from common.models.network import SplitNetwork, build
 from common.models.saved import save_model
 from common.models.state import Head, ModelState, layout_of, read_state, state_sha256, write_state
 from common.seeds import seed_of
-from common.wire import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
+from common.wire import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest, WireError
 from strategies.method import Method
 from strategies.registry import method_named
 
@@ -58,13 +58,13 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
     """Build the network of a request, as sent, with the parts that never left this site put back.
 
     Raises:
-        ValueError: If the request's head rows are not those that this site holds in this method.
+        WireError: If the request's head rows are not those that this site holds in this method.
     """
     plan = Plan.model_validate_json(request.plan)
     method = method_named(plan.run.method, plan.method)
     own = site.declaration.canonical
     if method.rows == "own" and request.class_names != own:
-        raise ValueError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
+        raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
     memory = folder.recall(request.counted)
     network = build(plan.model, request.class_names, plan.run.seed).to(site.device)

@@ -34,7 +34,7 @@ from common.errors import BadInput, Fault
 from common.files import write_atomically
 from common.identity import SiteKit, read_key
 from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
-from common.wire import Refusal, WireVersionError, payload_bytes
+from common.wire import Refusal, WireError, WireVersionError, payload_bytes
 
 POLL_S, MAX_POLL_S = 0.05, 1.0
 CERTIFICATE_WARNING_DAYS = 30
@@ -202,7 +202,7 @@ class Service:
             if isinstance(error, WireVersionError):
                 self._refusal = Refused(ExitCode.VERSION, str(error), "")
             self._failed(f"{self.status.phase} failed: {error}")
-            return error_reply(message, SITE_RAISED, str(error))
+            return error_reply(message, SITE_RAISED, told(error))
         self._say_done(message, reply, time.monotonic() - began)
         return reply
 
@@ -242,7 +242,18 @@ class Service:
         status.rounds_done += 1
         sent = payload_bytes(reply.content) / 1e6
         loss = f"loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
-        self.tell(f"{where}: round {status.round} trained in {seconds:.1f} s, {loss}; {sent:.1f} MB to send")
+        where += f": round {status.round} of {status.rounds}"
+        self.tell(f"{where} trained in {seconds:.1f} s, {loss}; {sent:.1f} MB to send")
+
+
+def told(error: Exception) -> str:
+    """What the coordinator hears of an error: our own words about the request, else only its kind.
+
+    The text of any other error may hold a file's name, and a file's name a patient's.
+    """
+    if isinstance(error, WireError | FloatingPointError | BadInput):
+        return str(error)
+    return f"{type(error).__name__} at the site; the site's own log has the text"
 
 
 def _fields(message: Message) -> dict[str, Any]:
@@ -260,6 +271,7 @@ def alone_in(state: Path) -> Iterator[None]:
         BadInput: If another has it.
     """
     state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)
     with (state / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,6 +9,7 @@ a wrong type. Nothing goes by position or prefix, and nothing is pickled.
 import dataclasses
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -66,12 +67,21 @@ class Groups:
         return cls(arrays.get("trunk"), arrays.get("norm"), head)
 
 
+def _check_run(run: str) -> None:
+    """A site keeps its memory in a folder of this name: it must not lead anywhere else."""
+    if not re.fullmatch(r"\w[\w-]{0,63}", run):
+        raise WireError(f"run must be letters, digits, dashes and underscores, not {run[:80]!r}.")
+
+
 @dataclass(frozen=True)
 class RollCall:
     """Coordinator asks: who are you, what do you annotate, how much do you have?"""
 
     run: str
     plan: str
+
+    def __post_init__(self) -> None:
+        _check_run(self.run)
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,9 @@ class Request:
     counted: int
     best: int
     model: Groups
+
+    def __post_init__(self) -> None:
+        _check_run(self.run)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,7 @@ def alone(coordinator: Coordinator, what: Literal["start", "run"]) -> Iterator[N
         BadInput: If another does it.
     """
     coordinator.state.mkdir(parents=True, exist_ok=True)
+    coordinator.state.chmod(0o700)
     with (coordinator.state / f"{what}.lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

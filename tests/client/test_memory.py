@@ -1,10 +1,11 @@
 """A site's memory is final only once its round has counted."""
 
+import os
 from pathlib import Path
 
 import numpy as np
 
-from client.memory import Memory, MemoryFolder
+from client.memory import Memory, MemoryFolder, forget_other_runs
 from common.models.head import Head
 from common.wire import Groups
 
@@ -49,3 +50,19 @@ def test_a_round_that_counted_replaces_the_one_before(tmp_path: Path) -> None:
 def test_before_the_first_round_and_after_a_lost_disk_there_is_no_memory(tmp_path: Path) -> None:
     assert same(MemoryFolder(tmp_path / "never").recall(counted=0), Memory())
     assert same(MemoryFolder(tmp_path / "lost").recall(counted=5), Memory())
+
+
+def test_the_memory_of_old_runs_goes_and_that_of_the_last_one_stays(tmp_path: Path) -> None:
+    for age, run in enumerate(("first", "second", "third")):
+        (tmp_path / run).mkdir()
+        os.utime(tmp_path / run, (age, age))
+    forget_other_runs(tmp_path, "fourth")
+    assert [path.name for path in tmp_path.iterdir()] == ["third"]
+
+
+def test_a_run_that_is_asked_for_again_keeps_its_own_memory(tmp_path: Path) -> None:
+    for age, run in enumerate(("first", "second", "third")):
+        (tmp_path / run).mkdir()
+        os.utime(tmp_path / run, (age, age))
+    forget_other_runs(tmp_path, "first")
+    assert {path.name for path in tmp_path.iterdir()} == {"first", "third"}

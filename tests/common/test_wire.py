@@ -215,3 +215,10 @@ def test_each_metric_has_one_entry_a_class() -> None:
     content = encode(SCORES)
     content["fields"] = ConfigRecord({**content["fields"], "positives": [3, 4]})  # type: ignore[dict-item]
     assert refusal(content, EvaluateReply) == "each metric must have one entry a class."
+
+
+@pytest.mark.parametrize("run", ["", "../../etc", "a/b", "-x", "x" * 65, "a\0b", "run\n"])
+def test_a_run_that_could_lead_out_of_a_sites_folder_is_refused(run: str) -> None:
+    for content, kind in ((encode(REQUEST), TrainRequest), (encode(RollCall("run", "{}")), RollCall)):
+        content["fields"] = ConfigRecord({**content["fields"], "run": run})  # type: ignore[dict-item]
+        assert refusal(content, kind).startswith("run must be letters, digits, dashes and underscores, not ")
