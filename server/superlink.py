@@ -178,15 +178,20 @@ class Node:
 
 
 class Control:
-    """The few things that we ask of Flower's Control API."""
+    """The few things that we ask of Flower's Control API.
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    Args:
+        patient: Wait for a SuperLink that is being restarted, as a run does.
+    """
+
+    def __init__(self, coordinator: Coordinator, *, patient: bool = False) -> None:
         quiet()
         self._client = ControlHttpClient.from_server_address(
             coordinator.control_address,
             False,
             coordinator.ca_certificate.read_bytes(),
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            retry_invoker=_retrying() if patient else None,
         )
 
     def nodes(self) -> list[Node]:
@@ -231,7 +236,7 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
         SuperLinkGone: If the SuperLink does not hand the task out, or stays away.
     """
     quiet()
-    control = Control(coordinator)
+    control = Control(coordinator, patient=True)
     run_id = control.start_run()
     names = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -250,7 +255,7 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     finally:
         executor.close()
     files = ObjectFiles(object_folder(coordinator))
-    grid = NetworkGrid(coordinator.control_address, False, certificate, token=token, files=files)
+    grid = NetworkGrid(coordinator.control_address, False, certificate, token=token, files=files, control=control)
     runtime = grid.runtime
     heart = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
     heart.start()
@@ -287,11 +292,10 @@ def _acquired(executor: RuntimeHttpClient) -> str:
 class NetworkGrid(HttpGrid):
     """Flower's Grid, with the names under which sites are registered; contents go through files, not through HTTP."""
 
-    def __init__(self, *arguments: Any, files: ObjectFiles, **options: Any) -> None:
+    def __init__(self, *arguments: Any, files: ObjectFiles, control: Control, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._retry_invoker = _retrying()
-        self._files = files
-        self._names: dict[int, str] = {}
+        self._files, self._control = files, control
         self._announced: dict[str, _Announced] = {}  # by the message that is answered
 
     @property
@@ -304,9 +308,8 @@ class NetworkGrid(HttpGrid):
         self._retry_invoker.max_tries = tries
 
     def registered(self) -> Mapping[int, str]:
-        """Names of sites by node; of those online and of those that were."""
-        self._names |= {node.node_id: node.name for node in self.get_nodes()}
-        return self._names
+        """Names of all registered sites by node, connected or not."""
+        return {node.node_id: node.name for node in self._control.nodes()}
 
     def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
         """Announce messages, and put those of their objects that are not there yet into the files."""
