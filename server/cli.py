@@ -171,9 +171,8 @@ def revoke(
     if not yes:
         typer.confirm(f"{site} shall not take part any more?", abort=True)
     take_back(coordinator, site)
-    console.print(
-        f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
-    )
+    said = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
+    console.print(said, soft_wrap=True)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from common.timers import (
     TLS_TIMEOUT_S,
 )
 from server.superlink import LINK_PATIENCE_S, START_TIMEOUT_S, STOP_GRACE_S, TASK_TIMEOUT_S, UPLOAD_STALL_S
-from strategies.roll_call import REFUSAL_TTL_S
+from strategies.roll_call import REFUSAL_NOTED_S
 from strategies.rounds import JOIN_DEADLINE_S
 
 
@@ -47,7 +47,7 @@ def timers(experiment: Experiment | None) -> list[Timer]:
             "the round goes on without the missing sites if min_sites replied, or the run stops",
         ),
         Timer("late joiner's roll call", JOIN_DEADLINE_S, "fixed", "the site is not asked again before it reconnects"),
-        Timer("refusal kept for a site", REFUSAL_TTL_S, "fixed", "a site that is away so long does not hear why"),
+        Timer("refused site says that it knows", REFUSAL_NOTED_S, "fixed", "the site is left without the reason"),
         Timer("heartbeat of a site", HEARTBEAT_PAUSE_S, "fixed", "the site sends the next one"),
         Timer(
             "site taken for lost",

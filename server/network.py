@@ -41,18 +41,19 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
         link = SuperLink(coordinator)
         try:
             link.start()
-            registered(coordinator, Control(coordinator))
+            control = Control(coordinator)
+            registered(coordinator, control)
             tell(f"hospitals connect to {coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)")
             if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
                 tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
             tell(f"admitted sites: {', '.join(members(coordinator)) or 'none yet'}")
-            _watch(coordinator, link, tell)
+            _watch(coordinator, link, control, tell)
         finally:
             link.stop()
 
 
-def _watch(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
-    control, before, problem = Control(coordinator), dict[str, bool](), ""
+def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Tell) -> None:
+    before, problem = dict[str, bool](), ""
     while True:
         if (code := link.ended()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")

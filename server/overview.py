@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -45,7 +46,8 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
 
 def _online(coordinator: Coordinator) -> Mapping[str, bool]:
     try:
-        return {node.name: node.online for node in Control(coordinator).nodes()}
+        with closing(Control(coordinator)) as control:
+            return {node.name: node.online for node in control.nodes()}
     except httpx.HTTPError:
         return {}
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -194,6 +194,10 @@ class Control:
             retry_invoker=_retrying() if patient else None,
         )
 
+    def close(self) -> None:
+        """Hang up."""
+        self._client.close()
+
     def nodes(self) -> list[Node]:
         """All registered sites."""
         found = self._client.ListNodes(ListNodesRequest()).nodes_info
@@ -235,8 +239,11 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     Raises:
         SuperLinkGone: If the SuperLink does not hand the task out, or stays away.
     """
-    quiet()
-    control = Control(coordinator, patient=True)
+    with closing(Control(coordinator, patient=True)) as control:
+        yield from _run_on(coordinator, control)
+
+
+def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid"]:
     run_id = control.start_run()
     names = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -277,6 +284,7 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
             runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=ended, details=why))
         except httpx.HTTPError:
             logging.getLogger(__name__).info("the SuperLink was not told that run %s ended", run_id)
+        grid.close()
 
 
 def _acquired(executor: RuntimeHttpClient) -> str:

@@ -16,7 +16,8 @@ from strategies.records import TooFewSites, Waiting
 from strategies.replies import decoded
 
 ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"
-REFUSAL_TTL_S = 600.0
+REFUSAL_NOTED_S = 10.0
+"""How long a refused site may take to say that it knows; a run that ends before leaves it without the reason."""
 LOOK_S = 0.2
 
 Registered = Callable[[], Mapping[int, str]]
@@ -71,12 +72,12 @@ class Roll:
         return names.get(node, f"node {node}")
 
     def refuse(self, node: int, kind: str, reason: str) -> None:
-        """Note why a site cannot take part, and tell it."""
+        """Note why a site cannot take part, and tell it; return when it has noted it too, or is silent."""
         self.members.pop(node, None)
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
-        message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_TTL_S)
-        list(self.grid.push_messages([message]))
+        message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
+        exchange(self.grid, [message], Patience(REFUSAL_NOTED_S, enough=0), lambda at_work, lost: None)
 
     def _asked(self, nodes: Sequence[int], timeout_s: float) -> list[Member]:
         content = encode(self.call)

@@ -8,7 +8,7 @@ one exchange after the last round closes the books. Flower's own loop takes two 
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -132,24 +132,24 @@ class RoundStrategy(Strategy):
     def _admit_late_joiners(self, server_round: int) -> None:
         """Call the roll for sites that have connected since; who fits the run's classes and model is in."""
         for member in self._roll.ask_newcomers(JOIN_DEADLINE_S):
-            if faults := self._joining(member):
+            if faults := model_faults([member], self._layout):
+                refuse_faulty(self._roll, faults, "version")
+            elif faults := self._joining(member):
                 refuse_faulty(self._roll, [replace(fault, site=member.answer.site) for fault in faults], "labels")
             else:
                 self._enrol([member])
                 self.on_join(server_round, member.answer.site)
 
-    def _joining(self, member: Member) -> Sequence[Fault]:
+    def _joining(self, member: Member) -> list[Fault]:
         """Take a late joiner into the contract, whose classes are settled; or say why not."""
-        if faults := model_faults([member], self._layout):
-            return faults
         declarations = [known.declaration for known in self.members.values()] + [member.declaration]
         try:
             contract = merge(declarations, self.contract.class_names)
             self.method.refuse_unfit(contract)
         except BadInput as error:
-            return error.faults
+            return list(error.faults)
         self.contract = contract
-        return ()
+        return []
 
     # ------------------------------------------------------------------ the loop
 

@@ -1,0 +1,30 @@
+"""How pytest-xdist deals out the tests: those that share one running coordinator go to one worker."""
+
+from pathlib import PurePath
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+
+TOGETHER = {
+    "test_refusals.py": "one coordinator",
+    "test_loopback_only.py": "one coordinator",
+    "test_status.py": "one coordinator",
+    "test_same_model.py": "same model",
+    "test_kills.py": "kills",
+}
+"""File in ``tests/network`` -> its group. (xdist's own loadgroup mode does nothing under pytest 9.2.)"""
+
+
+class Dealt(LoadScopeScheduling):
+    """One group to one worker; every other test to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = PurePath(nodeid.split("::")[0])
+        return TOGETHER.get(path.name, nodeid) if path.parent.name == "network" else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Take the place of xdist's own way of dealing, where nobody asked for another."""
+    return Dealt(config, log) if config.getoption("dist") == "load" else None

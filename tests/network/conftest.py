@@ -1,0 +1,43 @@
+"""One running coordinator for all tests that can share one: each brings its own sites, and ends them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.network.real import PARTIAL, Coordinator, Machine, Site, exported, machine, written
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A running coordinator, an experiment, and folders of three sites' images."""
+
+    machine: Machine
+    coordinator: Coordinator
+    experiment: Path
+    sites: tuple[Path, ...]
+
+
+@pytest.fixture(scope="session")
+def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
+    with machine(tmp_path_factory.mktemp("trial")) as here:
+        experiment = written(PARTIAL, here.folder)
+        sites = exported(experiment, here.folder / "data")
+        coordinator = Coordinator(here, listen="0.0.0.0")
+        coordinator.start()
+        yield Trial(here, coordinator, experiment, tuple(sites))
+
+
+@pytest.fixture
+def hospital(trial: Trial) -> Iterator[Callable[[str], Site]]:
+    """Makes and admits a site of this name, with the images of ``east``; ends it after the test."""
+    made: list[Site] = []
+
+    def make(name: str) -> Site:
+        made.append(trial.coordinator.admit(trial.coordinator.site(trial.sites[0], name)))
+        return made[-1]
+
+    yield make
+    for site in made:
+        site.end()

@@ -1,0 +1,356 @@
+"""A federation as it is in life: both programs as processes, real sockets, keys and certificates, on loopback."""
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import pytest
+
+import client.cli
+import server.cli
+import server.sim_cli
+from client.status import asked
+from common.errors import BadInput
+from tests.federations import DIGITS
+from tests.server.commands import Ended
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 90.0
+"""For anything that takes seconds on an idle machine; tests wait for what they want to see, never for a time."""
+ENDS_WITHIN_S = 30.0
+T = TypeVar("T")
+
+_HEAD = DIGITS.split("[partition]")[0]
+PARTIAL = f"""{_HEAD}
+[partition]
+kind = "class_lists"
+[partition.lists]
+east = ["0", "1", "2", "3", "4"]
+north = ["9", "8", "7", "6", "5", "0"]
+south = ["5", "0", "1", "6"]
+"""
+"""Three hospitals that label different digits: one in common, some shared by two, some of one alone."""
+FULL = f"""{_HEAD}
+[partition]
+kind = "class_lists"
+[partition.lists]
+east = {list("0123456789")}
+north = {list("9876543210")}
+south = {list("0123456789")}
+"""
+"""Three hospitals that label every digit."""
+
+
+def eventually(wanted: Callable[[], T], what: str, within_s: float = WITHIN_S) -> T:
+    """Wait until ``wanted`` returns something true, and return it."""
+    deadline = time.monotonic() + within_s
+    while not (found := wanted()):
+        assert time.monotonic() < deadline, f"waited {within_s:.0f} s in vain for this: {what}"
+        time.sleep(0.05)
+    return found
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+def typed(main: Callable[[Sequence[str]], None], *arguments: object) -> Ended:
+    """A command that starts, asks and ends, as a person types it, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as stopped:
+        main([str(argument) for argument in arguments])
+    return Ended(int(stopped.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def flwr_server(*arguments: object) -> Ended:
+    """``flwr-server arguments``."""
+    return typed(server.cli.main, *arguments)
+
+
+def flwr_client(*arguments: object) -> Ended:
+    """``flwr-client arguments``."""
+    return typed(client.cli.main, *arguments)
+
+
+def flwr_sim(*arguments: object) -> Ended:
+    """``flwr-sim arguments``."""
+    return typed(server.sim_cli.main, *arguments)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """A jsonl file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class Program:
+    """A process, and everything that it printed."""
+
+    def __init__(self, log: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._log = log
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8")
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def says(self, text: str) -> None:
+        """Wait until it prints this."""
+        eventually(lambda: text in self.said or not self.runs, f"{self._log.stem} says: {text}")
+        assert text in self.said, f"{self._log.stem} ended with {self.process.poll()}:\n{self.said}"
+
+    def ends(self) -> int:
+        """Wait until it ends by itself; its exit code."""
+        eventually(lambda: not self.runs, f"{self._log.stem} ends; so far it said:\n{self.said}")
+        return int(self.process.wait())
+
+    def stop(self) -> int:
+        """SIGTERM."""
+        self.process.terminate()
+        return self.ends()
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.process.kill()
+        self.process.wait()
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Hold it where it is, as a machine that swaps or a network that is cut would."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+
+class Machine:
+    """Starts programs, and sees to it that none outlives the tests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._mark = uuid.uuid4().hex
+        self._programs: list[Program] = []
+        near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        self._environment = {**near, "POLYCLINIC_TEST": self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+
+    def start(self, name: str, *arguments: object) -> Program:
+        """Run Python with these arguments."""
+        log = self.folder / f"{name}-{len(self._programs)}.log"
+        program = Program(log, [sys.executable, *map(str, arguments)], self._environment)
+        self._programs.append(program)
+        return program
+
+    def left(self) -> list[psutil.Process]:
+        """Every process that descends from ours, also one whose parent is gone."""
+        return [process for process in psutil.process_iter() if self._marked(process)]
+
+    def _marked(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("POLYCLINIC_TEST") == self._mark
+        except psutil.Error:
+            return False
+
+    def end(self) -> None:
+        """SIGTERM to the programs; nothing may be left of them, nor of what they started."""
+        for program in self._programs:
+            program.process.terminate()
+        _, late = psutil.wait_procs(self.left(), timeout=ENDS_WITHIN_S)
+        names = [" ".join(process.cmdline()[:6]) for process in late]
+        for process in late:
+            process.kill()
+        psutil.wait_procs(late, timeout=ENDS_WITHIN_S)
+        for program in self._programs:
+            program.process.wait()
+        assert not names, f"not ended {ENDS_WITHIN_S:.0f} s after SIGTERM: {names}"
+        assert self.left() == []
+
+
+@contextlib.contextmanager
+def machine(folder: Path) -> Iterator[Machine]:
+    """For a fixture: programs end with it, whatever happens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    this = Machine(folder)
+    try:
+        yield this
+    finally:
+        this.end()
+
+
+class Site:
+    """A hospital's folder and its program."""
+
+    def __init__(self, on: Machine, folder: Path) -> None:
+        self.name, self.folder, self._machine = folder.name, folder, on
+        self._programs: list[Program] = []
+
+    @property
+    def program(self) -> Program:
+        """The one begun last."""
+        return self._programs[-1]
+
+    @property
+    def first(self) -> Program:
+        """The one begun first."""
+        return self._programs[0]
+
+    @property
+    def toml(self) -> Path:
+        return self.folder / "site.toml"
+
+    @property
+    def kit(self) -> Path:
+        return self.folder / f"{self.name}.kit"
+
+    def edit(self, path: Path, *changes: tuple[str, str]) -> None:
+        """Change a file of the folder by hand; each text must be there."""
+        text = path.read_text(encoding="utf-8")
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        path.write_text(text, encoding="utf-8")
+
+    def start(self) -> Program:
+        """``flwr-client start``."""
+        return self.start_by("-m", "client.cli", "start", self.folder)
+
+    def start_by(self, *arguments: object) -> Program:
+        """A process of this site that is begun in another way."""
+        self._programs.append(self._machine.start(self.name, *arguments))
+        return self.program
+
+    def start_if_down(self) -> None:
+        if not self.program.runs:
+            self.start()
+
+    def end(self) -> None:
+        """SIGTERM to whatever of it runs."""
+        for program in self._programs:
+            program.stop()
+
+    @property
+    def now(self) -> Mapping[str, Any]:
+        """What ``flwr-client status --json`` says; empty where nobody answers."""
+        try:
+            return asked(self.folder / "state")
+        except BadInput:
+            return {}
+
+    def works_on(self, phase: str, server_round: int) -> None:
+        """Wait until it is in the midst of this."""
+
+        def there() -> bool:
+            now = self.now
+            at = now.get("state"), now.get("phase"), now.get("round")
+            return at == ("working", phase, server_round)
+
+        eventually(there, f"{self.name} works on {phase} of round {server_round}")
+
+
+class Coordinator:
+    """A coordinator's folder and its programs."""
+
+    def __init__(self, on: Machine, name: str = "trial", listen: str = "127.0.0.1") -> None:
+        self.name, self._machine, self.folder = name, on, on.folder / name
+        self._runs: list[Program] = []
+        self.port, self.control_port = free_ports(2)
+        ports = ("--port", self.port, "--control-port", self.control_port)
+        made = flwr_server("init", self.folder, "--name", name, "--host", "127.0.0.1", "--listen", listen, *ports)
+        assert made.code == 0, made.err
+        self.program: Program
+
+    def start(self) -> Program:
+        """``flwr-server start``, until hospitals can connect."""
+        self.program = self._machine.start(self.name, "-m", "server.cli", "start", self.folder)
+        self.program.says("hospitals connect to")
+        return self.program
+
+    def site(self, exported: Path, name: str = "") -> Site:
+        """A hospital with the images of an exported site, its key and request made, not admitted yet."""
+        name = name or exported.name
+        site = Site(self._machine, self._machine.folder / "sites" / name)
+        shutil.copytree(exported, site.folder)
+        site.edit(site.toml, (f'name = "{exported.name}"', f'name = "{name}"'))
+        made = flwr_client("init", site.folder, "--name", name)
+        assert made.code == 0, made.err
+        return site
+
+    def admit(self, site: Site) -> Site:
+        """Admit it, and bring it its kit."""
+        done = flwr_server("admit", self.folder, site.folder / f"{site.name}.request", "--yes")
+        assert done.code == 0, done.err
+        shutil.copy(self.folder / "kits" / site.kit.name, site.kit)
+        return site
+
+    def revoke(self, site: Site) -> Ended:
+        return flwr_server("revoke", self.folder, site.name, "--yes")
+
+    def run(self, experiment: Path, out: Path, *overrides: str, sites: int = 0) -> Program:
+        """``flwr-server run``, begun."""
+        sets = [part for override in overrides for part in ("--set", override)]
+        command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *sets)
+        self._runs.append(self._machine.start("run", "-m", "server.cli", *command))
+        return self._runs[-1]
+
+    def end_runs(self) -> None:
+        """SIGTERM to runs that have not ended."""
+        for run in self._runs:
+            run.stop()
+
+    @property
+    def now(self) -> dict[str, Any]:
+        """What ``flwr-server status --json`` says."""
+        return dict(json.loads(flwr_server("status", self.folder, "--json").out))
+
+    def sees(self, *sites: Site, state: str = "connected") -> None:
+        """Wait until all these are in this state."""
+        for site in sites:
+            eventually(lambda name=site.name: self.now["sites"][name]["state"] == state, f"{site.name} is {state}")
+
+    @property
+    def superlink(self) -> psutil.Process:
+        """Its only child."""
+        (child,) = psutil.Process(self.program.process.pid).children()
+        return child
+
+    def kill_superlink(self) -> None:
+        """SIGKILL to the SuperLink alone."""
+        superlink = self.superlink
+        superlink.kill()
+        superlink.wait()
+
+
+def written(experiment: str, folder: Path) -> Path:
+    """The experiment as a file."""
+    (folder / "digits.toml").write_text(experiment, encoding="utf-8")
+    return folder / "digits.toml"
+
+
+def exported(experiment: Path, folder: Path) -> list[Path]:
+    """A folder for each of the experiment's sites, with its images and its site.toml."""
+    done = flwr_sim("export", experiment, "--out", folder)
+    assert done.code == 0, done.err
+    return sorted(folder.iterdir())

@@ -1,0 +1,232 @@
+"""What happens to a run when a program dies, hangs, comes late or goes: it goes on, or says why not."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client.refusals import ExitCode
+from tests.network.real import (
+    PARTIAL,
+    Coordinator,
+    Program,
+    Site,
+    exported,
+    flwr_sim,
+    lines_of,
+    machine,
+    written,
+)
+
+pytestmark = pytest.mark.slow
+SLOW = "training.epochs=6"
+"""Rounds of a second or so, to be hit in."""
+
+
+@dataclass
+class Federation:
+    """A coordinator and three sites that were started before it."""
+
+    coordinator: Coordinator
+    experiment: Path
+    east: Site
+    north: Site
+    south: Site
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return self.east, self.north, self.south
+
+    def run(self, out: Path, *overrides: str, sites: int = 3) -> Program:
+        return self.coordinator.run(self.experiment, out, *overrides, sites=sites)
+
+    def gather(self) -> None:
+        """Start whoever does not run, and wait until all are there."""
+        for site in self.sites:
+            site.start_if_down()
+        self.coordinator.sees(*self.sites)
+
+
+@pytest.fixture(scope="module")
+def early_birds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    folder = tmp_path_factory.mktemp("kills")
+    experiment = written(PARTIAL, folder)
+    with machine(folder / "machine") as here:
+        coordinator = Coordinator(here)
+        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, folder / "data")]
+        for site in sites:
+            site.start().says("no connection to")
+        coordinator.start()
+        yield Federation(coordinator, experiment, *sites)
+
+
+@pytest.fixture
+def federation(early_birds: Federation) -> Iterator[Federation]:
+    """All three connected, and no run of an earlier test under way."""
+    early_birds.gather()
+    yield early_birds
+    early_birds.coordinator.end_runs()
+
+
+def hash_in(folder: Path) -> str:
+    return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model_sha256"])
+
+
+def undisturbed(experiment: Path, out: Path, *overrides: str) -> str:
+    """The hash of the model that simulation trains."""
+    sets = [part for override in overrides for part in ("--set", override)]
+    assert flwr_sim("run", experiment, "--backend", "inline", "--out", out, *sets).code == 0
+    return hash_in(out)
+
+
+def sites_by_round(folder: Path) -> list[list[str]]:
+    return [line["sites"] for line in lines_of(folder / "rounds.jsonl")]
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in lines_of(folder / "events.jsonl") if line["event"] == kind]
+
+
+EVERYBODY = ["east", "north", "south"]
+
+
+def test_sites_that_start_before_the_coordinator_wait_for_it(federation: Federation) -> None:
+    for site in federation.sites:
+        assert "Connection refused; trying again for as long as it takes" in site.first.said
+        site.first.says("connected to trial")
+
+
+def test_a_site_killed_in_a_round_takes_its_work_up_again_and_the_model_is_as_if_nothing_had_been(
+    federation: Federation, tmp_path: Path
+) -> None:
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=3")
+    federation.north.works_on("train", 2)
+    federation.north.program.kill()
+    federation.north.start().says("taking up again the work that an earlier process was interrupted at")
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
+    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=3")
+
+
+def test_the_superlink_killed_in_a_round_comes_back_and_no_round_is_lost(
+    federation: Federation, tmp_path: Path
+) -> None:
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=3")
+    federation.north.works_on("train", 2)
+    federation.coordinator.kill_superlink()
+    federation.coordinator.program.says("the SuperLink ended with -9; starting it again")
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
+    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=3")
+
+
+def test_a_site_that_comes_in_round_3_takes_part_from_round_4(federation: Federation, tmp_path: Path) -> None:
+    assert federation.south.program.stop() == 0
+    federation.coordinator.sees(federation.south, state="not connected")
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=5", "participation.min_sites=2", sites=2)
+    federation.north.works_on("train", 3)
+    with federation.north.program.frozen():
+        federation.south.start()
+        federation.coordinator.sees(federation.south)
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [["east", "north"]] * 3 + [EVERYBODY] * 2
+    (joined,) = events(tmp_path / "run", "joined")
+    assert (joined["round"], joined["site"]) == (4, "south")
+    assert "south joins in round 4" in run.said
+
+
+def test_a_site_that_comes_late_with_a_class_that_the_run_does_not_have_is_refused_and_the_run_goes_on(
+    federation: Federation, tmp_path: Path
+) -> None:
+    assert federation.north.program.stop() == 0
+    federation.coordinator.sees(federation.north, state="not connected")
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=2", "participation.min_sites=2", sites=2)
+    federation.east.works_on("train", 1)
+    with federation.east.program.frozen():
+        federation.north.start().says("connected to trial")
+    assert federation.north.program.ends() == ExitCode.LABELS
+    assert (
+        '"7" is not a class of this run. Classes: "0", "1", "2", "3", "4", "5", "6".' in federation.north.program.said
+    )
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [["east", "south"]] * 2
+
+
+def test_a_run_that_two_sites_suffice_for_goes_on_without_the_third_and_says_why(
+    federation: Federation, tmp_path: Path
+) -> None:
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=3", "participation.min_sites=2")
+    federation.south.works_on("train", 2)
+    assert federation.south.program.stop() == 0
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY, ["east", "north"], ["east", "north"]]
+    for line in lines_of(tmp_path / "run" / "rounds.jsonl")[1:]:
+        assert line["absent"].keys() == {"south"}
+        assert line["absent"]["south"]
+    absent = events(tmp_path / "run", "absent")
+    assert [event["round"] for event in absent[:2]] == [2, 3]
+    assert {event["site"] for event in absent} == {"south"}
+    assert f"round 2 went without south: {absent[0]['reason']}" in run.said
+
+
+def test_a_reply_after_the_rounds_deadline_does_not_count_and_its_site_is_in_the_next_round(
+    federation: Federation, tmp_path: Path
+) -> None:
+    deadlines = ("participation.min_sites=2", "participation.round_deadline_s=12")
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=2", *deadlines)
+    federation.south.works_on("train", 1)
+    with federation.south.program.frozen():
+        run.says("round 1 went without south: no reply within 12 s")
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [["east", "north"], EVERYBODY]
+
+
+def test_a_message_that_killed_a_sites_process_three_times_is_given_up(federation: Federation, tmp_path: Path) -> None:
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=2", "participation.min_sites=2")
+    federation.east.works_on("train", 1)
+    with federation.east.program.frozen():  # the round stays open
+        for _ in range(3):
+            federation.south.works_on("train", 1)
+            federation.south.program.kill()
+            federation.south.start()
+        federation.south.program.says("connected to trial")
+    assert run.ends() == 0, run.said
+    (first, second) = lines_of(tmp_path / "run" / "rounds.jsonl")
+    assert first["absent"] == {"south": "the site's process died 3 times while working on this"}
+    assert second["sites"] == EVERYBODY
+
+
+def test_a_roll_call_that_too_few_answer_stops_the_run_and_names_who_is_missing(
+    federation: Federation, tmp_path: Path
+) -> None:
+    assert federation.south.program.stop() == 0
+    federation.coordinator.sees(federation.south, state="not connected")
+    run = federation.run(tmp_path / "run", "participation.roll_call_deadline_s=3")
+    assert run.ends() == 1
+    assert 'stopped 2 of 3 sites answered the roll call ("east", "north"). Not there: "south".' in run.said
+    assert federation.coordinator.now["run"]["state"] == "stopped"
+
+
+def test_a_run_whose_process_was_killed_does_not_stand_in_the_way_of_the_next(
+    federation: Federation, tmp_path: Path
+) -> None:
+    first = federation.run(tmp_path / "first", SLOW, "run.rounds=3")
+    federation.north.works_on("train", 1)
+    first.kill()
+    assert federation.coordinator.now["run"]["state"] == "interrupted"
+    second = federation.run(tmp_path / "second", "run.rounds=1")
+    assert second.ends() == 0, second.said
+    assert sites_by_round(tmp_path / "second") == [EVERYBODY]
+
+
+def test_one_run_at_a_time(federation: Federation, tmp_path: Path) -> None:
+    first = federation.run(tmp_path / "first", SLOW, "run.rounds=1")
+    federation.north.works_on("train", 1)
+    with federation.north.program.frozen():
+        second = federation.run(tmp_path / "second", "run.rounds=1")
+        assert second.ends() == 2
+    assert "another flwr-server run is at work in this folder." in second.said
+    assert first.ends() == 0, first.said

@@ -1,0 +1,293 @@
+"""Whom a site refuses, and who is refused: each with a reason that a person can act on, and an exit code."""
+
+import shutil
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
+from flwr.proto.fleet_pb2_grpc import FleetStub
+from flwr.proto.node_pb2 import Node
+
+from client.refusals import ExitCode
+from server.authority import issue_server_certificate
+from server.coordinator import read_coordinator
+from tests.network.conftest import Trial
+from tests.network.real import Coordinator, Site, flwr_client, flwr_server
+
+pytestmark = pytest.mark.slow
+
+Hospital = Callable[[str], Site]
+
+
+def to_another_address(site: Site, trial: Trial, address: str) -> Site:
+    site.edit(site.kit, (f"127.0.0.1:{trial.coordinator.port}", address))
+    return site
+
+
+def the_only_reason(site: Site, said: str) -> str:
+    """What it says after its greeting: one refusal, and no other line."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    assert lines[0].split("  ")[1].startswith(f"site {site.name}: ")
+    return "\n".join(lines[1:])
+
+
+# ---------------------------------------------------------------------- the site refuses
+
+
+@contextmanager
+def plain_tcp() -> Iterator[int]:
+    """A server that answers anything in clear text."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+@contextmanager
+def plain_grpc() -> Iterator[int]:
+    server = grpc.server(ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        yield port
+    finally:
+        server.stop(None).wait()
+
+
+@pytest.mark.parametrize("server", [plain_tcp, plain_grpc])
+def test_a_site_talks_to_nobody_without_tls(
+    server: Callable[..., Iterator[int]], trial: Trial, hospital: Hospital
+) -> None:
+    site = hospital(f"warded-{server.__name__}")
+    with server() as port:
+        to_another_address(site, trial, f"127.0.0.1:{port}").start()
+        assert site.program.ends() == ExitCode.NO_TLS == 10
+    reason = the_only_reason(site, site.program.said)
+    assert f"stopped 127.0.0.1:{port} does not speak TLS; this site talks to nobody without." in reason
+
+
+def test_a_site_refuses_the_certificate_of_another_authority(trial: Trial, hospital: Hospital, tmp_path: Path) -> None:
+    site, stranger = hospital("misled"), tmp_path / "stranger"
+    assert flwr_server("init", stranger, "--name", "stranger", "--host", "127.0.0.1").code == 0
+    ours, theirs = (folder / "authority" / "ca.crt" for folder in (trial.coordinator.folder, stranger))
+    kit = site.kit.read_text(encoding="utf-8")
+    one_line = [path.read_text(encoding="ascii").replace("\n", "\\n") for path in (ours, theirs)]
+    site.edit(site.kit, (one_line[0], one_line[1]))
+    assert site.kit.read_text(encoding="utf-8") != kit
+    assert site.start().ends() == ExitCode.OTHER_AUTHORITY == 11
+    assert "127.0.0.1 does not show the certificate of this kit's coordinator" in site.program.said
+
+
+def test_a_site_refuses_a_certificate_for_another_host(trial: Trial, hospital: Hospital) -> None:
+    site = to_another_address(hospital("astray"), trial, f"127.0.0.2:{trial.coordinator.port}")
+    assert site.start().ends() == ExitCode.WRONG_HOST == 12
+    assert "stopped the coordinator's certificate is not for 127.0.0.2." in site.program.said
+    assert "--renew --host" in site.program.said
+
+
+@contextmanager
+def tls(coordinator: Coordinator) -> Iterator[int]:
+    """A server that shows a coordinator's certificate, whatever it is worth, and hangs up."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority = coordinator.folder / "authority"
+    context.load_cert_chain(authority / "server.crt", authority / "server.key")
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, pytest.raises(ssl.SSLError):
+                context.wrap_socket(connection, server_side=True)
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def test_an_expired_certificate_is_refused_by_a_site_and_not_served_by_the_coordinator(trial: Trial) -> None:
+    coordinator = Coordinator(trial.machine, "expired")
+    issue_server_certificate(read_coordinator(coordinator.folder), days=-1)
+    site = coordinator.admit(coordinator.site(trial.sites[0], "punctual"))
+    with tls(coordinator) as port:
+        site.edit(site.kit, (f"127.0.0.1:{coordinator.port}", f"127.0.0.1:{port}"))
+        assert site.start().ends() == ExitCode.EXPIRED == 13
+    assert "stopped the coordinator's certificate has expired." in site.program.said
+    start = trial.machine.start("expired", "-m", "server.cli", "start", coordinator.folder)
+    assert start.ends() == 2
+    assert "authority/server.crt: expired 1 days ago." in start.said
+    assert f"Run: flwr-server init {coordinator.folder} --renew" in start.said
+
+
+# ---------------------------------------------------------------------- the coordinator refuses
+
+
+def test_nothing_leaves_the_port_for_hospitals_in_clear_text(trial: Trial) -> None:
+    address, request = f"127.0.0.1:{trial.coordinator.port}", ActivateNodeRequest(public_key=b"any")
+    with grpc.insecure_channel(address) as channel, pytest.raises(grpc.RpcError) as refused:
+        FleetStub(channel).ActivateNode(request, timeout=20)
+    assert refused.value.code() == grpc.StatusCode.UNAVAILABLE
+    with socket.create_connection(("127.0.0.1", trial.coordinator.port), timeout=20) as plain:
+        plain.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
+        assert plain.recv(1000) == b""
+
+
+@pytest.mark.parametrize("call", ["ActivateNode", "PullMessages"])
+def test_a_caller_with_the_right_authority_but_no_key_is_refused(call: str, trial: Trial) -> None:
+    authority = (trial.coordinator.folder / "authority" / "ca.crt").read_bytes()
+    requests = {
+        "ActivateNode": ActivateNodeRequest(public_key=b"any", heartbeat_interval=30),
+        "PullMessages": PullMessagesRequest(node=Node(node_id=1)),
+    }
+    address, credentials = f"127.0.0.1:{trial.coordinator.port}", grpc.ssl_channel_credentials(authority)
+    with grpc.secure_channel(address, credentials) as channel, pytest.raises(grpc.RpcError) as refused:
+        getattr(FleetStub(channel), call)(requests[call], timeout=20)
+    assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_a_key_that_was_never_admitted_is_refused(trial: Trial, hospital: Hospital) -> None:
+    admitted, stranger = hospital("known"), trial.coordinator.site(trial.sites[0], "stranger")
+    public = [site.folder.joinpath(f"{site.name}.request").read_text(encoding="utf-8") for site in (admitted, stranger)]
+    old, new = (text.split('public_key = "')[1].split('"')[0] for text in public)
+    shutil.copy(admitted.kit, stranger.kit)
+    stranger.edit(stranger.kit, ('site = "known"', 'site = "stranger"'), (old, new))
+    assert stranger.start().ends() == ExitCode.KEY == 14
+    assert "stopped the coordinator does not accept this site's key" in stranger.program.said
+    assert "Ask the coordinator whether this site is admitted" in stranger.program.said
+
+
+def test_a_site_that_is_revoked_while_connected_is_turned_out_and_does_not_come_in_again(
+    trial: Trial, hospital: Hospital
+) -> None:
+    site = hospital("leaver")
+    site.start().says("connected to trial")
+    trial.coordinator.sees(site)
+    assert "To come back it makes a new key." in trial.coordinator.revoke(site).out
+    assert site.program.ends() == ExitCode.KEY == 14
+    assert "stopped the coordinator does not accept this site's key" in site.program.said
+    assert trial.coordinator.now["sites"]["leaver"]["state"] == "revoked"
+    assert site.start().ends() == ExitCode.KEY
+    assert "connected to trial" not in site.program.said
+
+
+def test_a_site_that_uses_another_sites_name_is_refused_at_the_roll_call(
+    trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    site = hospital("impostor")
+    for path in (site.toml, site.kit):
+        site.edit(path, ('"impostor"', '"north"'))
+    for suffix in ("kit", "key"):
+        site.folder.joinpath(f"impostor.{suffix}").rename(site.folder / f"north.{suffix}")
+    site.start().says("connected to trial")
+    run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1)
+    assert run.ends() == 1
+    reason = 'it calls itself "north", but its key is registered for "impostor".'
+    assert f"impostor: {reason}" in run.said
+    assert site.program.ends() == ExitCode.NAME == 16
+    assert reason in site.program.said
+
+
+def test_a_site_does_not_even_start_with_the_kit_of_another(hospital: Hospital) -> None:
+    site = hospital("mistaken")
+    site.edit(site.toml, ('name = "mistaken"', 'name = "other"\nkit = "mistaken.kit"\nkey = "mistaken.key"'))
+    ended = flwr_client("start", site.folder)
+    assert ended.code == ExitCode.BAD_INPUT == 2
+    assert 'site.toml: name: is "other", but the kit is for "mistaken".' in ended.err
+
+
+def test_a_site_of_another_wire_version_is_refused_and_both_sides_say_why(
+    trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    site = hospital("newer")
+    newer = "import sys, common.wire; common.wire.WIRE_VERSION = 99; from client.cli import main; main(sys.argv[1:])"
+    site.start_by("-c", newer, "start", site.folder).says("connected to trial")
+    run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1)
+    assert run.ends() == 1
+    assert site.program.ends() == ExitCode.VERSION == 17
+    for said in (run.said, site.program.said):
+        assert "wire version" in said
+
+
+def test_labels_that_look_like_one_class_stop_the_run_with_the_two_lines_that_mend_it(
+    trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    upper, lower = hospital("upper"), hospital("zlower")
+    for site, name in ((upper, "Effusion"), (lower, "effusion")):
+        site.toml.write_text(
+            f'{site.toml.read_text(encoding="utf-8")}[data.synonyms]\n"1" = "{name}"\n', encoding="utf-8"
+        )
+        site.start().says("connected to trial")
+    run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=2)
+    assert run.ends() == 2
+    assert lower.program.ends() == ExitCode.LABELS == 18
+    mend = 'Two lines in site.toml of zlower settle it:\n    [data.synonyms]\n    "1" = "Effusion"'
+    for said in (run.said, lower.program.said):
+        assert '"Effusion" (site upper) and "effusion" (site zlower) look like one class.' in said
+        assert mend in said
+    assert upper.program.runs
+    lower.edit(lower.toml, ('"1" = "effusion"', '"1" = "Effusion"'))
+    lower.start().says("connected to trial")
+    mended = trial.coordinator.run(trial.experiment, tmp_path / "mended", "run.rounds=1", sites=2)
+    assert mended.ends() == 0, mended.said
+
+
+SHIPPING = """
+import sys
+import flwr.cli.build as build
+plain = build.build_fab_from_files
+def with_code(files):
+    files["pyproject.toml"] = files["pyproject.toml"].replace(b"installed:at_the_site", b"evil:app")
+    return plain({**files, "evil.py": f"open({MARKER!r}, 'w').write('ran'); app = None".encode()})
+build.build_fab_from_files = with_code
+from server.cli import main
+main(sys.argv[1:])
+"""
+
+
+def test_code_that_a_coordinator_sends_is_refused_reported_and_not_run(
+    trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    site, marker = hospital("wary"), tmp_path / "marker"
+    site.start().says("connected to trial")
+    program = f"MARKER = {str(marker)!r}{SHIPPING}"
+    command = ("run", trial.coordinator.folder, trial.experiment, "--out", tmp_path / "run", "--sites", 1)
+    run = trial.machine.start("shipping", "-c", program, *command)
+    assert run.ends() == 1
+    reason = "the app bundle carries evil.py; this site runs only what its own image holds"
+    assert reason in run.said
+    assert "refused a message of run" in site.program.said
+    assert reason in site.program.said
+    assert site.program.runs
+    assert not marker.exists()
+
+
+# ---------------------------------------------------------------------- one program a folder, one a port
+
+
+def test_a_folder_has_one_client(hospital: Hospital) -> None:
+    site = hospital("single")
+    first = site.start()
+    first.says("connected to trial")
+    assert site.start().ends() == ExitCode.BAD_INPUT == 2
+    assert "another flwr-client runs on this folder." in site.program.said
+    assert first.runs
+    assert first.stop() == ExitCode.STOPPED == 0
+
+
+def test_a_health_port_in_use_is_named(hospital: Hospital) -> None:
+    site = hospital("crowded")
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        site.edit(site.toml, ('health = "127.0.0.1:0"', f'health = "{address}"'))
+        assert site.start().ends() == ExitCode.BAD_INPUT == 2
+    assert f"site.toml: health: {address}: Address already in use." in site.program.said

@@ -1,0 +1,95 @@
+"""Over the network the same seed gives the same model as in simulation, bit for bit, with every method."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from strategies.registry import STRATEGIES, method_named
+from tests.network.real import FULL, PARTIAL, ROOT, Coordinator, exported, flwr_server, flwr_sim, machine, written
+from tests.server.commands import needs_real_data
+
+pytestmark = pytest.mark.slow
+METHODS = {name: method_named(name, {}) for name in STRATEGIES}
+FEDERATED = [name for name, method in METHODS.items() if method.pooled == "no"]
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A coordinator with all its sites connected."""
+
+    coordinator: Coordinator
+    experiment: Path
+
+    def models(self, out: Path, *overrides: str) -> tuple[str, str]:
+        """The hash of the model over the network, and of the one in simulation."""
+        run = self.coordinator.run(self.experiment, out / "network", *overrides)
+        sets = [part for override in overrides for part in ("--set", override)]
+        simulation = flwr_sim("run", self.experiment, "--backend", "inline", "--out", out / "simulation", *sets)
+        assert simulation.code == 0, simulation.err
+        assert run.ends() == 0, run.said
+        first, second = (json.loads((out / name / "summary.json").read_text()) for name in ("network", "simulation"))
+        assert first["sites"].keys() == second["sites"].keys()
+        return first["model_sha256"], second["model_sha256"]
+
+
+@contextmanager
+def connected(experiment: Path, folder: Path) -> Iterator[Federation]:
+    """The experiment's sites as processes, in touch with their coordinator."""
+    with machine(folder) as here:
+        coordinator = Coordinator(here)
+        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
+        coordinator.start()
+        for site in sites:
+            site.start()
+        coordinator.sees(*sites)
+        yield Federation(coordinator, experiment)
+
+
+@pytest.fixture(scope="module")
+def partly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Each site labels other digits."""
+    with connected(written(PARTIAL, folder := tmp_path_factory.mktemp("partly")), folder / "machine") as federation:
+        yield federation
+
+
+@pytest.fixture(scope="module")
+def fully(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """Each site labels every digit."""
+    with connected(written(FULL, folder := tmp_path_factory.mktemp("fully")), folder / "machine") as federation:
+        yield federation
+
+
+@pytest.mark.parametrize("method", [name for name in FEDERATED if not METHODS[name].needs_full_coverage])
+def test_sites_with_different_labels_train_the_model_that_simulation_trains(
+    method: str, partly: Federation, tmp_path: Path
+) -> None:
+    over_network, simulated = partly.models(tmp_path, f"run.method={method}")
+    assert over_network == simulated
+
+
+@pytest.mark.parametrize("method", [name for name in FEDERATED if METHODS[name].needs_full_coverage])
+def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
+    method: str, fully: Federation, tmp_path: Path
+) -> None:
+    over_network, simulated = fully.models(tmp_path, f"run.method={method}")
+    assert over_network == simulated
+
+
+def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Path) -> None:
+    command = ("run", partly.coordinator.folder, partly.experiment, "--out", tmp_path / "run")
+    ended = flwr_server(*command, "--set", "run.method=centralised")
+    assert ended.code == 2
+    assert '"centralised" puts all images in one place; hospitals\' images stay where they are.' in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+@needs_real_data
+def test_hospitals_with_radiographs_train_the_model_that_simulation_trains(tmp_path: Path) -> None:
+    experiment = ROOT / "experiments" / "nih_surgical.toml"
+    with connected(experiment, tmp_path / "machine") as nih:
+        over_network, simulated = nih.models(tmp_path, "run.rounds=2")
+    assert over_network == simulated
