@@ -25,6 +25,9 @@ from common.toml_files import Section, read_toml, toml_text, validated
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 
 
+MAX_NAME_BYTES = 200
+
+
 def checked_name(name: str) -> str:
     """A name that can stand in files, folders and messages.
 
@@ -33,6 +36,8 @@ def checked_name(name: str) -> str:
     """
     if not PLAIN_NAME.fullmatch(name):
         raise ValueError("use letters, digits, spaces, dots, dashes and underscores, beginning with a letter or digit")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"use at most {MAX_NAME_BYTES} bytes; files are named after it")
     return name
 
 

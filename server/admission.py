@@ -12,15 +12,25 @@ from server.coordinator import Coordinator
 
 
 class AdmittedSite(Section):
-    """``sites/NAME.toml``; times are ISO 8601, an empty ``revoked`` means that the site may take part."""
+    """``sites/NAME.toml``; times are ISO 8601, an empty ``revoked`` means that the site may take part.
+
+    Attributes:
+        old_keys: Those that the name had before, each revoked; none of them is ever admitted again.
+    """
 
     site: str
     public_key: str
     admitted: str
     revoked: str = ""
+    old_keys: tuple[str, ...] = ()
 
     _name = field_validator("site")(checked_name)
     _key = field_validator("public_key")(checked_key)
+
+    @field_validator("old_keys")
+    @classmethod
+    def _old(cls, keys: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(checked_key(key) for key in keys)
 
 
 def admitted_sites(coordinator: Coordinator) -> dict[str, AdmittedSite]:
@@ -49,8 +59,10 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
         remedy = f"If this is the same hospital with a new key: flwr-server revoke {coordinator.folder} {request.site}"
         faults.append(Fault(where, f'the name "{request.site}" is taken by another key.', remedy))
     for site in sites.values():
-        if same_key(site.public_key, request.public_key) and (site.revoked or site.site != request.site):
-            problem = f'its key was {"revoked" if site.revoked else "admitted"} under the name "{site.site}".'
+        same = same_key(site.public_key, request.public_key)
+        revoked = (same and site.revoked) or any(same_key(key, request.public_key) for key in site.old_keys)
+        if revoked or (same and site.site != request.site):
+            problem = f'its key was {"revoked" if revoked else "admitted"} under the name "{site.site}".'
             faults.append(Fault(where, problem, "The site makes a new key: another folder, flwr-client init."))
     return faults
 
@@ -63,7 +75,9 @@ def admit(coordinator: Coordinator, request: SiteRequest) -> Path:
     """
     if faults := admission_faults(coordinator, request):
         raise BadInput(faults)
-    site = AdmittedSite(site=request.site, public_key=request.public_key, admitted=_now())
+    old = admitted_sites(coordinator).get(request.site)
+    keys = (*old.old_keys, old.public_key) if old and old.revoked else old.old_keys if old else ()
+    site = AdmittedSite(site=request.site, public_key=request.public_key, admitted=_now(), old_keys=keys)
     write_toml(_path(coordinator, request.site), site, "Admitted by flwr-server admit.")
     return write_kit(coordinator, site)
 

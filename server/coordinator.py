@@ -38,10 +38,9 @@ def checked_host(host: str) -> str:
     Raises:
         ValueError: Naming what is wrong.
     """
-    try:
-        return str(ipaddress.ip_address(host))
-    except ValueError:
-        pass
+    with contextlib.suppress(ValueError):
+        if "%" not in (address := str(ipaddress.ip_address(host))):  # a zone is of this machine only
+            return address
     if re.fullmatch(r"[\d.]+", host) or not _HOST.fullmatch(host):
         raise ValueError(f'"{host}" is neither a host name nor an address; give it without https:// and port')
     return host

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from common.config import ExperimentFile
 from common.data.image_set import ImageSet
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, stop_on
 from common.files import write_atomically
 from common.simulation import images_of
 from common.toml_files import toml_text
@@ -28,18 +28,16 @@ def export_sites(file: ExperimentFile, out: Path) -> list[Path]:
     if method.pooled != "no":
         problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
         raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
-    folders = []
-    for index, one in enumerate(data.parts):
-        folder = out / one.site
-        if any((folder / name).exists() for name in ("images.npz", "site.toml")):
-            raise BadInput([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.")])
+    folders = [out / one.site for one in data.parts]
+    taken = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
+    stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in taken])
+    for index, (one, folder) in enumerate(zip(data.parts, folders, strict=True)):
         folder.mkdir(parents=True, exist_ok=True)
         site = images_of(data, index, "no")
         arrays = {"train": site.train, "val": site.validation, "test": site.test}
         named = {name: array for part, images in arrays.items() for name, array in _arrays(part, images).items()}
         np.savez(folder / "images.npz", allow_pickle=False, **named)
         write_atomically(folder / "site.toml", _site_toml(one.site, one.class_names).encode())
-        folders.append(folder)
     return folders
 
 

@@ -12,7 +12,7 @@ import torch
 from common.config import ExperimentFile
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.network import model_faults
-from server.admission import admitted_sites, members
+from server.admission import members
 from server.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
 from server.coordinator import Coordinator, alone
 from server.federation import federate
@@ -79,17 +79,14 @@ def registered(coordinator: Coordinator, control: Control) -> list[Node]:
     ``admit`` and ``revoke`` write files, wherever they are run; here they take effect.
     """
     nodes = control.nodes()
-    keys = {node.public_key: node for node in nodes}
-    changed = False
-    for site in admitted_sites(coordinator).values():
-        node = keys.get(flower_key(site.public_key))
-        if node is None and not site.revoked:
-            control.register(site.site, site.public_key)
-            changed = True
-        elif node is not None and site.revoked:
-            control.unregister(node)
-            changed = True
-    return control.nodes() if changed else nodes
+    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
+    strangers = [node for node in nodes if node.public_key not in admitted]
+    for node in strangers:  # before the others: a name may have gone to a new key
+        control.unregister(node)
+    missing = admitted.keys() - {node.public_key for node in nodes}
+    for key in missing:
+        control.register(admitted[key].site, admitted[key].public_key)
+    return control.nodes() if strangers or missing else nodes
 
 
 # ---------------------------------------------------------------------- run

@@ -6,13 +6,19 @@ Both stand on one machine under one user; what one of them has written the other
 import contextlib
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Collection
 from pathlib import Path
 
 
+def is_name(object_id: str) -> bool:
+    """Whether this is a SHA-256 in hexadecimal digits; names come from hospitals, and no other may become a path."""
+    return re.fullmatch("[0-9a-f]{64}", object_id) is not None
+
+
 class ObjectFiles:
-    """One folder."""
+    """One folder; whatever is no name is not there, cannot be written, and need not be removed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -20,7 +26,13 @@ class ObjectFiles:
         folder.chmod(0o700)
 
     def write(self, object_id: str, content: bytes | memoryview) -> None:
-        """Write under a name that others see only when it is whole."""
+        """Write under a name that others see only when it is whole.
+
+        Raises:
+            ValueError: If it is no SHA-256.
+        """
+        if not is_name(object_id):
+            raise ValueError(f"{object_id[:80]!r} does not name an object")
         path = self._folder / object_id
         if path.exists():
             return
@@ -30,16 +42,19 @@ class ObjectFiles:
 
     def read(self, object_id: str) -> bytes | None:
         """The content, or None where it is not there."""
+        if not is_name(object_id):
+            return None
         try:
             return (self._folder / object_id).read_bytes()
         except FileNotFoundError:
             return None
 
     def has(self, object_id: str) -> bool:
-        return (self._folder / object_id).exists()
+        return is_name(object_id) and (self._folder / object_id).exists()
 
     def remove(self, object_id: str) -> None:
-        (self._folder / object_id).unlink(missing_ok=True)
+        if is_name(object_id):
+            (self._folder / object_id).unlink(missing_ok=True)
 
     def names(self) -> set[str]:
         """All that are whole."""
@@ -50,10 +65,8 @@ class ObjectFiles:
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()
 
-    def damaged_or_not_in(self, known: Collection[str]) -> list[str]:
-        """Names of files that nobody asks for, that are not whole, or whose content is not what the name says."""
-        found = []
-        for path in self._folder.iterdir():
+    def keep_only(self, known: Collection[str]) -> None:
+        """Remove files that nobody asks for, that are not whole, or whose content is not what the name says."""
+        for path in list(self._folder.iterdir()):
             if path.name not in known or hashlib.sha256(path.read_bytes()).hexdigest() != path.name:
-                found.append(path.name)
-        return found
+                path.unlink()

@@ -6,6 +6,8 @@ read. Everything else is answered by Flower's own servicer.
 """
 
 import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +22,7 @@ from server.object_files import ObjectFiles
 VARINT, LENGTH_DELIMITED = 0, 2  # the two kinds of field that PushObjectRequest has
 CONTENT_OF_PUSH = PushObjectRequest.DESCRIPTOR.fields_by_name["object_content"].number
 CONTENT_OF_PULL = PullObjectResponse.DESCRIPTOR.fields_by_name["object_content"].number
+KEPT_BYTES = 64 * 2**20
 FOUND = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
 
 
@@ -74,6 +77,25 @@ def found(content: bytes) -> bytes:
     return b"".join((FOUND, _as_varint(CONTENT_OF_PULL << 3 | LENGTH_DELIMITED), _as_varint(len(content)), content))
 
 
+class Answers:
+    """What was pulled last: all hospitals pull the same trunk, at about the same time."""
+
+    def __init__(self, files: ObjectFiles) -> None:
+        self._files = files
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, name: str) -> bytes | None:
+        """The answer with this object's content, or None where it is not there."""
+        with self._lock:
+            answer = self._kept.get(name)
+            if answer is None and (content := self._files.read(name)) is not None:
+                self._kept[name] = answer = found(content)
+            while sum(map(len, self._kept.values())) > KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return answer
+
+
 def handlers(servicer: Any, files: ObjectFiles, known: Callable[[str], bool]) -> dict[str, Any]:
     """The two methods, to stand in the place of Flower's.
 
@@ -81,6 +103,8 @@ def handlers(servicer: Any, files: ObjectFiles, known: Callable[[str], bool]) ->
         servicer: Flower's ``FleetServicer``.
         known: Whether somebody has announced an object: of others no file is written.
     """
+
+    answers = Answers(files)
 
     def push(push: Push, context: grpc.ServicerContext) -> PushObjectResponse:
         name = push.request.object_id
@@ -93,10 +117,8 @@ def handlers(servicer: Any, files: ObjectFiles, known: Callable[[str], bool]) ->
         over = check_abort(
             request.run_id, [Status.PENDING, Status.STARTING, Status.FINISHED], servicer.state_factory.state()
         )
-        content = None if over else files.read(request.object_id)
-        if content is None:
-            return bytes(servicer.PullObject(request, context).SerializeToString())
-        return found(content)
+        answer = None if over else answers.of(request.object_id)
+        return answer or bytes(servicer.PullObject(request, context).SerializeToString())
 
     return {
         "PushObject": grpc.unary_unary_rpc_method_handler(

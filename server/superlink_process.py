@@ -9,14 +9,11 @@ next start.
     python -m server.superlink_process --objects FOLDER (the arguments of flower-superlink)
 """
 
-import hashlib
 import importlib
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,86 +23,20 @@ from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import object_store_factory
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.run import RunStatus
-from flwr.supercore.state.schema.objectstore_models import StoredObject
-from sqlalchemy import select, update
-from sqlalchemy.orm import Session
 
 from server.object_files import ObjectFiles
 from server.object_service import handlers
+from server.object_store import ObjectStore, OneAtATime
 
 FRESH_S = 1.0
 """For how long a run's status or a node's key is taken as it was: a revoked site is refused after at most so long."""
 
 superlink_command = importlib.import_module("flwr.superlink.cli.flower_superlink")  # a function has its name too
 V = TypeVar("V")
-_database = threading.RLock()
 
 
-class _OneAtATime:
-    """Sessions of SQLite one after the other: its own way of waiting is to sleep for up to 100 ms."""
-
-    @contextmanager
-    def session(self) -> Iterator[Session]:
-        with _database, super().session() as session:  # type: ignore[misc]
-            yield session
-
-
-class ObjectStore(_OneAtATime, SqlObjectStore):
-    """Flower's store with the bytes in files; SQLite keeps the tree of objects and which are there."""
-
-    files: ObjectFiles  # set by main()
-
-    def initialize(self, *arguments: Any, **options: Any) -> Any:
-        found = super().initialize(*arguments, **options)
-        self._verify_files()
-        return found
-
-    def put(self, object_id: str, object_content: bytes) -> None:
-        """Store bytes under the hash that names them.
-
-        Raises:
-            ValueError: If they have another.
-        """
-        if object_content:
-            if hashlib.sha256(object_content).hexdigest() != object_id:
-                raise ValueError(f"object {object_id} has another content")
-            self.files.write(object_id, object_content)
-        elif not self.files.has(object_id):  # empty: the coordinator's own process has put the file there
-            raise ValueError(f"object {object_id} was announced and is not there")
-        with self.session() as session:
-            session.execute(
-                update(StoredObject).where(StoredObject.object_id == object_id).values(content=b"", is_available=1)
-            )
-
-    def get(self, object_id: str) -> bytes | None:
-        content = self.files.read(object_id)
-        return content if content is not None else super().get(object_id)
-
-    def delete(self, object_id: str) -> None:
-        with self.session():
-            super().delete(object_id)
-            if object_id not in self:
-                self.files.remove(object_id)
-
-    def clear(self) -> None:
-        super().clear()
-        self.files.clear()
-
-    def _verify_files(self) -> None:
-        """Remove what a crash of the machine left half-written or unreferenced; it counts as not yet arrived."""
-        with self.session() as session:
-            known = {str(object_id) for object_id in session.scalars(select(StoredObject.object_id))}
-            for object_id in self.files.damaged_or_not_in(known):
-                self.files.remove(object_id)
-            there = self.files.names()
-            missing = [object_id for object_id in known if object_id not in there]
-            for object_id in missing:
-                session.execute(update(StoredObject).where(StoredObject.object_id == object_id).values(is_available=0))
-
-
-class LinkState(_OneAtATime, SqlLinkState):
+class LinkState(OneAtATime, SqlLinkState):
     """Flower's state that does not ask the database the same thing for every object."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

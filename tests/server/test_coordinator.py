@@ -1,0 +1,213 @@
+"""coordinator.toml as a person may write it, and the locks that keep two programs out of one folder."""
+
+import ipaddress
+import string
+import threading
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from cryptography import x509
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.errors import BadInput
+from common.identity import split_address
+from server.coordinator import (
+    Coordinator,
+    CoordinatorFile,
+    alone,
+    checked_host,
+    read_coordinator,
+    write_coordinator,
+)
+
+GOOD = """
+name = "trial"
+hosts = ["fl.hospital.example", "192.0.2.7"]
+listen = "0.0.0.0"
+port = 9092
+control_port = 8000
+"""
+
+labels = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=20).filter(
+    lambda text: text.strip("-") == text
+)
+names = st.lists(labels, min_size=1, max_size=4).map(".".join).filter(lambda text: set(text) - set("0123456789."))
+addresses = st.ip_addresses().map(str)
+ports = st.integers(1, 65535)
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "coordinator.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def test_a_folder_that_is_no_coordinators_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        read_coordinator(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path}: is no coordinator's folder: it holds no coordinator.toml. Make one with flwr-server init."
+    )
+
+
+@given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports, control=ports)
+def test_what_is_written_is_read_again(
+    hosts: list[str], listen: str, port: int, control: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=port, control_port=control)
+    folder = tmp_path_factory.mktemp("made")
+    assert write_coordinator(folder, file) == read_coordinator(folder)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("control_port = 8000", "", "coordinator.toml: control_port: is missing."),
+        ("control_port", "contol_port", 'contol_port: is not a known key. Did you mean "control_port"?'),
+        ("port = 9092", "port = 0", "port: Input should be greater than or equal to 1; got 0."),
+        ("port = 9092", "port = 65536", "port: Input should be less than or equal to 65535; got 65536."),
+        ('hosts = ["fl.hospital.example", "192.0.2.7"]', "hosts = []", "hosts: Tuple should have at least 1 item"),
+        ('"192.0.2.7"', '"https://fl.example"', '"https://fl.example" is neither a host name nor an address'),
+        ('listen = "0.0.0.0"', 'listen = "localhost"', "listen: 'localhost' does not appear to be an IPv4 or IPv6"),
+        ('name = "trial"', 'name = "../trial"', "name: use letters, digits, spaces, dots, dashes and underscores"),
+    ],
+)
+def test_a_fault_is_named_with_its_key_and_what_was_expected(old: str, new: str, said: str, tmp_path: Path) -> None:
+    assert old in GOOD
+    with pytest.raises(BadInput) as refused:
+        read_coordinator(written(tmp_path, GOOD.replace(old, new)))
+    assert said in str(refused.value)
+
+
+def test_all_faults_come_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("9092", "0").replace('"0.0.0.0"', '"everywhere"').replace("trial", "")
+    with pytest.raises(BadInput) as refused:
+        read_coordinator(written(tmp_path, text))
+    keys = {fault.where.removeprefix("coordinator.toml: ") for fault in refused.value.faults}
+    assert keys == {"name", "listen", "port"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("", " ", ".", "-fl.example", "fl-.example", "fl..example", "fl.example.", "fl.example:9092"),
+        *(
+            "https://fl.example",
+            "fl.example/",
+            "fl example",
+            "192.0.2",
+            "192.0.2.300",
+            "1.2.3.4.5",
+            "[2001:db8::7]",
+            "fe80::1%eth0",
+        ),
+        *("münchen.example", "*.example", "a" * 64 + ".example", ".".join(["a" * 50] * 6), "fl.example\n"),
+    ],
+)
+def test_what_is_no_host_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="is neither a host name nor an address; give it without https:// and port"):
+        checked_host(host)
+
+
+@given(names)
+def test_a_host_name_is_taken_as_it_is_and_can_stand_in_a_certificate(name: str) -> None:
+    assert checked_host(name) == x509.DNSName(name).value == name
+
+
+@given(st.ip_addresses(v=6).map(lambda address: address.exploded.upper()))
+def test_an_address_is_taken_in_its_one_canonical_form(address: str) -> None:
+    assert checked_host(address) == str(ipaddress.ip_address(address))
+
+
+@given(host=names | addresses, port=ports)
+def test_the_address_in_a_kit_leads_back_to_the_host_and_the_port(host: str, port: int) -> None:
+    file = CoordinatorFile(name="trial", hosts=(host, "other.example"), port=port, control_port=8000)
+    assert split_address(Coordinator(Path(), file).public_address) == (checked_host(host), port)
+
+
+def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:
+    file = CoordinatorFile(name="trial", hosts=("a.example",), listen="::", port=9092, control_port=8000)
+    assert Coordinator(Path(), file).fleet_address == "[::]:9092"
+
+
+@given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports)
+def test_flowers_own_apis_are_on_loopback_whatever_the_hosts(hosts: list[str], listen: str, port: int) -> None:
+    file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=9092, control_port=port)
+    assert Coordinator(Path(), file).control_address == f"127.0.0.1:{port}"
+
+
+# ---------------------------------------------------------------------- locks
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Coordinator:
+    return read_coordinator(written(tmp_path, GOOD))
+
+
+@pytest.mark.parametrize("what", ["start", "run"])
+def test_what_one_process_does_in_a_folder_no_other_does(
+    what: Literal["start", "run"], coordinator: Coordinator
+) -> None:
+    with (
+        alone(coordinator, what),
+        pytest.raises(BadInput, match=f"another flwr-server {what} is at work in this folder"),
+        alone(coordinator, what),
+    ):
+        pytest.fail("two at a time")
+
+
+def test_a_run_goes_beside_the_start_that_it_needs(coordinator: Coordinator) -> None:
+    with alone(coordinator, "start"), alone(coordinator, "run"):
+        assert (coordinator.state / "run.lock").exists()
+
+
+def test_two_folders_do_not_lock_one_another(coordinator: Coordinator, tmp_path: Path) -> None:
+    other = Coordinator(tmp_path / "other", coordinator.file)
+    with alone(coordinator, "start"), alone(other, "start"):
+        assert (other.state / "start.lock").exists()
+
+
+def test_a_lock_is_free_again_after_an_error(coordinator: Coordinator) -> None:
+    with pytest.raises(OSError, match="disk full"), alone(coordinator, "run"):
+        raise OSError("disk full")
+    with alone(coordinator, "run"):
+        pass
+
+
+def test_a_lock_file_that_a_killed_process_left_locks_nobody_out(coordinator: Coordinator) -> None:
+    coordinator.state.mkdir()
+    (coordinator.state / "start.lock").write_text("left by a process that was killed", encoding="utf-8")
+    with alone(coordinator, "start"):
+        pass
+
+
+def test_of_many_at_once_exactly_one_gets_in(coordinator: Coordinator) -> None:
+    together, inside, refused = threading.Barrier(8), threading.Semaphore(0), threading.Semaphore(0)
+    over = threading.Event()
+
+    def enter() -> None:
+        together.wait()
+        try:
+            with alone(coordinator, "run"):
+                inside.release()
+                over.wait()
+        except BadInput:
+            refused.release()
+
+    threads = [threading.Thread(target=enter, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for _ in range(7):
+        assert refused.acquire(timeout=60)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert inside.acquire(blocking=False)
+    assert not inside.acquire(blocking=False)
+
+
+def test_nobody_else_may_look_into_the_state_of_a_folder(coordinator: Coordinator) -> None:
+    coordinator.state.mkdir(mode=0o755)
+    with alone(coordinator, "start"):
+        assert coordinator.state.stat().st_mode & 0o777 == 0o700

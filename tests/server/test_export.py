@@ -1,0 +1,101 @@
+"""A simulated site and the hospital that reads its exported folder have the same images, labels and patients."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from client.settings import open_site, read_settings
+from common.config import ExperimentFile
+from common.data.image_set import ImageSet
+from common.errors import BadInput
+from common.simulation import images_of, simulated_data
+from server.export import export_sites
+from tests.federations import DIGITS, experiment
+
+LISTS = """
+kind = "class_lists"
+[partition.lists]
+east = ["3", "0", "1", "2"]
+north = ["9", "0", "4", "8", "6", "5"]
+west = ["7"]
+"""
+PARTITION = 'kind = "class_subsets"\nsites = 3\nshared = 2\n'
+assert PARTITION in DIGITS
+SOME = DIGITS.replace(PARTITION, LISTS).replace("image_size = 16\n\n[partition]", "image_size = 8\n\n[partition]")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> ExperimentFile:
+    """Three sites with other classes in other orders, one of them with a single class."""
+    return experiment(tmp_path, text=SOME)
+
+
+def same(came: ImageSet, wanted: ImageSet) -> None:
+    np.testing.assert_array_equal(came.images, wanted.images)
+    np.testing.assert_array_equal(came.labels, wanted.labels)
+    np.testing.assert_array_equal(came.patients, wanted.patients)
+    assert came.class_names == wanted.class_names
+
+
+def test_a_hospital_reads_the_images_labels_and_patients_of_its_simulated_twin(
+    file: ExperimentFile, tmp_path: Path
+) -> None:
+    folders = export_sites(file, tmp_path / "sites")
+    data = simulated_data(file.experiment, file.base)
+    assert [folder.name for folder in folders] == [part.site for part in data.parts] == ["east", "north", "west"]
+    for index, folder in enumerate(folders):
+        site, twin = open_site(read_settings(folder)), images_of(data, index, "no")
+        assert site.name == folder.name
+        assert site.declaration.canonical == twin.declaration.canonical
+        for part in ("train", "validation", "test"):
+            assert len(getattr(twin, part))
+            same(getattr(site, part), getattr(twin, part))
+
+
+def test_a_site_with_one_class_has_labels_present_and_absent_and_not_class_numbers(
+    file: ExperimentFile, tmp_path: Path
+) -> None:
+    *_, west = export_sites(file, tmp_path / "sites")
+    site = open_site(read_settings(west))
+    assert site.declaration.canonical == ("7",)
+    assert site.test.labels.shape[1] == 1
+    assert set(site.test.labels[:, 0].tolist()) == {0.0, 1.0}
+    with np.load(west / "images.npz") as arrays:  # whatever the second column is, nobody has annotated it
+        assert np.isnan(arrays["test_labels"][:, 1]).all()
+
+
+def test_an_exported_site_listens_on_any_free_port_for_several_run_on_one_machine(
+    file: ExperimentFile, tmp_path: Path
+) -> None:
+    health = [read_settings(folder).file.health for folder in export_sites(file, tmp_path / "sites")]
+    assert health == ["127.0.0.1:0"] * 3
+
+
+def test_arrays_are_written_without_pickles(file: ExperimentFile, tmp_path: Path) -> None:
+    for folder in export_sites(file, tmp_path / "sites"):
+        with np.load(folder / "images.npz", allow_pickle=False) as arrays:
+            assert {arrays[name].dtype.kind for name in arrays} <= set("ufU")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("path", ["east/images.npz", "east/site.toml", "west/site.toml"])
+def test_where_a_folder_holds_a_site_already_nothing_is_written(
+    path: str, file: ExperimentFile, tmp_path: Path
+) -> None:
+    taken = tmp_path / "sites" / path
+    taken.parent.mkdir(parents=True)
+    taken.write_text("mine", encoding="utf-8")
+    with pytest.raises(BadInput, match=rf"{taken.parent} holds a site already\. Name another folder\."):
+        export_sites(file, tmp_path / "sites")
+    assert contents(tmp_path / "sites") == {path: b"mine"}
+
+
+def test_a_method_that_pools_all_images_has_no_sites_to_export(tmp_path: Path) -> None:
+    pooled = experiment(tmp_path, 'run.method="centralised"', text=SOME)
+    with pytest.raises(BadInput, match=r"experiment\.toml: run\.method: .* puts all images in one place; it has no"):
+        export_sites(pooled, tmp_path / "sites")
+    assert not (tmp_path / "sites").exists()

@@ -1,0 +1,133 @@
+"""Our own reading and writing of protobuf's wire format, against protobuf's."""
+
+import pytest
+from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
+from flwr.proto.node_pb2 import Node
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from server.object_service import CONTENT_OF_PUSH, cut_out, found, parsed_push
+
+pushes = st.builds(
+    PushObjectRequest,
+    node=st.none() | st.builds(Node, node_id=st.integers(0, 2**64 - 1)),
+    run_id=st.integers(0, 2**64 - 1),
+    object_id=st.text(max_size=80),
+    object_content=st.binary(max_size=300),
+    session_id=st.text(max_size=40),
+)
+BIG = b"\x22" * 2**21
+"""2 MiB of the byte that opens the content's field: a length of four bytes, and nothing inside is to be read."""
+
+
+def without_content(request: PushObjectRequest) -> PushObjectRequest:
+    rest = PushObjectRequest()
+    rest.CopyFrom(request)
+    rest.ClearField("object_content")
+    return rest
+
+
+@given(pushes)
+@example(PushObjectRequest())
+@example(PushObjectRequest(object_content=BIG, session_id="after it"))
+def test_a_request_is_read_as_protobuf_reads_it_and_its_content_is_apart(request: PushObjectRequest) -> None:
+    push = parsed_push(request.SerializeToString())
+    assert push.request == without_content(request)
+    assert bytes(push.content) == request.object_content
+    assert push.node == request.node
+
+
+def test_the_content_is_not_copied() -> None:
+    data = PushObjectRequest(object_id="a", object_content=BIG, session_id="b").SerializeToString()
+    assert parsed_push(data).content.obj is data
+
+
+@given(st.lists(pushes, max_size=3))
+def test_fields_in_any_order_and_more_than_once_are_read_as_protobuf_reads_them(
+    requests: list[PushObjectRequest],
+) -> None:
+    data = b"".join(request.SerializeToString() for request in requests)  # protobuf: the last one of a field counts
+    push, whole = parsed_push(data), PushObjectRequest.FromString(data)
+    assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
+
+
+@given(request=pushes, data=st.data())
+def test_a_request_that_was_cut_off_anywhere_is_refused_or_read_as_protobuf_reads_it(
+    request: PushObjectRequest, data: st.DataObject
+) -> None:
+    whole = request.SerializeToString()
+    agree(whole[: data.draw(st.integers(0, len(whole)), label="cut off after")])
+
+
+@given(request=pushes, place=st.integers(0, 10**6), byte=st.integers(0, 255))
+def test_a_request_with_one_wrong_byte_is_refused_or_read_as_protobuf_reads_it(
+    request: PushObjectRequest, place: int, byte: int
+) -> None:
+    data = bytearray(request.SerializeToString() or b"\x00")
+    data[place % len(data)] = byte
+    agree(bytes(data))
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused_or_read_as_protobuf_reads_them(data: bytes) -> None:
+    agree(data)
+
+
+def agree(data: bytes) -> None:
+    """What we take for a request, protobuf takes for the same one; we may refuse more, and never take more."""
+    try:
+        push = parsed_push(data)
+    except (ValueError, DecodeError):
+        return
+    whole = PushObjectRequest.FromString(data)
+    assert (push.request, bytes(push.content)) == (without_content(whole), whole.object_content)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"\x22", "the message is cut off"),  # the content's tag alone
+        (b"\x22\x05abcd", "the message is cut off"),  # five bytes announced, four there
+        (b"\x22\x80", "the message is cut off"),  # a length without its end
+        (b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", "the message is cut off"),  # 2**64 - 1 bytes announced
+        (b"\x10" + b"\x80" * 40 + b"\x01", "the message is cut off"),  # a number that takes no end
+        (b"\x25\x00\x00\x00\x00", "field 4 is of an unexpected kind"),  # the content's number as 32 fixed bits
+        (b"\x11" + bytes(8), "field 2 is of an unexpected kind"),  # 64 fixed bits
+        (b"\x0b\x0c", "field 1 is of an unexpected kind"),  # a group
+    ],
+)
+def test_bytes_that_are_no_request_are_refused(data: bytes, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parsed_push(data)
+
+
+@given(st.binary(max_size=300))
+def test_a_field_that_a_newer_flower_may_add_does_not_disturb(content: bytes) -> None:
+    newer = b"\xfa\x07" + bytes([len(b"new")]) + b"new" + b"\xf0\x07\x96\x01"  # fields 127 and 126, as text and number
+    request = PushObjectRequest(object_id="a", object_content=content)
+    rest, cut = cut_out(newer + request.SerializeToString() + newer, CONTENT_OF_PUSH)
+    assert bytes(cut) == content
+    assert PushObjectRequest.FromString(rest).object_id == "a"
+
+
+def test_flowers_request_has_only_fields_that_we_can_step_over() -> None:
+    numbers = {FieldDescriptor.TYPE_UINT64, FieldDescriptor.TYPE_INT64, FieldDescriptor.TYPE_BOOL}
+    sized = {FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_MESSAGE}
+    strange = [field.name for field in PushObjectRequest.DESCRIPTOR.fields if field.type not in numbers | sized]
+    assert strange == []
+    content = PushObjectRequest.DESCRIPTOR.fields_by_name["object_content"]
+    assert content.type == FieldDescriptor.TYPE_BYTES
+
+
+@given(st.binary(max_size=300))
+@example(b"")
+@example(bytes(127))  # the longest and the shortest for one, two and three bytes of length
+@example(bytes(128))
+@example(bytes(2**14 - 1))
+@example(bytes(2**14))
+@example(BIG)
+def test_an_answer_is_read_by_protobuf_as_found_available_and_with_its_content(content: bytes) -> None:
+    answer = PullObjectResponse.FromString(found(content))
+    assert answer == PullObjectResponse(object_found=True, object_available=True, object_content=content)
