@@ -73,7 +73,7 @@ class Reporter:
         present = self._present
         if waiting.phase == "roll call" and waiting.sites:
             names = ", ".join(waiting.sites)
-            self._tell(f"waiting for {names} to connect; at most {waiting.deadline_s:.0f} s")
+            self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         for site in sorted(set(waiting.lost) - set(present.lost)):
             self._note_error(f"lost contact with {site} in round {waiting.round}")
             self._tell(

@@ -32,6 +32,22 @@ class Patience:
     enough: int
 
 
+class Pauses:
+    """Between two looks for replies: short at first, longer where nothing comes."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_POLL_S
+
+    def begin(self) -> None:
+        """Something came: more may be on its way."""
+        self._next_s = FIRST_POLL_S
+
+    def wait(self) -> None:
+        """Sleep."""
+        time.sleep(self._next_s)
+        self._next_s = min(self._next_s * 1.3, MAX_POLL_S)
+
+
 def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waiting: Waiting) -> list[Message]:
     """Send every message and return the replies; their source is the site, also where Flower itself made an error.
 
@@ -39,36 +55,35 @@ def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waitin
     """
     deadline = time.monotonic() + patience.deadline_s
     replies: dict[int, Message] = {}  # by node
-    pending = _pushed(grid, messages)
+    pending = pushed(grid, messages)
     lost: dict[int, Message] = {}  # node -> the message it should have had
-    poll_s = FIRST_POLL_S
+    pauses = Pauses()
     waiting(_nodes(pending), ())
     while (pending or lost) and time.monotonic() < deadline:
-        came = list(grid.pull_messages(list(pending))) if pending else []
-        for reply in came:
+        came = False
+        for reply in grid.pull_messages(list(pending)) if pending else ():
             if (message := pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
-            node = message.metadata.dst_node_id
+            came, node = True, message.metadata.dst_node_id
             reply.metadata.__dict__["_src_node_id"] = node  # errors that the SuperLink makes come from node 1
             replies[node] = reply
             lost.pop(node, None)
             if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
                 lost[node] = message
         if back := _back(grid, lost):
-            pending |= _pushed(grid, [_again(lost.pop(node), deadline) for node in back])
+            pending |= pushed(grid, [_again(lost.pop(node), deadline) for node in back])
         if not pending and not _worth_waiting(replies, lost, patience.enough):
             break
         if came or back:
             waiting(_nodes(pending) | set(lost), set(lost))
-            poll_s = FIRST_POLL_S
+            pauses.begin()
         elif pending or lost:
-            time.sleep(poll_s)
-            poll_s = min(poll_s * 1.3, MAX_POLL_S)
+            pauses.wait()
     return list(replies.values())
 
 
-def _pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
-    """Send; those that the SuperLink does not take, for the site is no longer registered, have no reply."""
+def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
+    """Send; return what was taken, by id. A message to a site that is no longer registered is not, and has no reply."""
     accepted = set(grid.push_messages(messages)) if messages else set()
     return {m.metadata.message_id: m for m in messages if m.metadata.message_id in accepted}
 

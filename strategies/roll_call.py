@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flwr.app import Message, MessageType
@@ -11,14 +11,16 @@ from flwr.serverapp import Grid
 from common.contract import Declaration
 from common.errors import Fault, quoted, stop_on
 from common.wire import Refusal, RollCall, RollCallAnswer, encode, payload_bytes
-from strategies.exchange import NODE_UNAVAILABLE, Patience, exchange
+from strategies.exchange import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
 from strategies.records import TooFewSites, Waiting
 from strategies.replies import decoded
 
 ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"
 REFUSAL_NOTED_S = 10.0
 """How long a refused site may take to say that it knows; a run that ends before leaves it without the reason."""
-LOOK_S = 0.2
+
+TELL_AFTER_S = 1.0
+"""Who answers sooner is not said to be waited for."""
 
 Registered = Callable[[], Mapping[int, str]]
 """The names under which nodes are registered; in simulation nobody is, and a site is who it says it is."""
@@ -54,17 +56,49 @@ class Roll:
     registered: Registered | None = None
     members: dict[int, Member] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    _asked: dict[str, int] = field(default_factory=dict)  # message -> node that has not answered it yet
 
     def ask_newcomers(self, timeout_s: float) -> list[Member]:
-        """Ask every connected site that has not been asked; return those that are now members.
+        """Ask every connected site that has not been asked; return those that are now members."""
+        deadline, pauses, new = time.monotonic() + timeout_s, Pauses(), list[Member]()
+        self.ask(timeout_s)
+        while self._asked and time.monotonic() < deadline:
+            if not (came := self.answered()) and self._asked:
+                pauses.wait()
+            new += came
+        self.give_up(timeout_s)
+        return new
+
+    def ask(self, timeout_s: float) -> None:
+        """Send the call to whoever has connected since.
 
         A site that answers with an error will not answer better the second time, unless it went away and came back:
         somebody may have mended it.
         """
         online = set(self.grid.get_node_ids())
         self.refused = {node: why for node, why in self.refused.items() if node in online}
-        asked = sorted(online - set(self.members) - set(self.refused))
-        return self._asked(asked, timeout_s) if asked else []
+        nodes = sorted(online - set(self.members) - set(self.refused) - set(self._asked.values()))
+        content = encode(self.call)
+        messages = [Message(content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
+        self._asked |= {name: message.metadata.dst_node_id for name, message in pushed(self.grid, messages).items()}
+
+    def answered(self) -> list[Member]:
+        """Those that have become members by an answer that has come since."""
+        new = []
+        for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
+            if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
+                continue
+            if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+                continue  # it will be asked again when it is back
+            if member := self._member(node, reply):
+                self.members[node] = member
+                new.append(member)
+        return new
+
+    def give_up(self, timeout_s: float) -> None:
+        """Whoever has not answered is not waited for any more."""
+        self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
+        self._asked.clear()
 
     def name_of(self, node: int) -> str:
         """The registered name; in simulation the node's number."""
@@ -79,29 +113,18 @@ class Roll:
         message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
         exchange(self.grid, [message], Patience(REFUSAL_NOTED_S, enough=0), lambda at_work, lost: None)
 
-    def _asked(self, nodes: Sequence[int], timeout_s: float) -> list[Member]:
-        content = encode(self.call)
-        messages = [Message(content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
-        silent = dict.fromkeys(nodes, f"no answer within {timeout_s:.0f} s")
-        new = []
-        for reply in exchange(self.grid, messages, Patience(timeout_s, enough=0), lambda at_work, lost: None):
-            node = reply.metadata.src_node_id
-            silent.pop(node)
-            if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
-                continue  # it will be asked again when it is back
-            answer, reason = decoded(reply, RollCallAnswer)
-            if answer is None:
-                self.refused[node] = reason
-            elif answer.run != self.call.run:
-                self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
-            elif (name := self._registered_name(node, answer)) != answer.site:
-                self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
-            else:
-                member = Member(node, answer, payload_bytes(content), payload_bytes(reply.content))
-                self.members[node] = member
-                new.append(member)
-        self.refused |= silent
-        return new
+    def _member(self, node: int, reply: Message) -> Member | None:
+        """Take a site in; or note why not, and tell it where it can be mended."""
+        answer, reason = decoded(reply, RollCallAnswer)
+        if answer is None:
+            self.refused[node] = reason
+        elif answer.run != self.call.run:
+            self.refused[node] = f"answer belongs to run {answer.run}, expected {self.call.run}"
+        elif (name := self._registered_name(node, answer)) != answer.site:
+            self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
+        else:
+            return Member(node, answer, payload_bytes(encode(self.call)), payload_bytes(reply.content))
+        return None
 
     def _registered_name(self, node: int, answer: RollCallAnswer) -> str:
         return self.registered().get(node, "") if self.registered else answer.site
@@ -122,17 +145,19 @@ def call_the_roll(
         TooFewSites: If fewer than ``needed`` answered in time; says why.
         BadInput: If two sites use one name.
     """
-    deadline = time.monotonic() + deadline_s
+    deadline, pauses = time.monotonic() + deadline_s, Pauses()
     told: tuple[str, ...] | None = None
     while (left := deadline - time.monotonic()) > 0:
-        new = roll.ask_newcomers(left)
+        roll.ask(left)
+        came = roll.answered()
         if len(roll.members) + len(roll.refused) >= expected:
             break
-        if told != (missing := _missing(roll)):
+        if deadline_s - left >= TELL_AFTER_S and told != (missing := _missing(roll)):
             on_wait(Waiting("roll call", 0, missing, (), left))
             told = missing
-        if not new:
-            time.sleep(LOOK_S)
+        if not came:
+            pauses.wait()
+    roll.give_up(deadline_s)
     if len(roll.members) < needed:
         reasons = "; ".join(f"{roll.name_of(node)}: {why}" for node, why in sorted(roll.refused.items()))
         present = quoted(sorted(member.answer.site for member in roll.members.values())) or "none"

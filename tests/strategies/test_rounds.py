@@ -230,7 +230,7 @@ def test_the_order_in_which_sites_answer_changes_nothing() -> None:
         (lambda reply: replace(reply, train_loss=float("nan")), "TrainReply.train_loss must be finite."),
         (lambda reply: replace(reply, validation_loss=float("inf")), "TrainReply.validation_loss must be finite."),
         (lambda reply: encode(RollCall("run-1", "{}")), "expected TrainReply, got 'RollCall'."),
-        (lambda reply: RecordDict(), "without an envelope"),
+        (lambda reply: RecordDict(), "without a wire version"),
     ],
 )
 def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(spoil: Any, reason: str) -> None:

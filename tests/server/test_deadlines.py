@@ -1,0 +1,89 @@
+"""What ``flwr-server deadlines`` says is what holds."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from flwr.common.constant import HEARTBEAT_PATIENCE
+from rich.console import Console
+
+from common import timers as of_sites
+from common.config import read_experiment
+from server import superlink
+from server.deadlines import timers, timers_table
+from strategies import roll_call, rounds
+from tests.federations import DIGITS
+from tests.network.real import flwr_server
+
+RUN = """
+[participation]
+roll_call_deadline_s = 41
+round_deadline_s = 977
+"""
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    (tmp_path / "run.toml").write_text(DIGITS + RUN, encoding="utf-8")
+    return tmp_path / "run.toml"
+
+
+def test_a_runs_own_deadlines_are_those_of_its_experiment(experiment: Path) -> None:
+    listed = {timer.name: (timer.seconds, timer.source) for timer in timers(read_experiment(experiment).experiment)}
+    assert listed["participation.roll_call_deadline_s"] == (41, "the experiment")
+    assert listed["participation.round_deadline_s"] == (977, "the experiment")
+
+
+def test_without_an_experiment_the_defaults_are_listed_and_called_so(experiment: Path) -> None:
+    experiment.write_text(DIGITS, encoding="utf-8")
+    section = read_experiment(experiment).experiment.participation
+    listed = {timer.name: (timer.seconds, timer.source) for timer in timers(None)}
+    default = "the experiment (here: default)"
+    assert listed["participation.roll_call_deadline_s"] == (section.roll_call_deadline_s, default)
+    assert listed["participation.round_deadline_s"] == (section.round_deadline_s, default)
+
+
+INTERNAL = {
+    "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
+    "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
+    "TELL_AFTER_S",  # who is waited for is said; nothing else happens
+}
+
+
+@pytest.mark.parametrize("module", [of_sites, roll_call, rounds, superlink])
+def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
+    constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
+    listed = [timer.seconds for timer in timers(None)]
+    assert constants
+    assert [name for name, value in constants.items() if name not in INTERNAL and value not in listed] == []
+
+
+def test_a_site_is_taken_for_lost_when_flower_does_so() -> None:
+    (lost,) = (timer.seconds for timer in timers(None) if timer.name == "site taken for lost")
+    assert lost == HEARTBEAT_PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
+    assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
+
+
+def test_no_two_timers_have_one_name() -> None:
+    names = [timer.name for timer in timers(None)]
+    assert len(set(names)) == len(names)
+
+
+def test_a_person_sees_every_timer_with_its_seconds_its_source_and_its_effect() -> None:
+    screen = io.StringIO()
+    Console(file=screen, width=250).print(timers_table(timers(None)))
+    lines = [line.strip() for line in screen.getvalue().splitlines()]
+    for timer in timers(None):
+        assert any(
+            line.split(maxsplit=1) == [f"{timer.seconds:g}", f"{timer.name} ({timer.source}):"] for line in lines
+        )
+        assert timer.effect in lines
+
+
+def test_the_command_lists_the_same_for_a_machine(experiment: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "trial"
+    assert flwr_server("init", folder, "--name", "trial", "--host", "fl.example").code == 0
+    ended = flwr_server("deadlines", folder, experiment, "--json")
+    found = [timer.__dict__ for timer in timers(read_experiment(experiment).experiment)]
+    assert (ended.code, json.loads(ended.out)) == (0, found)

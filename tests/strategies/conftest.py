@@ -1,0 +1,18 @@
+"""Time and a run for tests that script what sites do."""
+
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+from strategies import exchange, roll_call
+from tests.strategies.scripted import SUPERLINK, Clock
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time for the exchange and the roll call; and a task, which Flower's messages ask for."""
+    clock = Clock()
+    for module in (exchange, roll_call):
+        monkeypatch.setattr(module, "time", clock)
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, SUPERLINK)
+    return clock

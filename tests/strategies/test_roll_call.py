@@ -1,0 +1,257 @@
+"""The roll call against sites that answer by script: who is in, who is told what, who is missing and why."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from common.errors import Fault
+from common.wire import Refusal, RefusalNoted, RollCall, RollCallAnswer, decode, encode, payload_bytes
+from strategies.records import TooFewSites, Waiting
+from strategies.roll_call import (
+    REFUSAL,
+    ROLL_CALL,
+    Member,
+    Roll,
+    call_the_roll,
+    model_faults,
+    refuse_faulty,
+)
+from tests.strategies.scripted import Answer, Clock, Makes, ScriptedGrid, Site, at, failed, lost
+
+CALL = RollCall("run-1", "{}")
+DEADLINE_S = 60.0
+NAMES = {7: "north", 8: "south", 9: "east"}
+
+
+def answer_of(name: str, run: str = "run-1") -> RollCallAnswer:
+    """Two labels under the site's own names."""
+    return RollCallAnswer(run, name, ("Node", "Fluid"), ("Nodule", "Effusion"), 10, 5, 9, "layout", "0.1.0")
+
+
+def present(name: str, run: str = "run-1") -> Makes:
+    """What a site that calls itself so answers to the roll call."""
+    return lambda message: Message(encode(answer_of(name, run)), reply_to=message)
+
+
+def noted(message: Message) -> Message:
+    """What a site answers that was told why it cannot take part."""
+    return Message(encode(RefusalNoted("run-1", "any")), reply_to=message)
+
+
+def hospital(node: int, after_s: float = 1.0) -> Site:
+    """A site that answers under the name of its key, and takes note of a refusal."""
+    return Site([Answer(after_s, present(NAMES[node])), Answer(0, noted)])
+
+
+def roll_of(sites: Mapping[int, Site], clock: Clock, names: Mapping[int, str] | None = NAMES) -> Roll:
+    """A roll over a network where these nodes are registered; None for a simulation."""
+    grid: Any = ScriptedGrid(sites, clock)
+    return Roll(grid, CALL, None if names is None else lambda: names)
+
+
+def sent_to(roll: Roll, node: int) -> list[str]:
+    """The kinds of messages that one site got, in order."""
+    grid: Any = roll.grid
+    return [message.metadata.message_type for message in grid.to(node)]
+
+
+def refusal_to(roll: Roll, node: int) -> Refusal:
+    """What a site was told last."""
+    grid: Any = roll.grid
+    assert grid.to(node)[-1].metadata.message_type == REFUSAL
+    return decode(grid.to(node)[-1].content, Refusal)
+
+
+def called(roll: Roll, expected: int, needed: int = 0) -> list[Waiting]:
+    """Call the roll; what whoever watches was told."""
+    told: list[Waiting] = []
+    call_the_roll(roll, expected, needed or expected, DEADLINE_S, told.append)
+    return told
+
+
+# ---------------------------------------------------------------------- who is in
+
+
+def test_the_roll_is_complete_as_soon_as_everybody_expected_has_answered(clock: Clock) -> None:
+    roll = roll_of({7: hospital(7), 8: hospital(8, 4)}, clock)
+    called(roll, expected=2)
+    assert {node: member.answer.site for node, member in roll.members.items()} == {7: "north", 8: "south"}
+    assert clock.now < 5
+    assert [sent_to(roll, node) for node in (7, 8)] == [[ROLL_CALL]] * 2
+
+
+def test_a_site_that_connects_later_is_waited_for_and_asked(clock: Clock) -> None:
+    roll = roll_of({7: hospital(7), 8: replace(hospital(8), away=(0, 20))}, clock)
+    called(roll, expected=2)
+    assert roll.members.keys() == {7, 8}
+    assert 21 <= clock.now < 22
+
+
+def test_after_the_deadline_as_many_as_are_needed_suffice(clock: Clock) -> None:
+    roll = roll_of({7: hospital(7), 8: replace(hospital(8), away=(0, 10**9))}, clock)
+    called(roll, expected=2, needed=1)
+    assert roll.members.keys() == {7}
+    assert clock.now >= DEADLINE_S
+
+
+def test_a_site_that_was_lost_while_it_was_asked_is_asked_again_when_it_is_back(clock: Clock) -> None:
+    site = Site([Answer(5, lost), Answer(1, present("north"))], away=(5, 30))
+    roll = roll_of({7: site}, clock)
+    called(roll, expected=1)
+    assert roll.members.keys() == {7}
+    assert 31 <= clock.now < 32
+
+
+def test_a_site_that_connects_while_another_is_silent_is_asked_before_the_deadline(clock: Clock) -> None:
+    roll = roll_of({7: Site(), 8: replace(hospital(8), away=(0, 5))}, clock)
+    called(roll, expected=2, needed=1)
+    assert roll.members.keys() == {8}
+
+
+def test_a_member_declares_its_own_names_with_what_they_mean(clock: Clock) -> None:
+    roll = roll_of({7: hospital(7)}, clock)
+    (member,) = roll.ask_newcomers(DEADLINE_S)
+    declaration = member.declaration
+    assert (declaration.site, declaration.names) == ("north", ("Node", "Fluid"))
+    assert declaration.canonical == ("Nodule", "Effusion")
+
+
+def test_a_members_bytes_are_those_of_the_call_and_of_its_answer(clock: Clock) -> None:
+    roll = roll_of({7: hospital(7)}, clock)
+    (member,) = roll.ask_newcomers(DEADLINE_S)
+    assert member.bytes_down == payload_bytes(encode(CALL))
+    assert member.bytes_up == payload_bytes(encode(answer_of("north")))
+
+
+# ---------------------------------------------------------------------- newcomers
+
+
+def test_only_who_has_not_been_asked_is_asked(clock: Clock) -> None:
+    broken = at(1, failed(2, "disk full"))
+    roll = roll_of({7: hospital(7), 8: broken, 9: replace(hospital(9), away=(0, 10))}, clock)
+    assert [member.answer.site for member in roll.ask_newcomers(5)] == ["north"]
+    clock.now = 10
+    assert [member.answer.site for member in roll.ask_newcomers(5)] == ["east"]
+    assert roll.ask_newcomers(5) == []
+    assert [sent_to(roll, node) for node in (7, 8, 9)] == [[ROLL_CALL]] * 3
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [
+        (Answer(1, failed(2, "disk full")), "disk full"),
+        (Answer(1, present("north", run="old")), "answer belongs to run old, expected run-1"),
+        (Answer(1, noted), "expected RollCallAnswer, got 'RefusalNoted'."),
+        (Answer(10**9, present("north")), "no answer within 5 s"),
+    ],
+)
+def test_a_site_without_a_good_answer_has_its_reason_and_is_asked_again_after_it_went_away_and_came_back(
+    first: Answer, why: str, clock: Clock
+) -> None:
+    roll = roll_of({7: Site([first, Answer(1, present("north"))], away=(20, 30))}, clock)
+    assert roll.ask_newcomers(5) == []
+    assert roll.refused == {7: why}
+    for clock.now in (15, 25):  # still there; away
+        assert roll.ask_newcomers(5) == []
+    clock.now = 35
+    assert [member.node_id for member in roll.ask_newcomers(5)] == [7]
+    assert roll.refused == {}
+
+
+# ---------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("names", "registered"), [(NAMES, "north"), ({}, "")], ids=["of another key", "no longer registered"]
+)
+def test_a_site_whose_name_is_not_its_keys_is_told_so_and_is_not_in(
+    names: Mapping[int, str], registered: str, clock: Clock
+) -> None:
+    roll = roll_of({7: Site([Answer(1, present("south")), Answer(0, noted)])}, clock, names)
+    assert roll.ask_newcomers(5) == []
+    reason = f'it calls itself "south", but its key is registered for "{registered}".'
+    assert (roll.members, roll.refused) == ({}, {7: reason})
+    assert refusal_to(roll, 7) == Refusal("run-1", "name", reason)
+
+
+def test_in_a_simulation_a_site_is_who_it_says_it_is(clock: Clock) -> None:
+    roll = roll_of({7: Site([Answer(1, present("anybody"))])}, clock, names=None)
+    assert [member.answer.site for member in roll.ask_newcomers(5)] == ["anybody"]
+    assert roll.name_of(7) == "node 7"
+
+
+# ---------------------------------------------------------------------- too few
+
+
+def test_when_too_few_answer_those_that_did_those_not_there_and_those_refused_are_named_each_with_its_reason(
+    clock: Clock,
+) -> None:
+    sites = {7: hospital(7), 8: at(1, failed(2, "disk full")), 9: Site(away=(0, 10**9))}
+    with pytest.raises(TooFewSites) as stopped:
+        called(roll_of(sites, clock), expected=3)
+    assert str(stopped.value) == ('1 of 3 sites answered the roll call ("north"). Not there: "east". south: disk full')
+    assert clock.now >= DEADLINE_S
+
+
+def test_when_everybody_expected_has_answered_and_too_few_well_the_deadline_is_not_waited_for(clock: Clock) -> None:
+    sites = {7: hospital(7), 8: at(1, failed(2, "disk full"))}
+    with pytest.raises(TooFewSites, match=r"1 of 2 sites answered .* south: disk full"):
+        called(roll_of(sites, clock, {7: "north", 8: "south"}), expected=2)
+    assert clock.now < 2
+
+
+def test_when_nobody_is_there_that_is_said(clock: Clock) -> None:
+    with pytest.raises(TooFewSites, match=r'^0 of 1 sites answered the roll call \(none\)\. Not there: "north"\.$'):
+        called(roll_of({}, clock, {7: "north"}), expected=1)
+
+
+def test_a_site_that_is_silent_until_the_deadline_is_named_as_silent(clock: Clock) -> None:
+    with pytest.raises(TooFewSites, match="north: no answer within 60 s"):
+        called(roll_of({7: Site()}, clock, {7: "north"}), expected=1)
+
+
+def test_whoever_watches_is_told_who_is_not_there_once_for_each_change(clock: Clock) -> None:
+    sites = {7: hospital(7), 8: replace(hospital(8), away=(0, 20)), 9: replace(hospital(9), away=(0, 40))}
+    told = called(roll_of(sites, clock), expected=3)
+    assert [waiting.sites for waiting in told] == [("east", "south"), ("east",)]
+    assert {(waiting.phase, waiting.round, waiting.lost) for waiting in told} == {("roll call", 0, ())}
+    assert [waiting.deadline_s for waiting in told] == pytest.approx([60, 40], abs=1.5)
+
+
+# ---------------------------------------------------------------------- who has to mend something
+
+
+def member(node: int, layout: str = "layout", version: str = "0.1.0") -> Member:
+    return Member(node, replace(answer_of(NAMES[node]), layout=layout, version=version), 0, 0)
+
+
+def test_every_site_that_builds_another_model_is_named_with_its_release() -> None:
+    members = [member(7), member(8, "other", "0.0.9"), member(9, "third", "0.2.0")]
+    assert [str(fault) for fault in model_faults(members, "layout")] == [
+        f"site {site}: builds another model from this plan (its release is {version})."
+        " Install the coordinator's release there."
+        for site, version in (("south", "0.0.9"), ("east", "0.2.0"))
+    ]
+    assert [fault.site for fault in model_faults(members, "layout")] == ["south", "east"]
+
+
+def test_whoever_has_to_mend_something_is_told_all_of_it_in_one_message_and_is_out_and_nobody_else(
+    clock: Clock,
+) -> None:
+    roll = roll_of({node: hospital(node) for node in NAMES}, clock)
+    roll.ask_newcomers(DEADLINE_S)
+    faults: Sequence[Fault] = [
+        Fault("site.toml of south", "first.", "", "south"),
+        Fault("run", "of nobody."),
+        Fault("site.toml of south", "second.", "Mend it.", "south"),
+        Fault("site.toml of nobody", "third.", "", "west"),
+    ]
+    refuse_faulty(roll, faults, "labels")
+    reason = "site.toml of south: first.\nsite.toml of south: second. Mend it."
+    assert refusal_to(roll, 8) == Refusal("run-1", "labels", reason)
+    assert [sent_to(roll, node) for node in NAMES] == [[ROLL_CALL], [ROLL_CALL, REFUSAL], [ROLL_CALL]]
+    assert roll.members.keys() == {7, 9}
+    assert roll.refused == {8: reason}
