@@ -1,19 +1,24 @@
 """The TLS handshake before gRPC's own: gRPC only says "unavailable"; this says what is wrong with the certificate."""
 
+import base64
+import contextlib
 import http.client
+import ipaddress
 import os
 import socket
 import ssl
 import time
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from client.refusals import ExitCode, Refused, Unreachable
 from common.identity import split_address
 from common.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""As gRPC reads them, in this order; ``no_grpc_proxy`` and ``no_proxy`` list hosts that are reached directly."""
+"""As gRPC reads them: the first one that is set counts, and only ``http://`` is a proxy."""
+EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
+"""Hosts that are reached directly; again the first one that is set."""
 
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
@@ -31,10 +36,10 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
     host, port = split_address(address)
     context = ssl.create_default_context(cadata=ca_certificate)
     context.set_alpn_protocols(["h2"])
-    proxy = proxy_for(host, environment)
+    url, proxy = _proxy(host, environment), proxy_for(host, environment)
     connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=TLS_TIMEOUT_S, context=context)
-    if proxy:
-        connection.set_tunnel(host, port)
+    if url:
+        connection.set_tunnel(host, port, _authorization(url))
     try:
         connection.connect()
         certificate = connection.sock.getpeercert() or {}
@@ -42,10 +47,12 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
         raise _certificate_refused(error, host) from None
     except ssl.SSLError as error:
         raise _no_tls(error, address) from None
-    except socket.gaierror:
+    except (socket.gaierror, UnicodeError):
         raise Unreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
     except TimeoutError:
         raise Unreachable(f"no answer from {_way(address, proxy)} within {TLS_TIMEOUT_S:.0f} s") from None
+    except http.client.HTTPException:
+        raise Unreachable(f"{_way(address, proxy)}: what answers is no proxy") from None
     except OSError as error:
         raise Unreachable(f"{_way(address, proxy)}: {error.strerror or error}") from None
     finally:
@@ -54,17 +61,43 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
-    """The proxy that gRPC goes through to reach ``host``, if any."""
-    exempt = environment.get("no_grpc_proxy") or environment.get("no_proxy") or ""
-    if any(
-        host == name.strip().lstrip(".") or host.endswith("." + name.strip().lstrip("."))
-        for name in exempt.split(",")
-        if name.strip()
-    ):
+    """The proxy that gRPC goes through to reach ``host``, if any.
+
+    Raises:
+        Unreachable: If the variable that names it cannot be read.
+    """
+    proxy = _proxy(host, environment)
+    return (proxy.hostname or "", proxy.port or 80) if proxy else None
+
+
+def _proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
+    exempt = next((environment[name] for name in EXEMPTIONS if name in environment), "")
+    if any(_exempts(entry.strip().lower(), host.lower()) for entry in exempt.split(",") if entry.strip()):
         return None
-    named = next((environment[name] for name in PROXY_VARIABLES if environment.get(name)), "")
-    parts = urlsplit(named if "//" in named else f"//{named}")
-    return (parts.hostname, parts.port or 80) if parts.hostname else None
+    name = next((name for name in PROXY_VARIABLES if name in environment), "")
+    try:
+        parts = urlsplit(environment.get(name, ""))
+        return parts if parts.scheme == "http" and parts.hostname and parts.port != 0 else None
+    except ValueError as error:
+        raise Unreachable(f"{name} names no proxy: {error}") from None
+
+
+def _exempts(entry: str, host: str) -> bool:
+    """Whether an entry of ``no_proxy`` is this host, a domain that it is in, or a network that its address is in."""
+    if "/" in entry:
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+        return False
+    name = entry.lstrip(".")
+    return host == name or host.endswith(f".{name}")
+
+
+def _authorization(proxy: SplitResult) -> dict[str, str]:
+    """Name and password of the proxy's URL, as gRPC sends them."""
+    if proxy.username is None:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
 def _way(address: str, proxy: tuple[str, int] | None) -> str:

@@ -12,14 +12,14 @@ MAX_ATTEMPTS = 3
 
 
 class InHand:
-    """One file: how often the work was begun, and the message as :meth:`client.link.Link.receive` gave it."""
+    """One file: how often processes died at the work, and the message as :meth:`client.link.Link.receive` gave it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def take(self, received: bytes, attempt: int = 1) -> None:
-        """Note that work on a message begins."""
-        write_atomically(self._path, bytes([attempt]) + received)
+    def take(self, received: bytes, attempts: int = 0) -> None:
+        """Note a message, and how often work on it was begun and not ended."""
+        write_atomically(self._path, bytes([attempts]) + received)
 
     def left(self) -> tuple[int, bytes] | None:
         """What an earlier process left: attempts so far, and the message; None where it left nothing."""

@@ -11,6 +11,7 @@ import logging
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, cast
@@ -31,7 +32,13 @@ from flwr.proto.fleet_pb2 import (
 )
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.proto.message_pb2 import (
+    ConfirmMessageReceivedRequest,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+)
 from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import (
@@ -39,13 +46,10 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
 from flwr.supercore.inflatable.inflatable_utils import (
     ObjectPullError,
     ObjectPushError,
+    ObjectUnavailableError,
     pull_objects,
     push_objects,
 )
@@ -55,11 +59,14 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.refusals import Refused, Unreachable
 from common.flower_objects import message_of, names_in
+from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
+UPLOADS, DOWNLOADS = 1, 2
+"""At once: on a slow line each must end before the call's time is over."""
 
 _CODES_OF_A_BAD_LINE = {
     grpc.StatusCode.UNAVAILABLE,
@@ -96,6 +103,16 @@ class Link:
         self._raw = grpc.secure_channel(address, credentials, options=options)
         channel = grpc.intercept_channel(self._raw, NodeAuthClientInterceptor(key, key.public_key()))
         self._stub = FleetStub(channel)
+        self._push_object = channel.unary_unary(
+            "/flwr.proto.Fleet/PushObject",
+            request_serializer=bytes,
+            response_deserializer=PushObjectResponse.FromString,
+        )
+        self._pull_object = channel.unary_unary(
+            "/flwr.proto.Fleet/PullObject",
+            request_serializer=PullObjectRequest.SerializeToString,
+            response_deserializer=lambda data: cut_out(data, CONTENT_OF_PULL),
+        )
         self._version = RuntimeVersionMetadata.from_local_component("SuperNode").append_to_grpc_metadata(None)
         self._public_key = public_key_to_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
@@ -161,21 +178,26 @@ class Link:
 
         Raises:
             RunOver: If its run has ended.
-            NotThere: If its content is gone.
+            NotThere: If its content is gone, or cannot be read.
             PermissionError: If its run's app bundle carries code; the message, for the reply, is its argument.
         """
         answer = PullMessagesResponse.FromString(received)
         proto, tree = answer.messages_list[0], answer.message_object_trees[0]
         run_id, message_id = proto.metadata.run_id, proto.metadata.message_id
-        pull = make_pull_object_fn_protobuf(self._bound(self._stub.PullObject), self._node, run_id)
+        pull = partial(self._pulled, run_id)
         with _translated():
             try:
                 contents = pull_objects(
-                    names_in(tree), pull, max_time=CALL_TIMEOUT_S, initial_backoff=0.05, backoff_cap=1.0
+                    names_in(tree),
+                    pull,
+                    max_concurrent_pulls=DOWNLOADS,
+                    max_time=CALL_TIMEOUT_S,
+                    initial_backoff=0.05,
+                    backoff_cap=1.0,
                 )
-            except ObjectPullError as error:
+                message = message_of(message_id, contents)
+            except (ObjectPullError, ValueError) as error:
                 raise NotThere(str(error)) from None
-        message = message_of(message_id, contents)
         # Read by Message() to fill a reply's metadata.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, self.node_id
         if fault := self._bundle_fault(run_id):
@@ -201,14 +223,30 @@ class Link:
                     clientapp_runtime_list=[seconds],
                 ),
             )
-            push = make_push_object_fn_protobuf(
-                self._bound(self._stub.PushObject), self._node, run_id, answer.session_id
-            )
+            push = partial(self._push, run_id, answer.session_id)
             try:
-                push_objects(objects, push, object_ids_to_push=set(answer.objects_to_push))
+                push_objects(
+                    objects, push, object_ids_to_push=set(answer.objects_to_push), max_concurrent_pushes=UPLOADS
+                )
             except ObjectPushError as error:
                 raise NotThere(str(error)) from None
             self.let_go(received)
+
+    def _pulled(self, run_id: int, name: str) -> bytes:
+        request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
+        rest, content = self._call(self._pull_object, request)
+        answer = PullObjectResponse.FromString(rest)
+        if not answer.object_found:
+            raise ObjectPullError(name, "the object could not be found.")
+        if not answer.object_available:
+            raise ObjectUnavailableError(name)
+        return bytes(content)
+
+    def _push(self, run_id: int, session: str, name: str, content: bytes) -> None:
+        request = PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
+        data = with_field(request.SerializeToString(), CONTENT_OF_PUSH, content)
+        if not self._call(self._push_object, data).stored:
+            raise ObjectPushError(name, run_id, session)
 
     def let_go(self, received: bytes) -> None:
         """Tell the coordinator that a message's content is not needed any more."""
@@ -236,9 +274,6 @@ class Link:
     def _call(self, method: Callable[..., Any], request: Any, timeout: float = CALL_TIMEOUT_S) -> Any:
         return method(request, timeout=timeout, metadata=self._version)
 
-    def _bound(self, method: Callable[..., Any]) -> Callable[[Any], Any]:
-        return lambda request: self._call(method, request)
-
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:
     """Say why an app bundle is not a mere name, or return an empty string. Nothing in it is ever run or unpacked."""
@@ -248,7 +283,7 @@ def bundle_fault(content: bytes, fab_hash: str) -> str:
         return f"the app bundle has {len(content)} bytes; one that carries no code has a few hundred"
     try:
         names = set(zipfile.ZipFile(BytesIO(content)).namelist())
-    except (zipfile.BadZipFile, ValueError) as error:
+    except (zipfile.BadZipFile, ValueError, NotImplementedError) as error:
         return f"the app bundle cannot be read: {error}"
     if extra := sorted(names - BUNDLE_MAY_HOLD):
         return f"the app bundle carries {', '.join(extra[:5])}; this site runs only what its own image holds"

@@ -157,18 +157,17 @@ class Service:
         if expired(received, time.time()):
             self._in_hand.done()
         elif attempts >= MAX_ATTEMPTS:
-            self._answer(link, received, give_up=f"the site's process died {attempts} times while working on this")
+            self._answer(link, received, attempts, f"the site's process died {attempts} times while working on this")
         else:
-            self.tell("taking up again the work that an earlier process was interrupted at")
-            self._in_hand.take(received, attempts + 1)
-            self._answer(link, received)
+            self.tell("taking up again the work that was interrupted")
+            self._answer(link, received, attempts)
 
-    def _answer(self, link: Link, received: bytes, give_up: str = "") -> None:
+    def _answer(self, link: Link, received: bytes, attempts: int = 0, give_up: str = "") -> None:
         began = time.monotonic()
         self.status.state = "working"
         try:
             message = link.message(received)
-            reply = error_reply(message, SITE_RAISED, give_up) if give_up else self._replied(message)
+            reply = error_reply(message, SITE_RAISED, give_up) if give_up else self._worked(message, received, attempts)
         except PermissionError as refused:
             reason, message = refused.args
             self._failed(f"refused a message of run {message.metadata.run_id}: {reason}")
@@ -190,6 +189,15 @@ class Service:
         self._in_hand.done()
         if self._refusal:
             raise self._refusal
+
+    def _worked(self, message: Message, received: bytes, attempts: int) -> Message:
+        """Have it answered; what is on the disk meanwhile counts this process as dead, should it die."""
+        self._in_hand.take(received, attempts + 1)
+        try:
+            return self._replied(message)
+        except (KeyboardInterrupt, SystemExit):
+            self._in_hand.take(received, attempts)  # told to stop, not dead
+            raise
 
     def _replied(self, message: Message) -> Message:
         """Have the app answer; say what was done."""

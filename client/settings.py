@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from client.site import Site
 from common.contract import Declaration, merge
@@ -41,11 +41,12 @@ class SiteFile(Section):
 
     _name = field_validator("name")(checked_name)
 
-    @model_validator(mode="after")
-    def _an_address(self) -> Self:
-        if self.health and not self.health.endswith(":0"):
-            split_address(self.health)
-        return self
+    @field_validator("health")
+    @classmethod
+    def _an_address(cls, address: str) -> str:
+        if address:
+            split_address(address.removesuffix(":0") + ":1" if address.endswith(":0") else address)
+        return address
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,12 @@ def read_settings(folder: Path) -> Settings:
     tree = read_toml(folder / FILE)
     data = tree.get("data")
     labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
-    stop_on([*_list_faults(labels), *_map_faults(synonyms)])
-    file = validated(SiteFile, tree, FILE)
-    found = [replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(file.data, folder)]
+    wrong = [*_list_faults(labels), *_map_faults(synonyms)]
+    try:
+        file = validated(SiteFile, tree, FILE)
+    except BadInput as error:
+        raise BadInput([*error.faults, *wrong]) from None
+    found = [*wrong, *(replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(file.data, folder))]
     if file.device == "cuda" and not torch.cuda.is_available():
         found.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
     stop_on(found)
@@ -118,13 +122,16 @@ def read_credentials(settings: Settings) -> SiteKit:
     Raises:
         BadInput: With every fault.
     """
-    key = read_key(settings.key_path)
-    if not settings.kit_path.is_file():
-        problem = f"there is no {settings.kit_path.name} in {settings.folder}."
-        remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
-        raise BadInput([Fault(f"{FILE}: kit", problem, remedy)])
-    kit = read_kit(settings.kit_path)
-    faults = []
+    faults = list[Fault]()
+    try:
+        key = read_key(settings.key_path)
+    except BadInput as error:
+        faults += error.faults
+    try:
+        kit = _read_kit(settings)
+    except BadInput as error:
+        faults += error.faults
+    stop_on(faults)
     if kit.site != settings.file.name:
         problem = f'is "{settings.file.name}", but the kit is for "{kit.site}".'
         faults.append(Fault(f"{FILE}: name", problem, "A site uses the name it is registered by."))
@@ -133,6 +140,14 @@ def read_credentials(settings: Settings) -> SiteKit:
         faults.append(Fault(settings.key_path.name, problem, "Ask for a kit for this key, or put the old key back."))
     stop_on(faults)
     return kit
+
+
+def _read_kit(settings: Settings) -> SiteKit:
+    if not settings.kit_path.is_file():
+        problem = f"there is no {settings.kit_path.name} in {settings.folder}."
+        remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
+        raise BadInput([Fault(f"{FILE}: kit", problem, remedy)])
+    return read_kit(settings.kit_path)
 
 
 def open_site(settings: Settings) -> Site:

@@ -69,7 +69,8 @@ class HealthServer:
 
     def __init__(self, status: Status, address: str, state: Path) -> None:
         host, port = address.rsplit(":", 1)
-        self._server = http.server.ThreadingHTTPServer((host.strip("[]"), int(port)), _handler(status))
+        handler = _handler(status, _folder(state))
+        self._server = http.server.ThreadingHTTPServer((host.strip("[]"), int(port)), handler)
         self._address_file = state / ADDRESS_FILE
 
     def __enter__(self) -> "HealthServer":
@@ -84,11 +85,12 @@ class HealthServer:
         self._address_file.unlink(missing_ok=True)
 
 
-def _handler(status: Status) -> type[http.server.BaseHTTPRequestHandler]:
+def _handler(status: Status, folder: str) -> type[http.server.BaseHTTPRequestHandler]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found = self.path in ("/health", "/")
-            body = json.dumps(status.as_json() if found else {"error": "ask for /health"}).encode()
+            answer = status.as_json() | {"folder": folder} if found else {"error": "ask for /health"}
+            body = json.dumps(answer).encode()
             self.send_response(404 if not found else 200 if status.healthy else 503)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
@@ -139,6 +141,11 @@ def in_words(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def _folder(state: Path) -> str:
+    """By which a site's process and whoever asks for it know one another."""
+    return str(state.parent.resolve())
+
+
 def asked(state: Path) -> Mapping[str, Any]:
     """Ask the running process of a site's folder.
 
@@ -147,9 +154,11 @@ def asked(state: Path) -> Mapping[str, Any]:
     """
     try:
         host, port = split_address((state / ADDRESS_FILE).read_text(encoding="ascii"))
-        connection = http.client.HTTPConnection(host, port, timeout=5)
-        connection.request("GET", "/health")
-        answer: dict[str, Any] = json.loads(connection.getresponse().read())
+        with contextlib.closing(http.client.HTTPConnection(host, port, timeout=5)) as connection:
+            connection.request("GET", "/health")
+            answer = json.loads(connection.getresponse().read())
+        if not isinstance(answer, dict) or answer.get("folder") != _folder(state):
+            raise ValueError("somebody else has the port of a process that was killed")
     except (OSError, ValueError, http.client.HTTPException):
         remedy = 'Start it with flwr-client start; with health = "" in site.toml it answers nobody.'
         raise BadInput([Fault(str(state.parent), "no flwr-client answers for this folder.", remedy)]) from None

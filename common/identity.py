@@ -23,8 +23,6 @@ from common.files import write_atomically
 from common.toml_files import Section, read_toml, toml_text, validated
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
-
-
 MAX_NAME_BYTES = 200
 
 
@@ -53,6 +51,9 @@ def checked_key(line: str) -> str:
         raise ValueError(f"is no OpenSSH public key: {error}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("is not a key on the curve NIST P-256")
+    written = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
+    if "\n" in line or "\r" in line or line.split()[:2] != written.split():
+        raise ValueError("is not one line as OpenSSH writes it")  # the same key in other letters would be another's
     return line
 
 
@@ -182,7 +183,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
     """The public half as one OpenSSH line."""
     text = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
-    return f"{text.decode()} {comment.replace(' ', '_')}"
+    return f"{text.decode()} {'_'.join(comment.split())}"
 
 
 def same_key(one: str, other: str) -> bool:

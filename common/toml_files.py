@@ -60,8 +60,9 @@ def explained(error: ValidationError, root: type[BaseModel], file_name: str, ext
 
 
 def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
-    """A value as TOML: JSON's strings, numbers and lists are TOML's too."""
-    return json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    """A value as TOML: JSON's strings, numbers and lists are TOML's too, but for one character."""
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
 
 
 def _explain(one: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:

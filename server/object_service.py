@@ -17,11 +17,9 @@ from flwr.common.constant import Status
 from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest, PushObjectResponse
 from flwr.server.superlink.utils import check_abort
 
+from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 from server.object_files import ObjectFiles
 
-VARINT, LENGTH_DELIMITED = 0, 2  # the two kinds of field that PushObjectRequest has
-CONTENT_OF_PUSH = PushObjectRequest.DESCRIPTOR.fields_by_name["object_content"].number
-CONTENT_OF_PULL = PullObjectResponse.DESCRIPTOR.fields_by_name["object_content"].number
 KEPT_BYTES = 64 * 2**20
 FOUND = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
 
@@ -44,37 +42,9 @@ def parsed_push(data: bytes) -> Push:
     return Push(PushObjectRequest.FromString(rest), content)
 
 
-def cut_out(data: bytes, field: int) -> tuple[bytes, memoryview]:
-    """Take one length-delimited field of the outermost message out of protobuf's wire format.
-
-    Returns:
-        The message without the field, and the field's content, empty where there is none.
-
-    Raises:
-        ValueError: If the bytes are no such message.
-    """
-    view, place, kept, content = memoryview(data), 0, list[memoryview](), memoryview(b"")
-    while place < len(data):
-        begin = place
-        tag, place = _varint(data, place)
-        size, place = _varint(data, place)
-        kind = tag & 7
-        if kind not in (VARINT, LENGTH_DELIMITED):
-            raise ValueError(f"field {tag >> 3} is of an unexpected kind")
-        end = place + size if kind == LENGTH_DELIMITED else place
-        if end > len(data):
-            raise ValueError("the message is cut off")
-        if tag == field << 3 | LENGTH_DELIMITED:
-            content = view[place:end]
-        else:
-            kept.append(view[begin:end])
-        place = end
-    return b"".join(kept), content
-
-
 def found(content: bytes) -> bytes:
     """A PullObjectResponse with this content, as it travels."""
-    return b"".join((FOUND, _as_varint(CONTENT_OF_PULL << 3 | LENGTH_DELIMITED), _as_varint(len(content)), content))
+    return with_field(FOUND, CONTENT_OF_PULL, content)
 
 
 class Answers:
@@ -128,24 +98,3 @@ def handlers(servicer: Any, files: ObjectFiles, known: Callable[[str], bool]) ->
             pull, request_deserializer=PullObjectRequest.FromString, response_serializer=bytes
         ),
     }
-
-
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        if place >= len(data) or shift > 63:
-            raise ValueError("the message is cut off")
-        byte = data[place]
-        value |= (byte & 0x7F) << shift
-        place += 1
-        if byte < 0x80:
-            return value, place
-        shift += 7
-
-
-def _as_varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])

@@ -66,8 +66,9 @@ START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
 TASK_TIMEOUT_S = 60.0
 LINK_PATIENCE_S = 900.0
 """How long a run waits for a SuperLink that does not answer."""
-UPLOAD_STALL_S = 60.0
-"""How long nothing more of a reply that has been announced may arrive before it counts as cut off."""
+UPLOAD_STALL_S = 120.0
+"""How long nothing more of a reply that has been announced may arrive before it counts as cut off: the time that a
+site gives one call."""
 
 APP = """[project]
 name = "polyclinic"
@@ -360,9 +361,13 @@ class NetworkGrid(HttpGrid):
     def _fetched(self, announced: "_Announced") -> Message:
         proto = announced.proto
         if announced.missing:
-            return _lost_reply(proto, f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s")
+            reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
+            return _error_reply(proto, ErrorCode.NODE_UNAVAILABLE, reason)
         message_id = proto.metadata.message_id
-        message = message_of(message_id, {name: self._files.read(name) or b"" for name in announced.names})
+        try:
+            message = message_of(message_id, {name: self._files.read(name) or b"" for name in announced.names})
+        except ValueError as error:
+            message = _error_reply(proto, ErrorCode.UNKNOWN, f"its reply cannot be read: {error}")
         self.runtime.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message_id)
         )
@@ -382,8 +387,8 @@ class _Announced:
         self.missing = [*self.names, ""]  # the empty name: not looked at yet
 
 
-def _lost_reply(proto: Any, reason: str) -> Message:
-    """An error reply in the place of one whose content never came, as Flower's own Grid makes it."""
+def _error_reply(proto: Any, code: int, reason: str) -> Message:
+    """An error in the place of a reply that is of no use, as Flower's own Grid makes it."""
     came = proto.metadata
     metadata = Metadata(
         run_id=came.run_id,
@@ -396,7 +401,7 @@ def _lost_reply(proto: Any, reason: str) -> Message:
         message_type=came.message_type,
         created_at=came.created_at,
     )
-    return make_message(metadata=metadata, error=Error(ErrorCode.NODE_UNAVAILABLE, reason))
+    return make_message(metadata=metadata, error=Error(code, reason))
 
 
 def quiet() -> None:

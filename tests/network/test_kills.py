@@ -105,7 +105,7 @@ def test_a_site_killed_in_a_round_takes_its_work_up_again_and_the_model_is_as_if
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=3")
     federation.north.works_on("train", 2)
     federation.north.program.kill()
-    federation.north.start().says("taking up again the work that an earlier process was interrupted at")
+    federation.north.start().says("taking up again the work that was interrupted")
     assert run.ends() == 0, run.said
     assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
     assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=3")

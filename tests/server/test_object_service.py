@@ -8,7 +8,8 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from server.object_service import CONTENT_OF_PUSH, cut_out, found, parsed_push
+from common.large_field import CONTENT_OF_PUSH, cut_out
+from server.object_service import found, parsed_push
 
 pushes = st.builds(
     PushObjectRequest,

@@ -1,0 +1,86 @@
+"""What a coordinator sends as an app is a name and nothing more: a hospital runs what its own image holds."""
+
+import hashlib
+import io
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+
+import pytest
+from flwr.cli.build import build_fab_from_files
+from hypothesis import given
+from hypothesis import strategies as st
+
+from client.link import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, bundle_fault
+from server.superlink import APP
+
+NAME = {"pyproject.toml": APP.encode()}
+"""All that our own coordinator puts into a bundle."""
+
+
+def packed_by_flower(files: Mapping[str, bytes]) -> bytes:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # pathspec's, of a word that Flower uses
+        return build_fab_from_files(files)[0]
+
+
+def zipped(names: Iterable[str], filling: bytes = b"print('here')") -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as bundle:
+        for name in names:
+            bundle.writestr(name, filling)
+    return archive.getvalue()
+
+
+def fault_of(content: bytes) -> str:
+    """What a site says of a bundle that is the one the run names."""
+    return bundle_fault(content, hashlib.sha256(content).hexdigest())
+
+
+def test_the_bundle_that_our_own_coordinator_sends_is_taken() -> None:
+    assert fault_of(packed_by_flower(NAME)) == ""
+
+
+def test_code_that_flower_itself_packs_into_a_bundle_is_refused_and_named() -> None:
+    fault = fault_of(packed_by_flower({**NAME, "client/app.py": b"app = None"}))
+    assert fault == "the app bundle carries client/app.py; this site runs only what its own image holds"
+
+
+@given(
+    may=st.sets(st.sampled_from(sorted(BUNDLE_MAY_HOLD))),
+    may_not=st.sets(
+        st.sampled_from(["a.py", "pyproject.toml.py", "Pyproject.toml", "a/pyproject.toml", ".info/", "CONTENT"]),
+        min_size=1,
+    ),
+)
+def test_any_file_but_the_two_is_refused_whatever_lies_beside_it(may: set[str], may_not: set[str]) -> None:
+    assert fault_of(zipped(sorted(may))) == ""
+    fault = fault_of(zipped(sorted(may | may_not)))
+    assert fault.startswith(f"the app bundle carries {', '.join(sorted(may_not)[:5])};")
+
+
+def test_a_bundle_that_is_not_the_one_the_run_names_is_refused_whatever_it_holds() -> None:
+    content = packed_by_flower(NAME)
+    named = hashlib.sha256(content).hexdigest()
+    for other in (zipped(NAME), content + b"\0", b""):
+        assert bundle_fault(other, named) == "the app bundle is not the one that the run names"
+    assert bundle_fault(content, "") == "the app bundle is not the one that the run names"
+
+
+def test_a_bundle_has_64_kib_at_most() -> None:
+    room = BUNDLE_MAX_BYTES - len(zipped(NAME, b""))
+    largest, too_large = zipped(NAME, bytes(room)), zipped(NAME, bytes(room + 1))
+    assert (len(largest), fault_of(largest)) == (65536, "")
+    assert fault_of(too_large) == "the app bundle has 65537 bytes; one that carries no code has a few hundred"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", b"import os", zipped(NAME)[:-1], zipped(NAME)[-60:]])
+def test_what_is_no_whole_archive_is_refused(content: bytes) -> None:
+    assert fault_of(content).startswith("the app bundle cannot be read: ")
+
+
+def test_no_damage_to_a_bundle_ends_the_sites_program() -> None:
+    content = zipped(NAME)
+    for place in range(len(content)):
+        for value in (0, 255):
+            assert isinstance(fault_of(content[:place] + bytes([value]) + content[place + 1 :]), str)

@@ -1,0 +1,361 @@
+"""A message that a site works on is not lost with the process that works on it, and does not end one for ever."""
+
+import hashlib
+import io
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.app.metadata import Metadata
+from flwr.clientapp import ClientApp
+from flwr.common.serde import message_to_proto
+from flwr.proto.fab_pb2 import Fab, GetFabResponse
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeResponse,
+    DeactivateNodeResponse,
+    PullMessagesResponse,
+    PushMessagesResponse,
+)
+from flwr.proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatResponse
+from flwr.proto.message_pb2 import ConfirmMessageReceivedResponse, PullObjectResponse, PushObjectResponse
+from flwr.proto.run_pb2 import GetRunResponse, Run
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from hypothesis import given
+from hypothesis import strategies as st
+
+import client.service
+from client.first_day import prepare
+from client.in_hand import MAX_ATTEMPTS, InHand
+from client.refusals import ExitCode, Refused
+from client.service import Service
+from client.settings import open_site, read_settings
+from client.status import Status
+from common.flower_objects import message_of, names_in
+from common.identity import SiteKit, read_request
+from server.authority import issue_server_certificate, make_authority
+from server.coordinator import Coordinator, CoordinatorFile
+from tests.network.real import ROOT
+
+# ---------------------------------------------------------------------- on disk
+
+
+@given(received=st.binary(min_size=1), attempt=st.integers(1, MAX_ATTEMPTS))
+def test_what_a_process_took_in_hand_the_next_one_finds(
+    received: bytes, attempt: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("state") / "in-hand"
+    InHand(path).take(b"an earlier one, and longer", 2)
+    InHand(path).take(received, attempt)
+    assert InHand(path).left() == (attempt, received)
+
+
+def test_no_work_on_a_message_was_begun_unless_it_is_said_otherwise(tmp_path: Path) -> None:
+    InHand(tmp_path / "in-hand").take(b"train")
+    assert InHand(tmp_path / "in-hand").left() == (0, b"train")
+
+
+def test_what_is_done_is_forgotten_and_may_be_forgotten_again(tmp_path: Path) -> None:
+    in_hand = InHand(tmp_path / "state" / "in-hand")
+    assert in_hand.left() is None
+    in_hand.take(b"train")
+    in_hand.done()
+    in_hand.done()
+    assert in_hand.left() is None
+    assert list((tmp_path / "state").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"\1"])
+def test_a_file_without_a_message_counts_for_nothing(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "in-hand").write_bytes(content)
+    assert InHand(tmp_path / "in-hand").left() is None
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from client.in_hand import InHand
+in_hand = InHand(Path(sys.argv[1]))
+in_hand.take(b"first, and longer", 2)
+os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+in_hand.take(b"second")
+"""
+
+
+def test_a_process_killed_while_it_takes_a_message_leaves_the_one_before_whole(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path / "in-hand"], cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL
+    assert InHand(tmp_path / "in-hand").left() == (2, b"first, and longer")
+
+
+# ---------------------------------------------------------------------- at work
+
+
+def bundle() -> bytes:
+    """An app that is a name and nothing more."""
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.writestr("pyproject.toml", "")
+    return archive.getvalue()
+
+
+def train(ttl: float = 3600.0) -> Message:
+    metadata = Metadata(
+        run_id=7,
+        message_id="",
+        src_node_id=1,
+        dst_node_id=5,
+        reply_to_message_id="",
+        group_id="",
+        created_at=time.time(),
+        ttl=ttl,
+        message_type="train",
+    )
+    return make_message(metadata, RecordDict({"fields": ConfigRecord({"run": "abc", "round": 1})}))
+
+
+class Desk(FleetServicer):
+    """As much of Flower's Fleet API as one message takes; whoever then asks for another is sent away."""
+
+    def __init__(self, message: Message) -> None:
+        self._name, self._tree = message.object_id, get_object_tree(message)
+        self._contents = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+        proto = message_to_proto(remove_content_from_message(message))
+        proto.metadata.message_id = self._name
+        self._waiting = [PullMessagesResponse(messages_list=[proto], message_object_trees=[self._tree])]
+        self._announced: list[Any] = []
+        self._came: dict[str, bytes] = {}
+        self.confirmed: list[str] = []
+        self.trouble: dict[str, list[grpc.StatusCode]] = {}
+
+    @property
+    def replies(self) -> list[Message]:
+        """Those of which everything has arrived."""
+        trees = [tree for tree in self._announced if self._came.keys() >= set(names_in(tree))]
+        return [message_of(tree.object_id, dict(self._came)) for tree in trees]
+
+    def _perhaps_fail(self, call: str, context: grpc.ServicerContext) -> None:
+        if self.trouble.get(call):
+            context.abort(self.trouble[call].pop(0), "for a test")
+
+    def ActivateNode(self, request: Any, context: grpc.ServicerContext) -> ActivateNodeResponse:
+        return ActivateNodeResponse(node_id=5)
+
+    def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> DeactivateNodeResponse:
+        return DeactivateNodeResponse()
+
+    def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> SendNodeHeartbeatResponse:
+        return SendNodeHeartbeatResponse(success=True)
+
+    def PullMessages(self, request: Any, context: grpc.ServicerContext) -> PullMessagesResponse:
+        if not self._waiting:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "timestamp")
+        return self._waiting.pop()
+
+    def PullObject(self, request: Any, context: grpc.ServicerContext) -> PullObjectResponse:
+        self._perhaps_fail("PullObject", context)
+        content = self._contents[request.object_id]
+        return PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+    def GetRun(self, request: Any, context: grpc.ServicerContext) -> GetRunResponse:
+        return GetRunResponse(run=Run(run_id=7, fab_hash=hashlib.sha256(bundle()).hexdigest()))
+
+    def GetFab(self, request: Any, context: grpc.ServicerContext) -> GetFabResponse:
+        return GetFabResponse(fab=Fab(content=bundle()))
+
+    def PushMessages(self, request: Any, context: grpc.ServicerContext) -> PushMessagesResponse:
+        self._perhaps_fail("PushMessages", context)
+        self._announced += request.message_object_trees
+        return PushMessagesResponse(objects_to_push=names_in(request.message_object_trees[0]), session_id="session")
+
+    def PushObject(self, request: Any, context: grpc.ServicerContext) -> PushObjectResponse:
+        self._came[request.object_id] = request.object_content
+        return PushObjectResponse(stored=True)
+
+    def ConfirmMessageReceived(self, request: Any, context: grpc.ServicerContext) -> ConfirmMessageReceivedResponse:
+        self.confirmed.append(request.message_object_id)
+        return ConfirmMessageReceivedResponse()
+
+
+class Killed(BaseException):
+    """Nobody catches it."""
+
+
+class Hospital:
+    """A site whose work is to count how often it was begun, or what a test says."""
+
+    def __init__(self, folder: Path, desk: Desk) -> None:
+        self.folder, self.desk, self.begun = folder, desk, 0
+        self.said: list[str] = []
+        self.work: Callable[[], None] = lambda: None
+
+    def start(self) -> ExitCode:
+        """As ``flwr-client start``, until the desk sends it away or its process is ended."""
+        settings = read_settings(self.folder)
+        kit = SiteKit.model_validate_json((self.folder / "kit.json").read_text(encoding="utf-8"))
+        service = Service(settings, kit, open_site(settings), self.said.append, Status("north"), self._app)
+        with pytest.raises((Refused, SystemExit, Killed)) as ended:
+            service.run()
+        return getattr(ended.value, "exit_code", ExitCode.STOPPED)
+
+    def _app(self, *_: object) -> ClientApp:
+        app = ClientApp()
+
+        @app.train()
+        def _(message: Message, context: Context) -> Message:
+            self.begun += 1
+            self.work()
+            return Message(RecordDict({"fields": ConfigRecord({"begun": self.begun})}), reply_to=message)
+
+        return app
+
+    @property
+    def left(self) -> tuple[int, bytes] | None:
+        return InHand(self.folder / "state" / "in-hand").left()
+
+
+def ended() -> None:
+    """What SIGTERM does to the process, wherever it is."""
+    raise SystemExit(0)
+
+
+def killed() -> None:
+    """SIGKILL, as far as the disk can tell."""
+    raise Killed
+
+
+SITE = 'name = "north"\nhealth = ""\ndevice = "cpu"\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
+
+
+@pytest.fixture
+def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Message], Hospital]]:
+    """Makes a site, and the desk at which this message waits for it, over TLS."""
+    monkeypatch.setattr(client.service, "FIRST_RETRY_S", 0.0)
+    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092, control_port=8000)
+    coordinator = Coordinator(tmp_path / "trial", file)
+    make_authority(coordinator)
+    issue_server_certificate(coordinator)
+    prepare(tmp_path / "north", "north")
+    (tmp_path / "north" / "site.toml").write_text(SITE, encoding="utf-8")
+    pair = tuple((coordinator.authority / name).read_bytes() for name in ("server.key", "server.crt"))
+    server = grpc.server(ThreadPoolExecutor(4))
+    port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair]))
+    kit = SiteKit(
+        coordinator="trial",
+        address=f"127.0.0.1:{port}",
+        site="north",
+        public_key=read_request(tmp_path / "north" / "north.request").public_key,
+        ca_certificate=coordinator.ca_certificate.read_text(encoding="ascii"),
+    )
+    (tmp_path / "north" / "kit.json").write_text(kit.model_dump_json(), encoding="utf-8")
+
+    def make(message: Message) -> Hospital:
+        hospital = Hospital(tmp_path / "north", Desk(message))
+        add_FleetServicer_to_server(hospital.desk, server)
+        server.start()
+        return hospital
+
+    yield make
+    server.stop(None).wait()
+
+
+HospitalOf = Callable[[Message], Hospital]
+
+
+def test_a_message_that_was_answered_is_not_in_hand_any_more_and_the_coordinator_knows(hospital_of: HospitalOf) -> None:
+    message = train()
+    hospital = hospital_of(message)
+    assert hospital.start() == ExitCode.CLOCK
+    (reply,) = hospital.desk.replies
+    assert dict(reply.content.config_records["fields"]) == {"begun": 1}
+    assert reply.metadata.reply_to_message_id == message.object_id
+    assert hospital.desk.confirmed == [message.object_id]
+    assert hospital.left is None
+
+
+def test_work_that_a_process_was_ended_at_is_done_by_the_next(hospital_of: HospitalOf) -> None:
+    hospital = hospital_of(train())
+    hospital.work = ended
+    assert hospital.start() == ExitCode.STOPPED
+    assert (hospital.desk.replies, hospital.desk.confirmed) == ([], [])
+    hospital.work = lambda: None
+    assert hospital.start() == ExitCode.CLOCK
+    (reply,) = hospital.desk.replies
+    assert dict(reply.content.config_records["fields"]) == {"begun": 2}
+    assert "taking up again the work that was interrupted" in hospital.said
+    assert hospital.left is None
+
+
+def test_a_message_that_killed_three_processes_is_given_up_and_the_coordinator_hears_why(
+    hospital_of: HospitalOf,
+) -> None:
+    hospital = hospital_of(train())
+    hospital.work = killed
+    for _ in range(3):
+        assert hospital.start() == ExitCode.STOPPED
+    assert hospital.desk.replies == []
+    assert hospital.start() == ExitCode.CLOCK
+    (reply,) = hospital.desk.replies
+    assert reply.error.reason == "the site's process died 3 times while working on this"
+    assert (hospital.begun, hospital.left) == (3, None)
+
+
+def test_a_site_that_is_told_to_stop_again_and_again_does_its_work_in_the_end(hospital_of: HospitalOf) -> None:
+    hospital = hospital_of(train())
+    hospital.work = ended
+    for _ in range(4):
+        assert hospital.start() == ExitCode.STOPPED
+    hospital.work = lambda: None
+    assert hospital.start() == ExitCode.CLOCK
+    (reply,) = hospital.desk.replies
+    assert not reply.has_error()
+
+
+def test_a_message_that_nobody_waits_for_any_more_is_not_taken_up_again(hospital_of: HospitalOf) -> None:
+    hospital = hospital_of(train(ttl=0.001))
+    hospital.work = ended
+    hospital.start()
+    assert hospital.left is not None
+    assert hospital.start() == ExitCode.CLOCK
+    assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
+
+
+def test_work_for_a_run_that_has_ended_meanwhile_is_forgotten(hospital_of: HospitalOf) -> None:
+    hospital = hospital_of(train())
+    hospital.work = ended
+    hospital.start()
+    hospital.desk.trouble["PullObject"] = [grpc.StatusCode.PERMISSION_DENIED] * 9
+    assert hospital.start() == ExitCode.CLOCK
+    assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
+
+
+def test_a_reply_that_did_not_get_through_is_sent_over_the_next_connection_without_more_work(
+    hospital_of: HospitalOf,
+) -> None:
+    hospital = hospital_of(train())
+    hospital.desk.trouble["PushMessages"] = [grpc.StatusCode.UNAVAILABLE] * 4
+    assert hospital.start() == ExitCode.CLOCK
+    (reply,) = hospital.desk.replies
+    assert dict(reply.content.config_records["fields"]) == {"begun": 1}
+    assert hospital.left is None
+
+
+def test_a_line_that_breaks_three_times_while_a_message_is_fetched_does_not_cost_the_round(
+    hospital_of: HospitalOf,
+) -> None:
+    hospital = hospital_of(train())
+    hospital.desk.trouble["PullObject"] = [grpc.StatusCode.UNAVAILABLE] * 12
+    assert hospital.start() == ExitCode.CLOCK
+    (reply,) = hospital.desk.replies
+    assert not reply.has_error()
+    assert hospital.begun == 1

@@ -1,0 +1,273 @@
+"""A hospital's folder: what init makes of it, what site.toml may say, and what is refused before anything starts."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from client.first_day import prepare
+from client.settings import open_site, read_credentials, read_settings
+from client.site import Site
+from common.data.load import load
+from common.data.spec import PhantomSpec
+from common.errors import BadInput
+from common.identity import SiteKit, fingerprint, read_key, read_kit, read_request, write_toml
+from server.authority import make_authority
+from server.coordinator import Coordinator, CoordinatorFile
+
+HEAD = 'name = "north"\n'
+DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Of the site ``north``, with a key, a request and made images."""
+    prepare(tmp_path, "north")
+    return written(tmp_path, HEAD + DATA)
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "site.toml").write_text(text, encoding="utf-8")
+    return folder
+
+
+def faults(folder: Path, text: str) -> list[str]:
+    """What is said of a site.toml that is not taken."""
+    with pytest.raises(BadInput) as refused:
+        read_settings(written(folder, text))
+    return [str(fault) for fault in refused.value.faults]
+
+
+def opened(folder: Path, more: str = "") -> Site:
+    return open_site(read_settings(written(folder, HEAD + DATA + more)))
+
+
+def not_opened(folder: Path, more: str) -> str:
+    with pytest.raises(BadInput) as refused:
+        opened(folder, more)
+    return str(refused.value)
+
+
+# ---------------------------------------------------------------------- the first day
+
+
+def pictures(folder: Path, parts: str) -> None:
+    """Three images, each of its own patient and shade, with labels and the part that it belongs to."""
+    (folder / "images").mkdir()
+    lines = ["image,patient,Effusion,Pneumonia,part"]
+    for index, part in enumerate(parts.split()):
+        Image.fromarray(np.full((6, 4), 50 * index, np.uint8)).save(folder / "images" / f"{index}.png")
+        lines.append(f"{index}.png,p{index},{index % 2},{1 - index % 2},{part}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def test_the_site_toml_that_init_writes_works_once_images_and_labels_are_there(tmp_path: Path) -> None:
+    prepare(tmp_path, "north")
+    pictures(tmp_path, "train train test")
+    site = open_site(read_settings(tmp_path))
+    assert (site.name, site.declaration.names) == ("north", ("Effusion", "Pneumonia"))
+    assert len(site.train) + len(site.validation) + len(site.test) == 3
+
+
+def test_the_site_toml_that_init_writes_says_which_files_are_still_missing(tmp_path: Path) -> None:
+    prepare(tmp_path, "north")
+    with pytest.raises(BadInput) as refused:
+        read_settings(tmp_path)
+    assert {fault.where for fault in refused.value.faults} == {"site.toml: data.images", "site.toml: data.labels"}
+
+
+def test_init_shows_the_fingerprint_of_the_key_that_it_made(tmp_path: Path) -> None:
+    said = prepare(tmp_path / "north", "north")
+    request = read_request(tmp_path / "north" / "north.request")
+    assert request.site == "north"
+    assert f"    {fingerprint(request.public_key)}" in said
+
+
+def test_init_again_changes_nothing_that_the_hospital_has(folder: Path) -> None:
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    said = prepare(folder, "north")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert sum("is there already and stays." in line for line in said) == 2
+
+
+def test_init_with_a_name_that_leads_elsewhere_writes_nothing(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="--name: use letters, digits"):
+        prepare(tmp_path / "site", "../north")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------------- site.toml
+
+
+def test_everything_may_be_left_out_but_name_and_data(folder: Path) -> None:
+    settings = read_settings(folder)
+    assert (settings.kit_path, settings.key_path) == (folder / "north.kit", folder / "north.key")
+    assert (settings.state, settings.file.health) == (folder / "state", "127.0.0.1:9095")
+    assert (settings.labels, settings.synonyms) == ((), {})
+
+
+def test_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
+    settings = read_settings(written(folder, f'{HEAD}kit = "mail/a.kit"\nkey = "/safe/b.key"\n{DATA}'))
+    assert (settings.kit_path, settings.key_path) == (folder / "mail" / "a.kit", Path("/safe/b.key"))
+
+
+def test_every_fault_of_the_keys_is_said_at_once(folder: Path) -> None:
+    said = faults(folder, f'name = "../north"\ndevice = "gpu"\nheatlh = ""\n{DATA}imags = 20\n')
+    assert [line.split(": ")[1] for line in said] == ["name", "device", "data.imags", "heatlh"]
+    assert said[2] == 'site.toml: data.imags: is not a known key. Did you mean "images"?'
+    assert said[3] == 'site.toml: heatlh: is not a known key. Did you mean "health"?'
+
+
+def test_faults_of_the_labels_are_said_with_the_others(folder: Path) -> None:
+    said = faults(folder, f'{HEAD}device = "gpu"\n{DATA}annotates = "Mass"\nsynonyms = ["Edema"]\n')
+    assert {line.split(": ")[1] for line in said} == {"device", "data.annotates", "data.synonyms"}
+
+
+def test_a_site_without_data_is_told_so(folder: Path) -> None:
+    assert faults(folder, HEAD) == ["site.toml: data: is missing."]
+
+
+@pytest.mark.parametrize("health", ["", "127.0.0.1:9095", "localhost:80", "127.0.0.1:0", "[::1]:9095"])
+def test_the_health_address_may_be(health: str, folder: Path) -> None:
+    assert read_settings(written(folder, f'{HEAD}health = "{health}"\n{DATA}')).file.health == health
+
+
+@pytest.mark.parametrize("health", ["localhost", "9095", "127.0.0.1:99999", "http://127.0.0.1:80"])
+def test_a_health_address_that_is_none_is_refused(health: str, folder: Path) -> None:
+    (said,) = faults(folder, f'{HEAD}health = "{health}"\n{DATA}')
+    assert "expected host:port" in said
+    assert f'"{health}"' in said
+
+
+def test_a_health_address_that_is_none_is_named_by_its_key(folder: Path) -> None:
+    assert faults(folder, f'{HEAD}health = "9095"\n{DATA}') == ['site.toml: health: expected host:port; got "9095".']
+
+
+@pytest.mark.parametrize("line", ['annotates = "Mass"', "annotates = [1]", "annotates = { Mass = 1 }"])
+def test_annotates_is_a_list_of_names(line: str, folder: Path) -> None:
+    assert faults(folder, HEAD + DATA + line) == ["site.toml: data.annotates: must be a list of class names."]
+
+
+@pytest.mark.parametrize("line", ['synonyms = ["Mass"]', "synonyms = { Mass = 1 }"])
+def test_synonyms_are_lines_of_own_name_and_canonical_name(line: str, folder: Path) -> None:
+    (said,) = faults(folder, HEAD + DATA + line)
+    assert said == 'site.toml: data.synonyms: must be a table of lines "own name" = "canonical name".'
+
+
+# ---------------------------------------------------------------------- device
+
+
+def test_a_gpu_that_is_not_there_is_a_fault_said_with_those_of_the_data(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = faults(folder, f'{HEAD}device = "cuda"\n[data]\nkind = "npz"\npath = "absent.npz"\n')
+    assert [line.split(": ")[1] for line in said] == ["data.path", "device"]
+    assert said[1] == 'site.toml: device: is cuda, but this machine shows no GPU. Set "auto" or "cpu".'
+
+
+@pytest.mark.parametrize(("there", "taken"), [(True, "cuda"), (False, "cpu")])
+def test_auto_takes_a_gpu_where_there_is_one(
+    there: bool, taken: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    assert read_settings(folder).device == taken
+    assert read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}')).device == "cpu"
+
+
+# ---------------------------------------------------------------------- labels
+
+
+def test_a_site_that_names_no_classes_annotates_all_of_its_data(folder: Path) -> None:
+    splits = load(PhantomSpec(kind="phantom", images=20, image_size=16), folder)
+    assert opened(folder).declaration.canonical == splits.class_names
+
+
+def test_only_the_annotated_classes_are_left_in_the_sites_order_under_the_federations_names(folder: Path) -> None:
+    splits = load(PhantomSpec(kind="phantom", images=20, image_size=16), folder)
+    site = opened(folder, 'annotates = ["Mass", "Device", "Edema"]\n[data.synonyms]\nDevice = "Implant"\n')
+    columns = [splits.class_names.index(name) for name in ("Mass", "Device", "Edema")]
+    for ours, theirs in ((site.train, splits.train), (site.validation, splits.validation), (site.test, splits.test)):
+        assert ours.class_names == ("Mass", "Implant", "Edema")
+        assert np.array_equal(ours.labels, theirs.labels[:, columns], equal_nan=True)
+        assert np.array_equal(ours.images, theirs.images)
+    assert site.declaration.names == ("Mass", "Device", "Edema")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ('annotates = ["Mas"]', '"Mas" is not a class of the data. Classes: "Cardiomegaly"'),
+        ('annotates = ["Mas"]', 'Did you mean "Mass"?'),
+        ('annotates = ["Mass", "Mass"]', '"Mass" is listed more than once.'),
+        ('[data.synonyms]\nMas = "Tumour"', '"Mas" is not one of the site\'s labels. Did you mean "Mass"?'),
+        ('annotates = ["Edema"]\n[data.synonyms]\nMass = "Tumour"', '"Mass" is not one of the site\'s labels.'),
+        ('[data.synonyms]\nMass = "Nodule"', '"Mass", "Nodule" both mean "Nodule"'),
+    ],
+)
+def test_labels_that_contradict_themselves_are_refused_before_anything_connects(
+    more: str, said: str, folder: Path
+) -> None:
+    assert said in not_opened(folder, more)
+
+
+def test_a_site_without_a_training_image_is_refused(folder: Path) -> None:
+    pictures(folder, "test test test")
+    table = 'images = "images"\nlabels = "labels.csv"\nimage_column = "image"\nlabel_columns = ["Effusion"]\n'
+    written(folder, f'{HEAD}[data]\nkind = "folder"\n{table}split_column = "part"\nimage_size = 8\n')
+    with pytest.raises(BadInput, match="has no training image"):
+        open_site(read_settings(folder))
+
+
+# ---------------------------------------------------------------------- the kit
+
+
+def kit_for(folder: Path, site: str = "north", key_of: str = "north") -> SiteKit:
+    """Write ``north.kit`` as a coordinator would, for a name and a key."""
+    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
+    coordinator = Coordinator(folder / "coordinator", file)
+    make_authority(coordinator)
+    certificate = coordinator.ca_certificate.read_text(encoding="ascii")
+    line = read_request(folder / f"{key_of}.request").public_key
+    kit = SiteKit(
+        coordinator="trial", address="fl.example:9092", site=site, public_key=line, ca_certificate=certificate
+    )
+    write_toml(folder / "north.kit", kit, "")
+    return kit
+
+
+def credential_faults(folder: Path) -> list[str]:
+    with pytest.raises(BadInput) as refused:
+        read_credentials(read_settings(folder))
+    return [str(fault) for fault in refused.value.faults]
+
+
+def test_a_kit_for_this_site_and_this_key_is_taken(folder: Path) -> None:
+    kit = kit_for(folder)
+    assert read_credentials(read_settings(folder)) == kit == read_kit(folder / "north.kit")
+
+
+def test_a_kit_for_another_site_with_another_key_has_both_faults(folder: Path) -> None:
+    prepare(folder, "south")
+    kit_for(folder, site="south", key_of="south")
+    name, key = credential_faults(folder)
+    assert name.startswith('site.toml: name: is "north", but the kit is for "south".')
+    assert key.startswith("north.key: is not the key that north.kit was written for.")
+
+
+def test_a_kit_that_was_written_for_an_earlier_key_is_refused(folder: Path) -> None:
+    kit_for(folder)
+    (folder / "north.key").unlink()
+    prepare(folder, "north")
+    (said,) = credential_faults(folder)
+    assert "Ask for a kit for this key, or put the old key back." in said
+
+
+def test_a_site_that_has_not_got_its_kit_yet_is_told_what_to_send(folder: Path) -> None:
+    assert credential_faults(folder) == [
+        f"site.toml: kit: there is no north.kit in {folder}."
+        " Send north.request to the coordinator, who admits it and sends the kit back."
+    ]
+    assert read_key(folder / "north.key")

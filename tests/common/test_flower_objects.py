@@ -1,0 +1,202 @@
+"""A message comes out of its objects as it went in, by Flower's own account of it."""
+
+import importlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.app.metadata import Metadata
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+
+from common.flower_objects import message_of, names_in
+
+CHUNK = 1000
+"""Bytes; in life some million."""
+Record = dict[str, NDArray[Any]]
+records = st.dictionaries(
+    st.text(max_size=5),
+    st.dictionaries(
+        st.text(max_size=5),
+        hnp.arrays(
+            st.sampled_from([np.float32, np.int64, np.bool_]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
+        ),
+        max_size=3,
+    ),
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_chunks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(importlib.import_module("flwr.app.message.array"), "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", CHUNK)
+        yield
+
+
+def of_arrays(sent: dict[str, Record]) -> RecordDict:
+    return RecordDict(
+        {
+            name: ArrayRecord({key: Array(np.asarray(array)) for key, array in record.items()})
+            for name, record in sent.items()
+        }
+    )
+
+
+def instruction(content: RecordDict | None, error: Error | None = None) -> Message:
+    metadata = Metadata(
+        run_id=7,
+        message_id="",
+        src_node_id=1,
+        dst_node_id=2,
+        reply_to_message_id="asked",
+        group_id="3",
+        created_at=5.0,
+        ttl=60.0,
+        message_type="train",
+    )
+    return make_message(metadata, content, error)
+
+
+def message(**arrays: NDArray[Any]) -> Message:
+    fields = ConfigRecord({"round": 3, "site": "north"})
+    return instruction(RecordDict({**of_arrays({"update": arrays}), "fields": fields}))
+
+
+def objects(whole: Message) -> dict[str, bytes]:
+    """What travels: each object of a message under its name."""
+    return {name: found.deflate() for name, found in get_all_nested_objects(whole).items()}
+
+
+def returned(whole: Message) -> Message:
+    return message_of(whole.object_id, objects(whole))
+
+
+@given(records)
+def test_any_arrays_come_back_bit_for_bit_with_type_and_shape(sent: dict[str, Record]) -> None:
+    back = returned(instruction(of_arrays(sent))).content
+    assert back.keys() == sent.keys()
+    for name, record in sent.items():
+        assert list(back[name]) == list(record)
+        for key, array in record.items():
+            came = back.array_records[name][key].numpy()
+            assert (came.dtype, came.shape, came.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+# numpy's own head, 128 bytes, stands before an array's numbers.
+ONE_CHUNK = np.random.default_rng(0).bytes(CHUNK - 128)
+
+
+@pytest.mark.parametrize(
+    ("large", "chunks"),
+    [
+        (np.frombuffer(ONE_CHUNK, np.uint8), 1),
+        (np.frombuffer(ONE_CHUNK + b"\1", np.uint8), 2),
+        (np.arange(2 * CHUNK, dtype=np.uint32), 9),
+        (np.zeros(4 * CHUNK, np.uint8), 3),  # one with numpy's head, three that are one object, a small rest
+    ],
+    ids=["one chunk to the byte", "a byte more", "nine chunks", "zeros"],
+)
+def test_a_large_array_comes_back_whole_from_its_chunks(large: NDArray[Any], chunks: int) -> None:
+    whole = message(trunk=large, bias=np.array([-1.5, 0.25], np.float32))
+    sent = objects(whole)
+    assert sum(content.startswith(b"ArrayChunk") for content in sent.values()) == chunks + 1
+    came = message_of(whole.object_id, sent).content.array_records["update"]
+    assert np.array_equal(came["trunk"].numpy(), large)
+    assert came["bias"].numpy().tolist() == [-1.5, 0.25]
+
+
+def test_two_arrays_of_the_same_numbers_share_one_object_and_both_come_back() -> None:
+    same = np.array([3, -2, 0.5], np.float32)
+    whole = message(weight=same, momentum=same.copy())
+    sent = objects(whole)
+    assert sum(content.startswith(b"ArrayChunk") for content in sent.values()) == 1
+    came = message_of(whole.object_id, sent).content.array_records["update"]
+    assert {name: array.numpy().tolist() for name, array in came.items()} == {
+        "weight": [3, -2, 0.5],
+        "momentum": [3, -2, 0.5],
+    }
+
+
+def test_fields_and_the_address_on_the_envelope_come_back_and_the_message_bears_its_name() -> None:
+    whole = message(trunk=np.array([1, -2], np.float32))
+    back = returned(whole)
+    assert dict(back.content.config_records["fields"]) == {"round": 3, "site": "north"}
+    came, sent = back.metadata, whole.metadata
+    assert (came.run_id, came.dst_node_id, came.reply_to_message_id) == (7, 2, "asked")
+    assert (came.group_id, came.created_at, came.ttl, came.message_type) == ("3", 5.0, 60.0, "train")
+    assert (came.message_id, sent.message_id) == (whole.object_id, "")
+
+
+def test_an_error_comes_back_with_its_reason() -> None:
+    back = returned(instruction(None, Error(7, "the app bundle carries evil.py")))
+    assert not back.has_content()
+    assert (back.error.code, back.error.reason) == (7, "the app bundle carries evil.py")
+
+
+def test_what_was_put_together_is_taken_apart_into_the_same_objects_again() -> None:
+    whole = message(trunk=np.arange(CHUNK, dtype=np.float32), bias=np.array([1], np.float32))
+    sent = objects(whole)
+    back = message_of(whole.object_id, dict(sent))
+    assert objects(instruction(back.content)) == sent
+
+
+def test_the_objects_are_still_there_after_the_message_was_put_together() -> None:
+    whole = message(trunk=np.array([1, -2], np.float32))
+    sent = objects(whole)
+    before = dict(sent)
+    message_of(whole.object_id, sent)
+    assert sent == before
+
+
+@given(records)
+def test_every_object_is_named_once_for_each_place_and_after_those_it_is_made_of(sent: dict[str, Record]) -> None:
+    whole = instruction(of_arrays(sent))
+    names = names_in(get_object_tree(whole))
+    assert set(names) == set(get_all_nested_objects(whole))
+    assert names[-1] == whole.object_id
+    for name, found in get_all_nested_objects(whole).items():
+        for part in found.children or {}:
+            assert names.index(part) < names.index(name)
+
+
+def test_an_object_that_is_no_message_is_refused() -> None:
+    sent = objects(message(trunk=np.array([1], np.float32)))
+    with pytest.raises(ValueError, match=f"object {array_in(sent)} is no message"):
+        message_of(array_in(sent), sent)
+
+
+def array_in(sent: dict[str, bytes]) -> str:
+    """The name of the only array."""
+    (name,) = (name for name, content in sent.items() if content.startswith(b"Array "))
+    return name
+
+
+@pytest.mark.parametrize("damaged", [b"", b"Array", b"Array  x\0{}", b"Array  1\0{"])
+def test_a_message_with_a_damaged_part_is_refused(damaged: bytes) -> None:
+    whole = message(trunk=np.array([1, -2], np.float32))
+    sent = objects(whole)
+    with pytest.raises(ValueError, match=r"\w"):
+        message_of(whole.object_id, {**sent, array_in(sent): damaged})
+
+
+@pytest.mark.parametrize("kind", [b"ArrayChunk ", b"ArrayRecord ", b"RecordDict "])
+def test_a_message_that_lacks_a_part_is_refused(kind: bytes) -> None:
+    whole = message(trunk=np.array([1, -2], np.float32))
+    rest = {name: content for name, content in objects(whole).items() if not content.startswith(kind)}
+    with pytest.raises(ValueError, match=r"\w"):
+        message_of(whole.object_id, rest)
+
+
+@pytest.mark.parametrize("made_up", [b"Array  2\0{}", b'Array  22\0{"arraychunk_ids": [3]}', b"Evil  0\0"])
+def test_a_message_with_a_part_that_flower_never_makes_is_refused(made_up: bytes) -> None:
+    whole = message(trunk=np.array([1, -2], np.float32))
+    sent = objects(whole)
+    with pytest.raises(ValueError, match=r"\w"):
+        message_of(whole.object_id, {**sent, array_in(sent): made_up})

@@ -1,0 +1,275 @@
+"""Keys, requests and kits: what is written is read back, and nothing is taken for what it is not."""
+
+import base64
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.contract import PLAIN_NAME
+from common.errors import BadInput
+from common.identity import (
+    SiteRequest,
+    checked_key,
+    checked_name,
+    fingerprint,
+    new_key,
+    public_line,
+    read_key,
+    read_kit,
+    read_request,
+    same_key,
+    split_address,
+    write_toml,
+)
+
+KEY = ec.derive_private_key(7, ec.SECP256R1())
+LINE = public_line(KEY, "north")
+OTHER = public_line(ec.derive_private_key(8, ec.SECP256R1()), "north")
+
+
+def unreadable(path: Path) -> str:
+    """Why a key is not taken."""
+    with pytest.raises(BadInput) as refused:
+        read_key(path)
+    return str(refused.value)
+
+
+# ---------------------------------------------------------------------- the private key
+
+
+@pytest.fixture
+def lax_umask() -> Iterator[None]:
+    """A machine on which new files may be read and written by everybody."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("lax_umask")
+def test_a_new_key_is_its_owners_alone_and_is_the_one_that_is_read_back(tmp_path: Path) -> None:
+    made = new_key(tmp_path / "site" / "north.key")
+    assert (tmp_path / "site" / "north.key").stat().st_mode & 0o777 == 0o600
+    assert read_key(tmp_path / "site" / "north.key").private_numbers() == made.private_numbers()
+
+
+def test_no_two_keys_are_alike_and_none_is_written_over(tmp_path: Path) -> None:
+    keys = [new_key(tmp_path / name) for name in ("one.key", "two.key")]
+    assert not same_key(*(public_line(key, "") for key in keys))
+    before = (tmp_path / "one.key").read_bytes()
+    with pytest.raises(FileExistsError):
+        new_key(tmp_path / "one.key")
+    assert (tmp_path / "one.key").read_bytes() == before
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601])
+def test_a_key_that_others_may_touch_is_refused_with_the_command_that_mends_it(mode: int, tmp_path: Path) -> None:
+    new_key(tmp_path / "north.key")
+    (tmp_path / "north.key").chmod(mode)
+    assert unreadable(tmp_path / "north.key").endswith(f"(mode {mode:o}). Run: chmod 600 north.key")
+    (tmp_path / "north.key").chmod(0o600)
+    read_key(tmp_path / "north.key")
+
+
+def test_a_site_without_a_key_is_told_how_to_make_one(tmp_path: Path) -> None:
+    said = unreadable(tmp_path / "north.key")
+    assert said == f"{tmp_path}/north.key: cannot be read: No such file or directory. Make one with flwr-client init."
+
+
+def private_text(key: ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey, password: bytes = b"") -> bytes:
+    locked = form.BestAvailableEncryption(password) if password else form.NoEncryption()
+    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, locked)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is no OpenSSH private key: "),
+        (private_text(KEY)[:-60], "is no OpenSSH private key: "),
+        (LINE.encode(), "is no OpenSSH private key: "),
+        (private_text(ec.derive_private_key(7, ec.SECP384R1())), "is not a key on the curve NIST P-256."),
+        (private_text(ed25519.Ed25519PrivateKey.generate()), "is not a key on the curve NIST P-256."),
+    ],
+    ids=["empty", "cut off", "the public half", "P-384", "Ed25519"],
+)
+def test_a_file_that_holds_no_key_of_the_right_kind_is_refused(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "north.key").write_bytes(content)
+    (tmp_path / "north.key").chmod(0o600)
+    assert f"north.key: {said}" in unreadable(tmp_path / "north.key")
+
+
+# ---------------------------------------------------------------------- the public key
+
+
+def test_a_key_is_known_again_under_any_comment_and_told_from_another_of_the_same_comment() -> None:
+    assert same_key(LINE, public_line(KEY, "the same hospital, years later"))
+    assert fingerprint(LINE) == fingerprint(public_line(KEY, "other"))
+    assert not same_key(LINE, OTHER)
+    assert fingerprint(LINE) != fingerprint(OTHER)
+
+
+@given(st.text(max_size=20))
+def test_a_public_line_is_a_key_whatever_the_sites_name(comment: str) -> None:
+    assert checked_key(public_line(KEY, comment)).split(" ")[:2] == LINE.split()[:2]
+
+
+@pytest.mark.parametrize("line", ["", "north", "ecdsa-sha2-nistp256", LINE.replace("nistp256", "nistp384"), LINE[:90]])
+def test_a_line_that_is_no_public_key_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="is no OpenSSH public key"):
+        checked_key(line)
+
+
+def taken(line: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(checked_key(line))
+    return False
+
+
+def spelled_differently(line: str) -> list[str]:
+    """The same key in other letters: OpenSSH's base64 may hold signs that count for nothing, and unused bits."""
+    kind, letters, comment = line.split()
+    raised = chr(ord(letters[-2]) + 1)
+    others = [f"{letters[:9]}!{letters[9:]}", f"{letters[:-2]}{raised}=", f"{letters}AAAA"]
+    assert {base64.b64decode(other)[:104] for other in others} == {base64.b64decode(letters)}
+    return [f"{kind} {other} {comment}" for other in others]
+
+
+def certified(key: ec.EllipticCurvePrivateKey) -> str:
+    """The same key in a certificate that it made for itself."""
+    made = form.SSHCertificateBuilder().public_key(key.public_key()).type(form.SSHCertificateType.USER).key_id(b"north")
+    made = made.serial(1).valid_after(0).valid_before(1).valid_for_all_principals()
+    return f"{made.sign(key).public_bytes().decode()} north"
+
+
+@pytest.mark.parametrize(
+    "line", [*spelled_differently(LINE), certified(KEY)], ids=["sign", "bits", "rest", "certificate"]
+)
+def test_a_key_in_other_letters_is_refused_or_known_again(line: str) -> None:
+    assert same_key(line, LINE) or not taken(line)
+
+
+# ---------------------------------------------------------------------- names and addresses
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../north", "a/b", "a\\b", ".north", "-rf", " north", "north\n", "a\nb", "a\0", "n" * 101]
+)
+def test_a_name_that_could_lead_elsewhere_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="use letters, digits, spaces, dots, dashes and underscores"):
+        checked_name(name)
+
+
+@given(st.from_regex(PLAIN_NAME, fullmatch=True).filter(lambda name: len(name.encode()) <= 200))
+def test_a_name_that_is_taken_stays_in_its_folder(name: str) -> None:
+    path = Path("/sites") / f"{checked_name(name)}.key"
+    assert os.path.normpath(path) == f"/sites/{name}.key"
+
+
+def test_the_longest_name_can_be_the_name_of_a_file(tmp_path: Path) -> None:
+    name = checked_name("北" * 66)  # 198 bytes
+    write_toml(tmp_path / f"{name}.request", SiteRequest(site=name, public_key=LINE), "")
+    assert read_request(tmp_path / f"{name}.request").site == name
+    with pytest.raises(ValueError, match="use at most 200 bytes"):
+        checked_name("北" * 67)
+
+
+@given(
+    host=st.sampled_from(["fl.example", "192.0.2.7", "localhost", "[2001:db8::7]", "[::1]"]),
+    port=st.integers(1, 2**16 - 1),
+)
+def test_an_address_is_a_host_without_brackets_and_a_port(host: str, port: int) -> None:
+    assert split_address(f"{host}:{port}") == (host.strip("[]"), port)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "",
+            "fl.example",
+            "fl.example:",
+            ":9092",
+            "fl.example:0",
+            "fl.example:65536",
+            "fl.example:-1",
+            "fl.example:x",
+        ),
+        *("https://fl.example:9092", "fl.example:9092/", "fl.example:9092\n", "fl example:9092", "::1:9092", "[::1]"),
+    ],
+)
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(ValueError, match=r"^expected host:port$"):
+        split_address(address)
+
+
+# ---------------------------------------------------------------------- requests and kits
+
+
+@given(
+    site=st.text("aé北 .-_()", min_size=1, max_size=20).map(lambda rest: f"n{rest}"),
+    comment=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\r\n"), max_size=20),
+)
+def test_a_request_is_read_as_it_was_written_whatever_stands_in_name_and_comment(
+    site: str, comment: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    request = SiteRequest(site=site, public_key=f"{LINE} {comment}")
+    path = tmp_path_factory.mktemp("request") / "site.request"
+    write_toml(path, request, "For the coordinator.")
+    assert read_request(path) == request
+    assert path.read_text(encoding="utf-8").startswith("# For the coordinator.\n")
+
+
+def test_a_comment_with_a_delete_character_can_be_read_back(tmp_path: Path) -> None:
+    request = SiteRequest(site="north", public_key=f"{LINE}\x7f")
+    write_toml(tmp_path / "north.request", request, "")
+    assert read_request(tmp_path / "north.request") == request
+
+
+BAD_KIT = """
+coordinator = "../trial"
+address = "https://fl.example"
+site = "north"
+public_key = "ssh-rsa AAAA"
+ca_certificate = "-----BEGIN CERTIFICATE-----"
+adress = "fl.example:9092"
+"""
+
+
+def test_every_fault_of_a_kit_is_said_at_once(tmp_path: Path) -> None:
+    (tmp_path / "north.kit").write_text(BAD_KIT, encoding="utf-8")
+    with pytest.raises(BadInput) as refused:
+        read_kit(tmp_path / "north.kit")
+    said = {str(fault).split(": ")[1]: str(fault) for fault in refused.value.faults}
+    assert said.keys() == {"coordinator", "address", "public_key", "ca_certificate", "adress"}
+    assert said["address"] == 'north.kit: address: expected host:port; got "https://fl.example".'
+    assert said["adress"] == 'north.kit: adress: is not a known key. Did you mean "address"?'
+    assert said["ca_certificate"].startswith("north.kit: ca_certificate: is no PEM certificate: ")
+
+
+def test_a_request_that_lacks_its_key_is_told_so(tmp_path: Path) -> None:
+    (tmp_path / "north.request").write_text('site = "north"\n', encoding="utf-8")
+    with pytest.raises(BadInput, match=r"^north\.request: public_key: is missing\.$"):
+        read_request(tmp_path / "north.request")
+
+
+def test_a_misspelt_file_is_answered_with_the_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "north.request").write_text("", encoding="utf-8")
+    (tmp_path / "nrth.toml").write_text("", encoding="utf-8")
+    with pytest.raises(BadInput, match=r'there is no such file\. Did you mean "north\.request"\?$'):
+        read_request(tmp_path / "nrth.request")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"site = north", "at line 1, column 8"), (b"site = 'n\xff'", "'utf-8' codec")]
+)
+def test_a_file_that_is_no_toml_is_named_with_the_place(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "north.request").write_bytes(content)
+    with pytest.raises(BadInput, match=r"^north\.request: is not valid TOML: ") as refused:
+        read_request(tmp_path / "north.request")
+    assert said in str(refused.value)
