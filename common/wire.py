@@ -1,9 +1,12 @@
 """What coordinator and hospital say to one another: typed records, and the one translation to and from Flower's.
 
-Every record is a frozen dataclass checked when built. ``encode`` writes it into a ``RecordDict``: scalars and lists of
-scalars into the ConfigRecord ``fields``, a model's groups into one ArrayRecord named after the field. ``decode`` reads
-one expected record and refuses what it does not know: another wire version, another record, a missing or unknown field,
-a wrong type. Nothing goes by position or prefix, and nothing is pickled.
+Every record is a frozen dataclass checked when built. ``encode`` writes it into a ``RecordDict``: everything small into
+the ConfigRecord ``fields``, a model's trunk into one ArrayRecord named after the model's field. ``decode`` reads one
+expected record and refuses what it does not know: another wire version, another record, a missing or unknown field, a
+wrong type. Nothing goes by position or prefix, and nothing is pickled.
+
+Flower sends each record, each array and each 16 MiB of an array by a call of its own, for which its SuperLink works
+5 ms: hence the small groups among the fields.
 """
 
 import dataclasses
@@ -22,7 +25,7 @@ from numpy.typing import NDArray
 
 from common.models.state import Head
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
 
 
@@ -229,7 +232,8 @@ R = TypeVar(
 REFUSALS = ("name", "version", "labels")
 
 RAW = "raw-little-endian"
-_ENVELOPE, _FIELDS = "envelope", "fields"
+_FIELDS, _VERSION, _RECORD, _TRUNK = "fields", "wire.version", "wire.record", "trunk"
+_SMALL = ("norm", "weight", "bias")
 _LISTS: dict[Any, type] = {tuple[str, ...]: str, tuple[float, ...]: float, tuple[int, ...]: int}
 
 
@@ -244,13 +248,11 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
         written: What other records of the same exchange share; filled and read here, so that a trunk that goes to a
             hundred sites is written and hashed once.
     """
-    content = RecordDict({_ENVELOPE: ConfigRecord({"version": WIRE_VERSION, "record": type(record).__name__})})
-    fields = ConfigRecord()
+    content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
     for name, kind in typing.get_type_hints(type(record)).items():
         value = getattr(record, name)
         if kind is Groups:
-            content[name] = _arrays(value, {} if written is None else written)
-            fields[f"{name}.classes"] = list(value.head.class_names) if value.head else []
+            _write_groups(content, fields, name, value, {} if written is None else written)
         elif kind in _LISTS:
             fields[name] = list(value)
         elif value is not None:
@@ -265,11 +267,10 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     Raises:
         WireError: Naming what came and what was expected.
     """
-    _check_envelope(content, expected.__name__)
+    fields = _checked_fields(content, expected.__name__)
     hints = typing.get_type_hints(expected)
     grouped: list[str] = [name for name, kind in hints.items() if kind is Groups]
-    _refuse_unknown(content, {_ENVELOPE, _FIELDS, *grouped}, expected.__name__)
-    fields = dict(content[_FIELDS])
+    _refuse_unknown(content, {_FIELDS, *grouped}, expected.__name__)
     values: dict[str, Any] = {name: _groups(content, fields, name) for name in grouped}
     values |= {
         name: _value(fields, name, kind, expected.__name__) for name, kind in hints.items() if kind is not Groups
@@ -278,15 +279,18 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     return expected(**values)
 
 
-def _check_envelope(content: RecordDict, expected: str) -> None:
-    envelope = content.get(_ENVELOPE)
-    if not isinstance(envelope, ConfigRecord) or not isinstance(content.get(_FIELDS), ConfigRecord):
-        raise WireError(f"expected {expected}, got records {sorted(content)} without an envelope.")
-    if (version := envelope.get("version")) != WIRE_VERSION:
+def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
+    """The fields of a record of this version and name."""
+    record = content.get(_FIELDS)
+    fields = dict(record) if isinstance(record, ConfigRecord) else {}
+    if _VERSION not in fields:
+        raise WireError(f"expected {expected}, got records {sorted(content)} without a wire version.")
+    if (version := fields.pop(_VERSION)) != WIRE_VERSION:
         spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
         raise WireVersionError(f"{spoken} Install the same release on both.")
-    if envelope.get("record") != expected:
-        raise WireError(f"expected {expected}, got {envelope.get('record')!r}.")
+    if (name := fields.pop(_RECORD, None)) != expected:
+        raise WireError(f"expected {expected}, got {name!r}.")
+    return fields
 
 
 def _refuse_unknown(present: typing.Iterable[str], known: set[str], record: str) -> None:
@@ -313,57 +317,75 @@ def _value(fields: dict[str, Any], name: str, kind: Any, record: str) -> Any:
     return tuple(items) if kind in _LISTS else value
 
 
-def _arrays(groups: Groups, written: Written) -> ArrayRecord:
-    record = ArrayRecord()
-    for name, array in groups.named().items():
-        if id(array) not in written:
-            written[id(array)] = (array, _write(array))
-        record[name] = written[id(array)][1]
-    return record
+def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: Written) -> None:
+    if (trunk := groups.trunk) is not None:
+        if id(trunk) not in written:
+            array = Array(dtype=str(trunk.dtype), shape=trunk.shape, stype=RAW, data=_bytes(trunk))
+            written[id(trunk)] = (trunk, array)
+        content[name] = record = ArrayRecord()  # which would copy an array that it is made from
+        record[_TRUNK] = written[id(trunk)][1]
+    if groups.norm is not None:
+        fields[f"{name}.norm"] = _bytes(groups.norm)
+    fields[f"{name}.classes"] = list(groups.head.class_names) if groups.head else []
+    if groups.head:
+        fields[f"{name}.weight"], fields[f"{name}.bias"] = _bytes(groups.head.weight), _bytes(groups.head.bias)
 
 
-def _write(array: NDArray[np.float32]) -> Array:
-    """Plain little-endian bytes: nothing to parse, nothing to unpickle, and no copy on the way back."""
-    return Array(
-        dtype=str(array.dtype), shape=array.shape, stype=RAW, data=array.astype(array.dtype.newbyteorder("<")).tobytes()
-    )
+def _bytes(array: NDArray[np.float32]) -> bytes:
+    """Plain little-endian: nothing to parse, nothing to unpickle, and no copy on the way back."""
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
 def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
-    record, class_names = content.get(name), fields.pop(f"{name}.classes", None)
-    if not isinstance(record, ArrayRecord) or not isinstance(class_names, list):
-        raise WireError(f"the arrays of {name} are missing.")
-    _refuse_unknown(record, {"trunk", "norm", "head.weight", "head.bias"}, name)
-    if any(type(class_name) is not str for class_name in class_names):
+    class_names = fields.pop(f"{name}.classes", None)
+    if not isinstance(class_names, list) or any(type(class_name) is not str for class_name in class_names):
         raise WireError(f"class names of {name} must be a list of str.")
-    arrays = {key: _read(array, f"{key} of {name}") for key, array in record.items()}
-    if ("head.weight" in arrays) != bool(class_names) or ("head.bias" in arrays) != bool(class_names):
+    norm, weight, bias = (_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL)
+    if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
-    try:
-        return Groups.of_named(arrays, class_names)
-    except WireError:
-        raise
-    except (ValueError, AssertionError) as error:
-        raise WireError(f"head of {name}: {error}") from error
+    head = None
+    if weight is not None and bias is not None:
+        if not len(weight) or len(weight) % len(class_names):
+            raise WireError(f"head of {name}: {len(weight)} weights cannot be those of {len(class_names)} classes.")
+        try:
+            head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
+        except (ValueError, AssertionError) as error:
+            raise WireError(f"head of {name}: {error}") from error
+    return Groups(_trunk(content, name), norm, head)
 
 
-def _read(array: Array, where: str) -> NDArray[np.float32]:
-    """The numbers, without a copy; read-only."""
+def _trunk(content: RecordDict, name: str) -> NDArray[np.float32] | None:
+    if name not in content:
+        return None
+    record = content[name]
+    if not isinstance(record, ArrayRecord) or list(record) != [_TRUNK]:
+        raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
+    array, where = record[_TRUNK], f"{_TRUNK} of {name}"
     if (array.stype, array.dtype) != (RAW, "float32"):
         raise WireError(f"{where} must be float32 as {RAW}, not {array.dtype} as {array.stype}.")
-    shape = tuple(array.shape)
-    if any(type(size) is not int or size < 0 for size in shape) or math.prod(shape) * 4 != len(array.data):
-        raise WireError(f"{where} announces shape {shape} and has {len(array.data)} bytes.")
-    return np.frombuffer(array.data, "<f4").reshape(shape)
+    if tuple(array.shape) != (len(array.data) // 4,):
+        raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
+    return _numbers(array.data, where)
+
+
+def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:
+    """Float32 numbers, without a copy; read-only."""
+    if data is None:
+        return None
+    if not isinstance(data, bytes) or len(data) % 4:
+        raise WireError(f"{where} must be the bytes of float32 numbers.")
+    return np.frombuffer(data, "<f4")
 
 
 def payload_bytes(content: RecordDict) -> int:
-    """Size in bytes of what the records hold: arrays as they travel, fields as JSON; without Flower's own framing.
+    """Size in bytes of what the records hold: arrays as they travel, other fields as JSON; without Flower's framing.
 
     Flower's ``count_bytes`` fails on an empty list (1.39).
     """
     arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
-    return arrays + sum(len(json.dumps(dict(record))) for record in content.config_records.values())
+    fields = [field for record in content.config_records.values() for field in record.items()]
+    small = sum(len(value) for _, value in fields if isinstance(value, bytes))
+    return arrays + small + len(json.dumps({name: value for name, value in fields if not isinstance(value, bytes)}))
 
 
 def field_names(record: type[Record]) -> tuple[str, ...]:

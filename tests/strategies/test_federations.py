@@ -1,7 +1,6 @@
 """Promises of the methods, kept by whole federations on real digits."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,10 +117,9 @@ def test_bytes_counted_are_those_of_the_arrays_and_a_few_fields(
     traffic = overheard(monkeypatch)
     summary = federation(tmp_path)
     arrays = sum(
-        4 * math.prod(array.shape)
+        array.nbytes
         for content in of_type(traffic.up, "train")
-        for record in content.array_records.values()
-        for array in record.values()
+        for array in decode(content, TrainReply).update.named().values()
     )
     counted = sum(site["bytes_up"] for site in summary["sites"].values())
     assert arrays < counted < arrays + 6 * 2_000
