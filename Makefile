@@ -8,10 +8,10 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test quick lint format tables weights clean
+.PHONY: help demo test quick lint format tables weights smoke bench-network clean
 
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 12) else "Python 3.11 or 3.12 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
@@ -26,7 +26,7 @@ demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla
 test: $(VENV)/installed lint  ## all tests (those on real data skip where ../shared/data is absent)
 	$(BIN)/pytest -n 2
 
-quick: $(VENV)/installed  ## tests without whole federations on Ray
+quick: $(VENV)/installed  ## tests without whole federations
 	$(BIN)/pytest -m 'not slow'
 
 lint: $(VENV)/installed  ## ruff and mypy
@@ -42,6 +42,12 @@ weights: weights/efficientnet_lite0.safetensors  ## ImageNet weights of Efficien
 
 weights/efficientnet_lite0.safetensors: | $(VENV)/installed
 	$(BIN)/flwr-sim weights $@
+
+smoke:  ## build both images and train a federation across containers; see docker/README.md
+	docker/smoke-test.sh
+
+bench-network: $(VENV)/installed  ## a round over the network beside its bare bytes and stock Flower; 15 min, nothing else running
+	$(BIN)/python benchmarks/network.py --out benchmarks/network.json
 
 clean:  ## remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -58,15 +58,15 @@ from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.supercore.task_identity import TaskIdentity
 
 from client.refusals import Refused, Unreachable
-from common.flower_objects import message_of, names_in
+from common.flower_objects import cut, message_of, names_in
 from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
-UPLOADS, DOWNLOADS = 1, 2
-"""At once: on a slow line each must end before the call's time is over."""
+TRANSFERS = 2
+"""At once, either way: on a slow line each must end before the call's time is over."""
 
 _CODES_OF_A_BAD_LINE = {
     grpc.StatusCode.UNAVAILABLE,
@@ -184,13 +184,13 @@ class Link:
         answer = PullMessagesResponse.FromString(received)
         proto, tree = answer.messages_list[0], answer.message_object_trees[0]
         run_id, message_id = proto.metadata.run_id, proto.metadata.message_id
-        pull = partial(self._pulled, run_id)
+        pull: Any = partial(self._pulled, run_id)  # Flower hands on what comes, unlooked at
         with _translated():
             try:
                 contents = pull_objects(
                     names_in(tree),
                     pull,
-                    max_concurrent_pulls=DOWNLOADS,
+                    max_concurrent_pulls=TRANSFERS,
                     max_time=CALL_TIMEOUT_S,
                     initial_backoff=0.05,
                     backoff_cap=1.0,
@@ -212,6 +212,7 @@ class Link:
         """
         run_id = reply.metadata.run_id
         with _translated(), no_object_id_recompute():
+            cut(reply)
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
             answer = self._call(
@@ -226,13 +227,13 @@ class Link:
             push = partial(self._push, run_id, answer.session_id)
             try:
                 push_objects(
-                    objects, push, object_ids_to_push=set(answer.objects_to_push), max_concurrent_pushes=UPLOADS
+                    objects, push, object_ids_to_push=set(answer.objects_to_push), max_concurrent_pushes=TRANSFERS
                 )
             except ObjectPushError as error:
                 raise NotThere(str(error)) from None
             self.let_go(received)
 
-    def _pulled(self, run_id: int, name: str) -> bytes:
+    def _pulled(self, run_id: int, name: str) -> memoryview:
         request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
         rest, content = self._call(self._pull_object, request)
         answer = PullObjectResponse.FromString(rest)
@@ -240,7 +241,7 @@ class Link:
             raise ObjectPullError(name, "the object could not be found.")
         if not answer.object_available:
             raise ObjectUnavailableError(name)
-        return bytes(content)
+        return cast(memoryview, content)
 
     def _push(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)

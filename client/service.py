@@ -36,7 +36,7 @@ from common.identity import SiteKit, read_key
 from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire import Refusal, WireError, WireVersionError, payload_bytes
 
-POLL_S, MAX_POLL_S = 0.05, 1.0
+POLL_S, MAX_POLL_S = 0.03, 1.0
 CERTIFICATE_WARNING_DAYS = 30
 EXIT_CODES = {"name": ExitCode.NAME, "version": ExitCode.VERSION, "labels": ExitCode.LABELS}
 Tell = Callable[[str], None]

@@ -42,7 +42,7 @@ class ObjectStore(OneAtATime, SqlObjectStore):
         return found
 
     def preregister(self, run_id: int, object_tree: ObjectTree) -> list[str]:
-        """Note a tree of objects; return the names of those that are not there yet.
+        """Note a tree of objects; return the names of those that are not there yet, neither noted nor as a file.
 
         Raises:
             ValueError: If a name is no SHA-256, or an object has other children than it was said to have before.
@@ -65,8 +65,9 @@ class ObjectStore(OneAtATime, SqlObjectStore):
                     raise ValueError(f"Object {name} was preregistered with different children.")
             new = [name for name in children if name not in there]
             links = [(name, child) for name in new for child in children[name]]
-            row = "INSERT INTO objects (object_id, content, is_available, ref_count) VALUES (?, x'', 0, 0)"
-            _many(sql, row, [(name,) for name in new])
+            there |= {name: int(self.files.has(name)) for name in new}
+            row = "INSERT INTO objects (object_id, content, is_available, ref_count) VALUES (?, x'', ?, 0)"
+            _many(sql, row, [(name, there[name]) for name in new])
             _many(sql, "INSERT INTO object_children (parent_id, child_id) VALUES (?, ?)", links)
             referred = "UPDATE objects SET ref_count = ref_count + 1 WHERE object_id = ?"
             _many(sql, referred, [(child,) for _, child in links])

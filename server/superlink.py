@@ -57,7 +57,7 @@ from flwr.superlink.grid import HttpGrid
 
 from common.errors import BadInput, Fault
 from common.files import write_atomically
-from common.flower_objects import message_of, names_in
+from common.flower_objects import cut, message_of, names_in
 from common.memory import LARGE_BUFFERS
 from server.coordinator import Coordinator
 from server.object_files import ObjectFiles
@@ -321,8 +321,18 @@ class NetworkGrid(HttpGrid):
         return {node.node_id: node.name for node in self._control.nodes()}
 
     def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
-        """Announce messages, and put those of their objects that are not there yet into the files."""
+        """Put all objects into the files but one, announce the messages, then that one and what is missing still.
+
+        With nothing missing at all, Flower would keep its record of the announcement for ever.
+        """
         sent = list(messages)
+        for message in sent:
+            cut(message)
+        objects = {name: found for message in sent for name, found in get_all_nested_objects(message).items()}
+        last = sent[0].object_id if sent else ""
+        for name, found in objects.items():
+            if name != last and not self._files.has(name):
+                self._files.write(name, found.deflate())
         answer = self.runtime.PushMessages(
             PushAppMessagesRequest(
                 messages_list=[message_to_proto(remove_content_from_message(message)) for message in sent],
@@ -330,7 +340,6 @@ class NetworkGrid(HttpGrid):
             )
         )
         announce = make_push_object_fn_protobuf(self.runtime.PushObject, self.node, run_id, answer.session_id)
-        objects = {name: found for message in sent for name, found in get_all_nested_objects(message).items()}
         for name in dict.fromkeys(answer.objects_to_push):
             self._files.write(name, objects[name].deflate())
             announce(name, b"")

@@ -10,6 +10,7 @@ bits wherever the mean is computed.
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,8 @@ Float32 = NDArray[np.float32]
 
 BLOCK = 2**15
 """Numbers averaged at a time: a quarter of a megabyte in float64."""
+STRETCH, THREADS = 2**21, 2
+"""Numbers that one thread takes on; each number's sum has the same order in any."""
 
 
 def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:
@@ -69,9 +72,14 @@ def moved_by_mean(state: Float32, updates: Sequence[Float32], weights: Sequence[
         state: ``(n,)``, as every update.
     """
     result = np.empty_like(state)
-    for start in range(0, len(state), BLOCK):
-        block = slice(start, start + BLOCK)
-        result[block] = moved(state[block], weighted_mean([update[block] for update in updates], weights))
+
+    def move(begin: int) -> None:
+        for start in range(begin, min(begin + STRETCH, len(state)), BLOCK):
+            block = slice(start, start + BLOCK)
+            result[block] = moved(state[block], weighted_mean([update[block] for update in updates], weights))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        list(pool.map(move, range(0, len(state), STRETCH)))
     return result
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-FIRST_POLL_S, MAX_POLL_S = 0.005, 0.1
+FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 NODE_UNAVAILABLE = 5
 """Flower's code for a site that gives no sign of life: it may come back."""
 

@@ -1,0 +1,383 @@
+"""What a round costs over the network when nobody trains: ours, the bare bytes, and Flower's stock deployment.
+
+python benchmarks/network.py [--rounds N] [--stock-rounds N] [--repetitions N] [--models tiny,resnet18] [--out FILE]
+
+One coordinator and three sites on this machine, TLS and signed calls, all in turn within one run of this script:
+
+raw    a program that moves the same bytes over gRPC and TLS on loopback, and does nothing else
+ours   flwr-server start, flwr-server run, three sites that answer at once with an update that is new each round
+stock  flower-superlink and three flower-supernodes as installed, FedAvg, a client that does not train
+
+A round lasts from one round's end to the next one's, so aggregation, validation's bookkeeping and the checkpoint on
+disk are in it. CPU seconds are those of all processes together, also of those that have ended.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from flwr.cli.build import build_fab_from_files
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import RegisterNodeRequest, StartRunRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from rich.console import Console
+from rich.table import Table
+
+from common.toml_files import read_toml
+from server.coordinator import Coordinator, read_coordinator
+from server.superlink import answers, command, flower_key
+
+HERE = Path(__file__).parent
+RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
+ARCHITECTURES = {"tiny": ("tiny_cnn", 16), "resnet18": ("resnet18", 32)}
+PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
+WITHIN_S = 600.0
+EXPERIMENT = """
+[run]
+method = "surgical"
+rounds = {rounds}
+[model]
+architecture = "{architecture}"
+channels = 1
+image_size = {size}
+[training]
+batch_size = 64
+lr = 0.0001
+[data]
+kind = "digits"
+image_size = {size}
+[partition]
+kind = "class_subsets"
+sites = 3
+shared = 2
+"""
+
+
+@dataclass
+class Measured:
+    """The rounds of one contender with one model, one to warm up left out of each repetition.
+
+    Attributes:
+        seconds: Of each round.
+        cpu: CPU seconds a round, one value a repetition.
+        peak_mb: Largest resident memory of each long-lived process, in MB.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    peak_mb: dict[str, float] = field(default_factory=dict)
+
+    def add(self, ends: Sequence[float], cpu: float) -> None:
+        """Add a repetition, given when each of its rounds ended."""
+        self.seconds += [after - before for before, after in itertools.pairwise(ends)]
+        self.cpu.append(cpu / (len(ends) - 1))
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.seconds)
+
+
+# ---------------------------------------------------------------------- processes
+
+
+class Processes:
+    """Everything that one contender starts, and what it costs."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._started: dict[str, psutil.Popen] = {}
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")},
+            "OMP_NUM_THREADS": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_HOME": str(folder / "flwr"),
+            "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        }
+
+    def start(self, name: str, *arguments: object) -> psutil.Popen:
+        with (self._folder / f"{name}.log").open("wb") as log:
+            self._started[name] = psutil.Popen(
+                [str(one) for one in arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment,
+                cwd=self._folder,
+            )
+        return self._started[name]
+
+    def log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text(errors="replace")
+
+    def alive(self) -> None:
+        """Raise with the log of a process that has failed."""
+        for name, process in self._started.items():
+            if process.poll():
+                raise SystemExit(f"{name} ended with {process.poll()}:\n{self.log(name)[-3000:]}")
+
+    def cpu(self) -> float:
+        """CPU seconds so far, of all processes and of all their children that have ended."""
+        return sum(sum(process.cpu_times()[:4]) for process in self._all())
+
+    def peak_mb(self) -> dict[str, float]:
+        """Largest resident memory of every process so far."""
+        peaks: dict[str, float] = {}
+        for process in self._all():
+            with contextlib.suppress(OSError):
+                lines = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii").splitlines()
+                kb = next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+                name = self._name(process)
+                peaks[name] = max(peaks.get(name, 0), round(kb / 1000))
+        return peaks
+
+    def _all(self) -> list[psutil.Process]:
+        found: list[psutil.Process] = []
+        for process in self._started.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += [process, *process.children(recursive=True)]
+        return found
+
+    def _name(self, process: psutil.Process) -> str:
+        own = {started.pid: name for name, started in self._started.items()}
+        return own.get(process.pid, "superlink" if process.ppid() == self._started["coordinator"].pid else "other")
+
+    def end(self) -> None:
+        """SIGTERM, and after 20 s SIGKILL."""
+        every = self._all()
+        for started in reversed(self._started.values()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                started.terminate()
+        _, late = psutil.wait_procs(every, timeout=20)
+        for process in late:
+            process.kill()
+        psutil.wait_procs(late, timeout=20)
+
+
+@contextlib.contextmanager
+def processes(folder: Path) -> Iterator[Processes]:
+    """Ended at the end, whatever happens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    these = Processes(folder)
+    try:
+        yield these
+    finally:
+        these.end()
+
+
+def eventually(wanted: Callable[[], Any], these: Processes) -> None:
+    """Wait until ``wanted`` returns something true."""
+    deadline = time.monotonic() + WITHIN_S
+    while not wanted():
+        these.alive()
+        if time.monotonic() > deadline:
+            raise SystemExit(f"waited {WITHIN_S:.0f} s in vain")
+        time.sleep(0.1)
+
+
+def typed(*arguments: object) -> None:
+    """A command that must succeed."""
+    done = subprocess.run([str(one) for one in arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{arguments}:\n{done.stdout}{done.stderr}")
+
+
+def ends_of(path: Path, count: int, these: Processes) -> tuple[list[float], float]:
+    """When each of ``count`` lines appeared in a file, and the CPU seconds between the first and the last."""
+    ends: list[float] = []
+    deadline, before = time.monotonic() + WITHIN_S, 0.0
+    while len(ends) < count:
+        lines = path.read_bytes().count(b"\n") if path.exists() else 0
+        if lines > len(ends):
+            if not ends:
+                before = these.cpu()
+            ends += [time.monotonic()] * (lines - len(ends))
+            continue
+        these.alive()
+        if time.monotonic() > deadline:
+            raise SystemExit(f"{path}: {len(ends)} of {count} rounds after {WITHIN_S:.0f} s")
+        time.sleep(0.005)
+    return ends, these.cpu() - before
+
+
+# ---------------------------------------------------------------------- contenders
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A coordinator's folder and three sites', made once for each model."""
+
+    model: str
+    folder: Path
+
+    @property
+    def coordinator(self) -> Coordinator:
+        return read_coordinator(self.folder / "coordinator")
+
+    @property
+    def sites(self) -> list[Path]:
+        return sorted((self.folder / "sites").iterdir())
+
+    def make(self) -> None:
+        """As on the first day, with the programs themselves."""
+        self.folder.mkdir()
+        architecture, size = ARCHITECTURES[self.model]
+        text = EXPERIMENT.format(rounds=1, architecture=architecture, size=size)
+        (self.folder / "experiment.toml").write_text(text, encoding="utf-8")
+        typed(BIN / "flwr-sim", "export", self.folder / "experiment.toml", "--out", self.folder / "sites")
+        coordinator = self.folder / "coordinator"
+        ports = ("--port", PORT, "--control-port", CONTROL_PORT)
+        typed(BIN / "flwr-server", "init", coordinator, "--name", "bench", "--host", "127.0.0.1", *ports)
+        for site in self.sites:
+            typed(BIN / "flwr-client", "init", site, "--name", site.name)
+            typed(BIN / "flwr-server", "admit", coordinator, site / f"{site.name}.request", "--yes")
+            shutil.copy(coordinator / "kits" / f"{site.name}.kit", site)
+
+
+def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> int:
+    """One repetition; returns the bytes that a site was sent in a round."""
+    coordinator = federation.folder / "coordinator"
+    with processes(scratch) as these:
+        these.start("coordinator", BIN / "flwr-server", "start", coordinator)
+        for site in federation.sites:
+            these.start(site.name, sys.executable, HERE / "idle_site.py", site)
+        eventually(lambda: all("connected to bench" in these.log(site.name) for site in federation.sites), these)
+        out = scratch / "run"
+        setting = ("--set", f"run.rounds={rounds + 1}")
+        run = (BIN / "flwr-server", "run", coordinator, federation.folder / "experiment.toml", "--out", out, *setting)
+        process = these.start("run", *run)
+        ends, cpu = ends_of(out / "rounds.jsonl", rounds + 1, these)
+        into.add(ends, cpu)
+        into.peak_mb = these.peak_mb()
+        eventually(lambda: process.poll() is not None, these)
+        last = json.loads((out / "rounds.jsonl").read_text().splitlines()[-1])
+    assert len(last["sites"]) == len(federation.sites), last
+    return int(last["bytes_down"]) // len(federation.sites)
+
+
+def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
+    """One repetition of Flower's stock deployment, with the same certificates and keys."""
+    coordinator, stamps = federation.coordinator, scratch / "stamps"
+    ours_only = ("--isolation", "--superexec-auth-secret-file", "--objects", "--database")
+    options, given = list[str](), iter(command(coordinator)[3:])
+    for option in given:
+        if option in ours_only:
+            next(given)
+        else:
+            options.append(option)
+    with processes(scratch) as these:
+        these.start("coordinator", BIN / "flower-superlink", *options, "--database", scratch / "superlink.db")
+        eventually(lambda: answers(coordinator), these)
+        control = ControlHttpClient.from_server_address(
+            coordinator.control_address,
+            False,
+            coordinator.ca_certificate.read_bytes(),
+            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+        )
+        for number, site in enumerate(federation.sites):
+            request = read_toml(site / f"{site.name}.request")
+            control.RegisterNode(RegisterNodeRequest(public_key=flower_key(str(request["public_key"])), name=site.name))
+            link = ("--superlink", f"127.0.0.1:{PORT}", "--root-certificates", coordinator.ca_certificate)
+            key = ("--auth-supernode-private-key", site / f"{site.name}.key")
+            port = ("--port", CLIENT_PORT + number, "--host", "127.0.0.1")
+            these.start(site.name, BIN / "flower-supernode", *link, *key, *port)
+        app = HERE / "stock_flower"
+        files = {str(path.relative_to(app)): path.read_bytes() for path in (app / "pyproject.toml", *app.rglob("*.py"))}
+        content, _ = build_fab_from_files(files)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        settings: dict[str, bool | float | int | str] = {
+            "model": federation.model,
+            "rounds": rounds + 1,
+            "stamps": str(stamps),
+        }
+        control.StartRun(StartRunRequest(fab=fab_to_proto(fab), override_config=user_config_to_proto(settings)))
+        ends, cpu = ends_of(stamps, rounds + 1, these)
+        into.add(ends, cpu)
+        into.peak_mb = these.peak_mb()
+        control.close()
+
+
+def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:
+    """One repetition of the bare bytes."""
+    folder = federation.folder / "coordinator"
+    done = subprocess.run(
+        [sys.executable, RAW, folder, str(size), str(rounds)], capture_output=True, text=True, check=True
+    )
+    into.seconds += [float(seconds) for seconds in done.stdout.split()]
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def table_of(measured: dict[str, dict[str, Measured]], bytes_of: dict[str, int]) -> Table:
+    table = Table("model", "contender", "rounds", "s a round, median", "range", "CPU s a round", "x raw", "peak MB")
+    for model, contenders in measured.items():
+        for name, one in contenders.items():
+            table.add_row(
+                f"{model}, {bytes_of[model] / 1e6:.1f} MB" if name == "raw" else "",
+                name,
+                str(len(one.seconds)),
+                f"{one.median:.3f}",
+                f"{min(one.seconds):.3f} - {max(one.seconds):.3f}",
+                f"{statistics.median(one.cpu):.2f}" if one.cpu else "",
+                f"{one.median / contenders['raw'].median:.1f}",
+                ", ".join(f"{process} {mb:.0f}" for process, mb in sorted(one.peak_mb.items())),
+            )
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--stock-rounds", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--models", default=",".join(ARCHITECTURES))
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    console, models = Console(), given.models.split(",")
+    contenders = ["raw", "ours", *(["stock"] if given.stock_rounds else [])]
+    measured = {model: {name: Measured() for name in contenders} for model in models}
+    bytes_of: dict[str, int] = {}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        federations = [Federation(model, folder / model) for model in models]
+        for federation in federations:
+            federation.make()
+        for repetition in range(given.repetitions):
+            for federation in federations:
+                of, model = measured[federation.model], federation.model
+                scratch = folder / f"{model}-{repetition}"
+                bytes_of[model] = ours(federation, given.rounds, of["ours"], scratch / "ours")
+                raw(federation, bytes_of[model], given.rounds, of["raw"])
+                if given.stock_rounds:
+                    stock(federation, given.stock_rounds, of["stock"], scratch / "stock")
+                shutil.rmtree(scratch)
+            console.print(table_of(measured, bytes_of))
+    if given.out:
+        versions = {name: version(name) for name in ("flwr", "grpcio", "torch", "numpy")}
+        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        results = {model: {name: vars(one) for name, one in found.items()} for model, found in measured.items()}
+        found = {"machine": machine | versions, "bytes": bytes_of, "measured": results}
+        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

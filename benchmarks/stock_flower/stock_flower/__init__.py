@@ -1,0 +1,1 @@
+"""Flower's quickstart without its training."""
