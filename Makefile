@@ -47,7 +47,7 @@ smoke:  ## build both images and train a federation across containers; see docke
 	docker/smoke-test.sh
 
 bench-network: $(VENV)/installed  ## a round over the network beside its bare bytes and stock Flower; 15 min, nothing else running
-	$(BIN)/python benchmarks/network.py --out benchmarks/network.json
+	$(BIN)/python benchmarks/network.py
 
 clean:  ## remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -38,7 +38,7 @@ def cut_out(data: bytes, field: int) -> tuple[bytes, memoryview]:
     return b"".join(kept), content
 
 
-def with_field(message: bytes, field: int, content: bytes) -> bytes:
+def with_field(message: bytes, field: int, content: bytes | memoryview) -> bytes:
     """A message as it travels, with a field of bytes added that it does not have yet."""
     return b"".join((message, _as_varint(field << 3 | LENGTH_DELIMITED), _as_varint(len(content)), content))
 

@@ -1,7 +1,7 @@
 """glibc's malloc for processes that move models: buffers of megabytes are kept and used again.
 
-By default each is asked from the kernel and given back, page by page zeroed every time: a third of all the processor
-time that a 44 MB model takes on its way (``benchmarks/network.py``). The price is that a process keeps what it once
+By default each is asked from the kernel and given back, page by page zeroed every time: a good part of the processor
+time of a large model's way. The price is that a process keeps what it once
 needed, up to ``KEPT_BYTES`` beyond what it uses.
 """
 

@@ -5,8 +5,8 @@ the ConfigRecord ``fields``, a model's trunk into one ArrayRecord named after th
 expected record and refuses what it does not know: another wire version, another record, a missing or unknown field, a
 wrong type. Nothing goes by position or prefix, and nothing is pickled.
 
-Flower sends each record, each array and each 16 MiB of an array by a call of its own, for which its SuperLink works
-5 ms: hence the small groups among the fields.
+Flower sends each record, each array and each chunk of an array by a call of its own, and its SuperLink asks its
+database several times for each: hence the small groups among the fields.
 """
 
 import dataclasses

@@ -5,6 +5,7 @@ Both stand on one machine under one user; what one of them has written the other
 
 import contextlib
 import hashlib
+import mmap
 import os
 import re
 import threading
@@ -46,6 +47,17 @@ class ObjectFiles:
             return None
         try:
             return (self._folder / object_id).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def view(self, object_id: str) -> memoryview | None:
+        """The content where it lies, or None where it is not there; stays good when the file is removed."""
+        if not is_name(object_id):
+            return None
+        try:
+            with (self._folder / object_id).open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                return memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ) if size else b"")
         except FileNotFoundError:
             return None
 

@@ -42,7 +42,7 @@ def parsed_push(data: bytes) -> Push:
     return Push(PushObjectRequest.FromString(rest), content)
 
 
-def found(content: bytes) -> bytes:
+def found(content: bytes | memoryview) -> bytes:
     """A PullObjectResponse with this content, as it travels."""
     return with_field(FOUND, CONTENT_OF_PULL, content)
 
@@ -59,7 +59,7 @@ class Answers:
         """The answer with this object's content, or None where it is not there."""
         with self._lock:
             answer = self._kept.get(name)
-            if answer is None and (content := self._files.read(name)) is not None:
+            if answer is None and (content := self._files.view(name)) is not None:
                 self._kept[name] = answer = found(content)
             while sum(map(len, self._kept.values())) > KEPT_BYTES:
                 self._kept.popitem(last=False)

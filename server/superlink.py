@@ -66,6 +66,7 @@ START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
 TASK_TIMEOUT_S = 60.0
 LINK_PATIENCE_S = 900.0
 """How long a run waits for a SuperLink that does not answer."""
+ARRIVING_S, LOOK_S = 0.1, 0.005
 UPLOAD_STALL_S = 120.0
 """How long nothing more of a reply that has been announced may arrive before it counts as cut off: the time that a
 site gives one call."""
@@ -348,17 +349,24 @@ class NetworkGrid(HttpGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Fetch the replies that are complete; one whose content is still on its way waits for the next call.
 
-        Flower's own waits here, seconds at a time, for the one that is being uploaded.
+        Flower's own waits here, seconds at a time, for the one that is being uploaded. Where all have been announced,
+        a look at the files is cheap, and is repeated for a moment.
         """
         wanted = list(message_ids)
         if asked := [name for name in wanted if name not in self._announced]:  # it forgets what it has told once
             answer = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
             for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
                 self._announced[proto.metadata.reply_to_message_id] = _Announced(proto, names_in(tree))
-        here = {name: one for name in wanted if (one := self._announced.get(name)) and self._arrived(one)}
+        here, until = self._here(wanted), time.monotonic() + ARRIVING_S
+        while not here and not asked and time.monotonic() < until:
+            time.sleep(LOOK_S)
+            here = self._here(wanted)
         for name in here:
             del self._announced[name]
         return [self._fetched(one) for one in here.values()]
+
+    def _here(self, wanted: Iterable[str]) -> dict[str, "_Announced"]:
+        return {name: one for name in wanted if (one := self._announced.get(name)) and self._arrived(one)}
 
     def _arrived(self, announced: "_Announced") -> bool:
         """Whether all of a reply's content is there, or never will be."""
@@ -374,7 +382,7 @@ class NetworkGrid(HttpGrid):
             return _error_reply(proto, ErrorCode.NODE_UNAVAILABLE, reason)
         message_id = proto.metadata.message_id
         try:
-            message = message_of(message_id, {name: self._files.read(name) or b"" for name in announced.names})
+            message = message_of(message_id, {name: self._files.view(name) or b"" for name in announced.names})
         except ValueError as error:
             message = _error_reply(proto, ErrorCode.UNKNOWN, f"its reply cannot be read: {error}")
         self.runtime.ConfirmMessageReceived(

@@ -1,10 +1,9 @@
 """The SuperLink's process: Flower's own, with three of its costs taken out.
 
 Flower 1.39 keeps the content of messages inside SQLite, asks SQLite for a run's status and a node's key once for every
-5 MiB, and counts traffic there; SQLite's writers then sleep waiting for one another. For three sites and a 44 MB model
-a round takes 5.5 s that way and 1 s this way (``benchmarks/network.py``). What survives a crash stays the same:
-registrations, runs and messages in the database, content in files named by their SHA-256 beside it, verified at the
-next start.
+5 MiB, and counts traffic there; SQLite's writers then sleep waiting for one another. What a round takes instead is in
+``docs/benchmarks.md``. What survives a crash stays the same: registrations, runs and messages in the database, content
+in files named by their SHA-256 beside it, verified at the next start.
 
     python -m server.superlink_process --objects FOLDER (the arguments of flower-superlink)
 """

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from common.flower_objects import message_of, names_in
+from common import flower_objects
+from common.flower_objects import cut, message_of, names_in
 
 CHUNK = 1000
 """Bytes; in life some million."""
@@ -37,6 +38,7 @@ records = st.dictionaries(
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(importlib.import_module("flwr.app.message.array"), "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", CHUNK)
+        patched.setattr(flower_objects, "CHUNK_BYTES", CHUNK)
         yield
 
 
@@ -200,3 +202,37 @@ def test_a_message_with_a_part_that_flower_never_makes_is_refused(made_up: bytes
     sent = objects(whole)
     with pytest.raises(ValueError, match=r"\w"):
         message_of(whole.object_id, {**sent, array_in(sent): made_up})
+
+
+@given(sent=records)
+def test_a_message_that_we_have_cut_is_the_one_that_flower_would_have_sent(sent: dict[str, Record]) -> None:
+    theirs, ours = instruction(of_arrays(sent)), instruction(of_arrays(sent))
+    cut(ours)
+    assert get_object_tree(ours) == get_object_tree(theirs)
+    assert {name: found.deflate() for name, found in get_all_nested_objects(ours).items()} == {
+        name: found.deflate() for name, found in get_all_nested_objects(theirs).items()
+    }
+
+
+def test_an_array_is_cut_once_and_an_error_not_at_all() -> None:
+    whole = message(trunk=np.arange(3 * CHUNK, dtype=np.float32))
+    cut(whole)
+    (before,) = [vars(array)["_chunks"] for array in whole.content.array_records["update"].values()]
+    cut(whole)
+    (after,) = [vars(array)["_chunks"] for array in whole.content.array_records["update"].values()]
+    assert before is after
+    assert len(before) == 13  # 12,000 bytes, and what numpy writes before them
+    cut(instruction(None, Error(1, "no")))
+
+
+def test_parts_that_come_as_views_are_as_good_as_bytes() -> None:
+    whole = message(trunk=np.arange(3 * CHUNK, dtype=np.float32))
+    sent = {name: memoryview(found.deflate()) for name, found in get_all_nested_objects(whole).items()}
+    came = message_of(whole.object_id, sent)
+    np.testing.assert_array_equal(came.content.array_records["update"]["trunk"].numpy(), np.arange(3 * CHUNK))
+
+
+def test_what_is_large_and_no_part_of_an_array_comes_back_too() -> None:
+    whole = instruction(RecordDict({"fields": ConfigRecord({"weight": bytes(3 * 2**20)})}))
+    sent = {name: memoryview(found.deflate()) for name, found in get_all_nested_objects(whole).items()}
+    assert message_of(whole.object_id, sent).content.config_records["fields"]["weight"] == bytes(3 * 2**20)

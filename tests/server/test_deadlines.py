@@ -45,6 +45,8 @@ def test_without_an_experiment_the_defaults_are_listed_and_called_so(experiment:
 
 
 INTERNAL = {
+    "ARRIVING_S",  # with LOOK_S: how often files are looked for; nothing else happens
+    "LOOK_S",
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
     "TELL_AFTER_S",  # who is waited for is said; nothing else happens

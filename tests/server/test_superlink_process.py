@@ -378,6 +378,15 @@ def test_files_that_no_message_has_are_gone_after_a_restart(link: Link) -> None:
     assert list((link.folder / "objects").iterdir()) == []
 
 
+def test_an_object_whose_file_is_there_need_not_be_sent(link: Link) -> None:
+    link.files.write(named(b"there"), b"there")
+    tree = ObjectTree(object_id=named(b"root"), children=[ObjectTree(object_id=named(b"there"))])
+    assert link.store.preregister(link.run, tree) == [named(b"root")]
+    assert link.store.get(named(b"there")) == b"there"
+    link.store.delete(named(b"root"))
+    assert link.files.names() == set()
+
+
 def test_clearing_the_store_leaves_no_file(link: Link) -> None:
     assert link.state.store_object(link.run, link.announced(b"trunk"), named(b"trunk"), b"trunk")
     link.store.clear()
