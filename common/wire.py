@@ -24,7 +24,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from common.models.state import Head
+from common.models.state import Head, ModelState
 from common.score_histograms import BINS, ScoreHistogram
 
 WIRE_VERSION = 5
@@ -85,6 +85,18 @@ class Groups:
         """The inverse of :meth:`named`; without class names there is no head."""
         head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
         return cls(arrays.get("trunk"), arrays.get("norm"), head)
+
+    @classmethod
+    def of_model(cls, model: ModelState) -> "Groups":
+        """All three groups of a whole model."""
+        return cls(model.trunk, model.norm, model.head)
+
+    def model(self) -> ModelState:
+        """The inverse of :meth:`of_model`."""
+        assert self.trunk is not None
+        assert self.norm is not None
+        assert self.head is not None
+        return ModelState(self.trunk, self.norm, self.head)
 
 
 def below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

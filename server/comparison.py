@@ -113,7 +113,7 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
     by_method = _by_method(_with_ensembles(runs))
     reference, *others = by_method
     members = _members(by_method)
-    scores = {label: _scores(of_seed) for label, of_seed in by_method.items()}
+    scores = {label: auroc_scores(of_seed.values()) for label, of_seed in by_method.items()}
     generator = np.random.default_rng(bootstrap_seed)
     repeated = any(len(by_method[reference].keys() & by_method[other].keys()) > 1 for other in others)
     pairings: list[Pairing] = ["classes", "classes x seeds"] if repeated else ["classes"]
@@ -182,14 +182,15 @@ def _members(by_method: _ByMethod) -> _Members:
     }
 
 
-def _scores(of_seed: Mapping[int, Run]) -> Scores:
-    per_class = {seed: run.summary.test.per_class for seed, run in of_seed.items()}
+def auroc_scores(runs: Iterable[Run]) -> Scores:
+    """AUROC by seed and class."""
+    per_class = {run.summary.seed: run.summary.test.per_class for run in runs}
     return {(seed, name): result.auroc for seed, results in per_class.items() for name, result in results.items()}
 
 
 def _method_result(label: str, of_seed: Mapping[int, Run], members: _Members) -> MethodResult:
     tests = {seed: run.summary.test for seed, run in sorted(of_seed.items())}
-    scores = _scores(of_seed)
+    scores = auroc_scores(of_seed.values())
     names = sorted({name for _, name in scores})
     return MethodResult(
         label=label,
@@ -273,7 +274,7 @@ def _undefined(by_method: _ByMethod) -> dict[tuple[str, ...], list[str]]:
     grouped: dict[tuple[str, ...], list[str]] = {}
     for label, of_seed in by_method.items():
         names = {name for run in of_seed.values() for name in run.summary.classes}
-        scores = _scores(of_seed)
+        scores = auroc_scores(of_seed.values())
         undefined = tuple(sorted(n for n in names if any(scores.get((seed, n)) is None for seed in of_seed)))
         if undefined:
             grouped.setdefault(undefined, []).append(label)

@@ -63,7 +63,7 @@ def ensemble_result(
     one_class = multi_class(mean[""], labels) if task == "multi_class" else None
     return {
         "test": asdict(replace(pooled, multi_class=one_class)),
-        "per_site": {site: _site_result(of_site) for site, of_site in results.items()},
+        "per_site": {site: site_result(of_site) for site, of_site in results.items()},
     }
 
 
@@ -87,7 +87,8 @@ def _of_classes(
     return per_class(scores[:, columns], label_matrix(images, annotated).numpy(), annotated)
 
 
-def _site_result(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
+def site_result(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
+    """A site's part of ``per_site`` in ``summary.json``."""
     return {
         "mean_auroc": mean_and_sd(one.auroc for one in results.values())[0],
         "per_class": {name: asdict(one) for name, one in results.items()},

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from common.quality import quality
 from common.resampling import auroc_intervals
 from common.seeds import seed_of
 from common.wire import EvaluateReply
-from server.ensemble import ensemble_result, local_models
+from server.ensemble import ensemble_result, local_models, site_result
 from server.run_folder import RunFolder
 from strategies.replies import Replies
 from strategies.roll_call import Registered
@@ -179,9 +179,4 @@ def _joint_sha256(answers: Sequence[EvaluateReply]) -> str:
 
 
 def _site_result(answer: EvaluateReply) -> dict[str, Any]:
-    metrics = _metrics(answer)
-    return {
-        "validation_loss": answer.validation_loss,
-        "mean_auroc": mean_and_sd(one.auroc for one in metrics.values())[0],
-        "per_class": {name: asdict(one) for name, one in metrics.items()},
-    }
+    return {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))}

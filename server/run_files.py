@@ -174,6 +174,11 @@ class Run:
     rounds: tuple[RoundRecord, ...]
     samples: Samples | None = None
 
+    @property
+    def rounds_taken(self) -> dict[str, int]:
+        """Site -> rounds in which it took part."""
+        return {name: sum(name in each.sites for each in self.rounds) for name in self.summary.sites}
+
 
 def read_run(folder: Path) -> Run:
     """Read ``summary.json``, ``rounds.jsonl`` and, where there is one, ``samples.json``.

@@ -57,8 +57,7 @@ def run(
     from common.config import read_experiment
     from server.simulation import simulate
 
-    chosen = [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
-    summary = simulate(read_experiment(experiment, chosen), out, console, track)
+    summary = simulate(read_experiment(experiment, _with_backend(overrides, backend)), out, console, track)
     _print_result(summary, out)
 
 
@@ -80,8 +79,7 @@ def compare(
     """
     from server.comparing import run_comparison
 
-    chosen = [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
-    run_comparison(experiments, out, range(seeds), jobs, chosen, console, track)
+    run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track)
 
 
 @app.command()
@@ -102,8 +100,7 @@ def study(
     """
     from server.study.running import run_study
 
-    chosen = [*overrides, f'simulation.backend="{backend}"']
-    run_study(folder, out, chosen, console, seeds=seeds, jobs=jobs, quick=quick)
+    run_study(folder, out, _with_backend(overrides, backend), console, seeds=seeds, jobs=jobs, quick=quick)
 
 
 @app.command()
@@ -229,6 +226,10 @@ def weights(
         f'[model]\narchitecture = "{architecture}"\nweights = "{destination}"\nweights_sha256 = "{sha256}"',
         markup=False,
     )
+
+
+def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
+    return [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
 
 
 def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]

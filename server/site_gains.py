@@ -84,11 +84,8 @@ def _why_not(site: str, reference: Run, other: Run) -> str:
         {name: (one.positives, one.negatives) for name, one in run.per_site[site].per_class.items()}
         for run in (mine, theirs)
     ]
-    return (
-        ""
-        if all(tested[0][name] == tested[1][name] for name in tested[0].keys() & tested[1].keys())
-        else ("it was tested on other images there")
-    )
+    same = all(tested[0][name] == tested[1][name] for name in tested[0].keys() & tested[1].keys())
+    return "" if same else "it was tested on other images there"
 
 
 def _pairs(site: str, reference: Run, other: Run) -> dict[str, tuple[float, float]]:

@@ -160,19 +160,15 @@ def connected(
     if place:
         earlier = Groups.of_named(below("earlier", moments), model.head.class_names)
         model = mixture(model, earlier, parameters.residual_stage_one if first else parameters.residual)
-    named = Groups(model.trunk, model.norm, model.head).named()
+    named = Groups.of_model(model).named()
     return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
 
 
 def mixture(model: ModelState, earlier: Groups, share: float) -> ModelState:
     """A model of which ``share`` is the earlier one, in every value."""
-    now = Groups(model.trunk, model.norm, model.head).named()
+    now = Groups.of_model(model).named()
     values = {name: mixed(array, now[name], share) for name, array in earlier.named().items()}
-    groups = Groups.of_named(values, model.head.class_names)
-    assert groups.trunk is not None
-    assert groups.norm is not None
-    assert groups.head is not None
-    return ModelState(groups.trunk, groups.norm, groups.head)
+    return Groups.of_named(values, model.head.class_names).model()
 
 
 # ---------------------------------------------------------------------- hospital

@@ -50,13 +50,8 @@ def of_bytes(content: bytes) -> FederationState:
 
 
 def _named(prefix: str, model: ModelState) -> dict[str, NDArray[Any]]:
-    named = Groups(model.trunk, model.norm, model.head).named()
-    return {f"{prefix}/{name}": array for name, array in named.items()}
+    return {f"{prefix}/{name}": array for name, array in Groups.of_model(model).named().items()}
 
 
 def _model(prefix: str, tensors: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> ModelState:
-    groups = Groups.of_named(below(prefix, tensors), names)
-    assert groups.trunk is not None
-    assert groups.norm is not None
-    assert groups.head is not None
-    return ModelState(groups.trunk, groups.norm, groups.head)
+    return Groups.of_named(below(prefix, tensors), names).model()

@@ -1,5 +1,6 @@
 """The hospital's half of a method, as values: what a site minimises in a round, tells besides, and notes down."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,11 @@ class Situation:
     notes: Arrays
     round: int
     spec: TrainingSection
+
+
+def fixed_copy(network: SplitNetwork) -> SplitNetwork:
+    """A network that stays as this one is now, for evaluation: what becomes a teacher."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
 
 
 def tells_nothing(network: SplitNetwork, losses: Losses) -> Arrays:

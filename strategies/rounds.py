@@ -347,8 +347,7 @@ def too_few(what: str, received: Replies[Reply], wanted: int) -> TooFewSites:
 
 def array_record(model: ModelState) -> ArrayRecord:
     """The global model as Flower's loop carries it."""
-    named = Groups(model.trunk, model.norm, model.head).named()
-    return ArrayRecord({name: Array(array) for name, array in named.items()})
+    return ArrayRecord({name: Array(array) for name, array in Groups.of_model(model).named().items()})
 
 
 def model_state(arrays: ArrayRecord, class_names: tuple[str, ...]) -> ModelState:

@@ -22,7 +22,6 @@ its group, so that this is the paper's rule without training one site several ti
 by (seed, round, site, group), so that a lost site gives its place to the next in line and moves nobody else.
 """
 
-import copy
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -38,7 +37,7 @@ from common.wire import Arrays, Groups, TrainReply, below
 from strategies.distances import Float64, distances_from_mean, inner_products
 from strategies.fedmlp.losses import consistency
 from strategies.guidance import Known
-from strategies.local import LocalRound, Situation
+from strategies.local import LocalRound, Situation, fixed_copy
 from strategies.losses import known_entries, loss_for, positive_weights
 from strategies.mean_teacher import decay_after, follow
 from strategies.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
@@ -138,7 +137,7 @@ class LocalPart:
 
     def __init__(self, situation: Situation, parameters: RSCFedParameters) -> None:
         self.parameters = parameters
-        self.teacher = copy.deepcopy(situation.network).eval().requires_grad_(False)
+        self.teacher = fixed_copy(situation.network)
         if kept := below("teacher", situation.notes):
             groups = Groups.of_named(kept, situation.network.class_names)
             write_state(self.teacher, trunk=groups.trunk, norm=groups.norm, head=groups.head)
@@ -163,8 +162,7 @@ class LocalPart:
     def notes(self, network: SplitNetwork) -> Arrays:
         """The teacher, and how many steps it has followed."""
         self._catch_up(network)
-        state = read_state(self.teacher)
-        arrays = Groups(state.trunk, state.norm, state.head).named()
+        arrays = Groups.of_model(read_state(self.teacher)).named()
         return {f"teacher/{name}": array for name, array in arrays.items()} | {
             "steps": np.array([self.steps], np.float32)
         }

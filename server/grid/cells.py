@@ -77,13 +77,23 @@ def check(cells: Sequence[Cell]) -> None:
     Raises:
         BadInput: With all faults.
     """
-    faults: list[Fault] = []
-    for cell in cells:
-        try:
-            checked(cell.file)
-            if cell.folder.exists() and any(cell.folder.iterdir()) and not cell.is_done():
-                problem = "holds another experiment, and nothing is written over."
-                faults.append(Fault(str(cell.folder), problem, "Remove it, or name another --out."))
-        except BadInput as error:
-            faults += error.faults
-    stop_on(list(dict.fromkeys(faults)))
+    runs = {cell.folder: cell for cell in cells}
+    found = {cell.folder: _faults(cell) for cell in sorted(runs.values(), key=_same_data_together)}
+    stop_on(list(dict.fromkeys(fault for folder in runs for fault in found[folder])))
+
+
+def _same_data_together(cell: Cell) -> str:
+    """A data set that is cut for one experiment is kept for the next that cuts it alike."""
+    experiment = cell.file.experiment.model_dump(mode="json")
+    return json.dumps([experiment[key] for key in ("data", "partition", "server_data")] + [experiment["run"]["seed"]])
+
+
+def _faults(cell: Cell) -> Sequence[Fault]:
+    try:
+        checked(cell.file)
+        if cell.folder.exists() and any(cell.folder.iterdir()) and not cell.is_done():
+            problem = "holds another experiment, and nothing is written over."
+            return [Fault(str(cell.folder), problem, "Remove it, or name another --out.")]
+    except BadInput as error:
+        return error.faults
+    return []

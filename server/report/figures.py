@@ -4,16 +4,30 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from server.comparison import Contrast, MethodResult
 from server.report.coverage import ClassesOfGroup
-from server.report.svg import BLUE, GREEN, INK, ORANGE, PAPER, SKY, VERMILION, Look, canvas, inline, looks, theme
+from server.report.svg import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    SKY,
+    VERMILION,
+    Look,
+    canvas,
+    column,
+    inline,
+    key,
+    legend_above,
+    looks,
+    theme,
+)
 from server.report.wording import number, signed
 from server.run_files import RoundRecord
 
@@ -29,13 +43,13 @@ def learning_curves(rounds: Sequence[RoundRecord], best_round: int | None) -> Ma
     """Training and validation loss by round and, if it was measured, mean AUROC beside them."""
     numbers = [each.round for each in rounds]
     aurocs = {
-        "validation": _column([each.validation_auroc for each in rounds]),
-        "test": _column([each.test_mean_auroc for each in rounds]),
+        "validation": column([each.validation_auroc for each in rounds]),
+        "test": column([each.test_mean_auroc for each in rounds]),
     }
     measured = {name: values for name, values in aurocs.items() if np.isfinite(values).any()}
     losses = {
-        "training": _column([each.train_loss for each in rounds]),
-        "validation": _column([each.validation_loss for each in rounds]),
+        "training": column([each.train_loss for each in rounds]),
+        "validation": column([each.validation_loss for each in rounds]),
     }
     with theme():
         figure, panels = canvas(9, 3.2, columns=2 if measured else 1)
@@ -65,7 +79,7 @@ def auroc_bars(
             Patch(facecolor=_FILLS[group.kind][0], edgecolor=PAPER, hatch=_FILLS[group.kind][1], label=group.title)
             for group in groups
         ]
-        _legend_above(axes, handles)
+        legend_above(axes, handles)
         return inline(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
 
 
@@ -81,7 +95,7 @@ def participation(rounds: Sequence[RoundRecord], sites: Sequence[str]) -> Markup
         axes.set_yticks(range(len(sites)), sites)
         axes.set(xlabel="round", ylim=(len(sites) - 0.5, -0.5))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        _legend_above(axes, list(axes.collections))
+        legend_above(axes, list(axes.collections))
         return inline(figure, "participation", "Dot chart: which site took part in which round.")
 
 
@@ -100,7 +114,7 @@ def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassesOfG
             )
         axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":")
         axes.set(xlabel="AUROC (mean over seeds)")
-        _legend_above(axes, [_key(method.label, look.color, look.marker) for method, look in drawn])
+        legend_above(axes, [key(method.label, look) for method, look in drawn])
         return inline(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
 
 
@@ -126,12 +140,8 @@ def differences(contrasts: Sequence[Contrast]) -> Markup:
         axes.set(ylim=(len(others) - 0.5, -0.5))
         axes.set_xlabel("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →")
         named = zip(subsets, looks(len(subsets)), strict=True)
-        _legend_above(axes, [_key(f"{subset} classes", look.color, look.marker) for subset, look in named])
+        legend_above(axes, [key(f"{subset} classes", look) for subset, look in named])
         return inline(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
-
-
-def _column(values: Sequence[float | None]) -> NDArray[np.float64]:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, NDArray[np.float64]]) -> None:
@@ -199,15 +209,6 @@ def _whisker(axes: Axes, contrast: Contrast, row: float, look: tuple[str, str]) 
     axes.plot([low, high], [row, row], color=look[0], linewidth=2)
     axes.plot([test.mean_difference], [row], look[1], color=look[0], markersize=7, markeredgecolor=PAPER)
     axes.annotate(signed(test.mean_difference), (high, row), (7, 0), "data", "offset points", va="center", fontsize=8.5)
-
-
-def _key(label: str, color: str, marker: str) -> Line2D:
-    return Line2D([], [], linestyle="", marker=marker, color=color, markeredgecolor=PAPER, markersize=8, label=label)
-
-
-def _legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
-    columns = min(4, len(handles))
-    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
 
 
 def _unzipped(points: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

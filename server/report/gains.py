@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from server.comparison import ENSEMBLE, Comparison
-from server.report.svg import INK, PAPER, RULE, Look, canvas, inline, looks, theme
+from server.report.svg import INK, PAPER, RULE, Look, canvas, inline, key, legend_above, looks, theme
 from server.report.wording import counted, listed, number, signed
 from server.site_gains import SiteGain
 
@@ -69,8 +68,7 @@ def gains_figure(comparison: Comparison) -> Markup:
             shift = 0.5 * (place - (len(drawn) - 1) / 2) / max(1, len(drawn))
             _ranked(axes, gains, look) if ranked else _named(axes, gains, sites, (look, shift))
         _frame(axes, sites, ranked)
-        keys = [_key(other, look) for (other, _), look in drawn]
-        axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(4, len(keys)), borderaxespad=0.4)
+        legend_above(axes, [key(f"over {other}", look) for (other, _), look in drawn])
         return inline(figure, "gains", "Dot chart: what each site gains over each other method.")
 
 
@@ -110,11 +108,6 @@ def _ranked(axes: Axes, gains: Sequence[SiteGain], look: Look) -> None:
     every = max(1, len(values) // 20)
     places = np.arange(1, len(values) + 1)
     axes.plot(places, values, color=look.color, marker=look.marker, markersize=5, markevery=every)
-
-
-def _key(label: str, look: Look) -> Line2D:
-    marker = {"linestyle": "", "markeredgecolor": PAPER, "markersize": 8}
-    return Line2D([], [], marker=look.marker, color=look.color, label=f"over {label}", **marker)  # type: ignore[arg-type]
 
 
 def _plain(label: str, kinds: Mapping[str, str]) -> str:

@@ -129,7 +129,7 @@ def _absences(run: Run) -> Iterator[str]:
 
 
 def _sites(run: Run) -> list[SiteLine]:
-    taken = {name: sum(name in each.sites for each in run.rounds) for name in run.summary.sites}
+    taken = run.rounds_taken
     return [
         SiteLine(name, one.classes, one.train_samples, one.validation_samples, taken[name])
         for name, one in run.summary.sites.items()

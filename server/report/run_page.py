@@ -154,7 +154,7 @@ def _method_figures(run: Run) -> dict[str, str]:
 def _site_rows(run: Run) -> list[SiteRow]:
     results, best = run.summary.per_site, run.summary.client_accuracy
     accuracies = best.per_site if best else {}
-    taken = {name: sum(name in each.sites for each in run.rounds) for name in run.summary.sites}
+    taken = run.rounds_taken
     sites = run.summary.sites.items()
     return [
         SiteRow(name, record, results.get(name, SiteResult()), taken[name], accuracies.get(name))

@@ -9,10 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import NDArray
 
 from common.multi_class import accuracy_density
-from server.report.svg import PAPER, Look, canvas, inline, looks, theme
+from server.report.svg import PAPER, Look, canvas, column, inline, looks, theme
 from server.study.results import Curves, TableResult
 
 LineStyle = Literal["-", "--", "-.", ":"]
@@ -38,11 +37,11 @@ def _sweep_of(table: TableResult, measure: int, axes: Axes) -> None:
     positions = np.array(table.positions, dtype=np.float64)
     for index, look in enumerate(looks(len(table.methods))):
         entries = [column[measure] for column in table.entries[index]]
-        spread = np.nan_to_num(_numbers([entry.ours.sd for entry in entries]))
-        means, line = _numbers([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
+        spread = np.nan_to_num(column([entry.ours.sd for entry in entries]))
+        means, line = column([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
         axes.plot(positions, means, line, color=look.color, marker=look.marker, markersize=6)
         axes.errorbar(positions, means, yerr=spread, color=look.color, linestyle="none", capsize=3)
-        paper = _numbers([entry.paper for entry in entries])
+        paper = column([entry.paper for entry in entries])
         axes.plot(positions, paper, look.marker, color=look.color, markerfacecolor="none", markersize=7)
     axes.set(title=table.headings[measure])
     axes.set_xticks(positions, [f"{position:g}" for position in positions])
@@ -88,10 +87,6 @@ def _spread(axes: Axes, each: Curves, look: Look, line: LineStyle) -> None:
     assert curve is not None
     axes.plot(*curve, line, color=look.color, marker=look.marker, markevery=80, markersize=5, markeredgecolor=PAPER)
     axes.set(xlabel="accuracy of a site", ylabel="density")
-
-
-def _numbers(values: Sequence[float | None]) -> NDArray[np.float64]:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
 def _legend_above(figure: Figure, methods: Sequence[str]) -> None:

@@ -4,13 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from server.comparison import SUBSETS, MethodResult
 from server.report.coverage import ClassesOfGroup
-from server.report.svg import BLUE, GREEN, ORANGE, PAPER, RULE, SKY, canvas, inline, looks, theme
+from server.report.svg import BLUE, GREEN, ORANGE, PAPER, RULE, SKY, canvas, inline, key, legend_above, looks, theme
 from server.run_files import SiteRecord
 
 MANY = 24  # sites or classes from which on the table alone is hard to read
@@ -61,9 +60,7 @@ def shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
         axes.set_yticks(range(len(SUBSETS)), [f"{subset} classes" for subset in SUBSETS])
         axes.set(ylim=(len(SUBSETS) - 0.5, -0.5), xlabel="mean AUROC")
         axes.tick_params(axis="y", length=0)
-        key = {"linestyle": "", "markeredgecolor": PAPER, "markersize": 8}
-        keys = [Line2D([], [], marker=k.marker, color=k.color, label=m.label, **key) for m, k in drawn]  # type: ignore[arg-type]
-        axes.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=min(4, len(keys)), borderaxespad=0.4)
+        legend_above(axes, [key(method.label, look) for method, look in drawn])
         return inline(figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method.")
 
 

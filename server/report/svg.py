@@ -8,15 +8,19 @@ import io
 import itertools
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import matplotlib
+import numpy as np
 from markupsafe import Markup, escape
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
 
 INK, RULE, PAPER = "#010203", "#020304", "#030405"
 BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
@@ -76,6 +80,24 @@ def theme() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_THEME)  # type: ignore[arg-type]
         yield
+
+
+def column(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """Numbers to be drawn; what is None is left out of a line."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def key(label: str, look: Look) -> Line2D:
+    """A marker in a legend."""
+    return Line2D(
+        [], [], linestyle="", marker=look.marker, color=look.color, markeredgecolor=PAPER, markersize=8, label=label
+    )
+
+
+def legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
+    """Over the axes, at most four in a line."""
+    columns = min(4, len(handles))
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
 
 
 def canvas(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:

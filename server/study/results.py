@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.comparison import Spread, over_seeds
+from server.comparison import Spread, auroc_scores, over_seeds
 from server.run_files import Run
-from server.statistics import PairedTest, Scores, corrected, paired_over_classes, paired_test
+from server.statistics import PairedTest, corrected, paired_over_classes, paired_test
 from server.study.spec import Figure, Study, Table
 
 Seeds = Sequence[Run]
@@ -135,7 +135,7 @@ def _tests(table: Table, grid: Grid, entries: Sequence[Sequence[Sequence[Entry]]
         return [Tested(titles[other], "", test) for other, test in zip(others, found, strict=True)]
     tested = []
     for s, setting in enumerate(table.settings):
-        scores = [_scores(row[s]) for row in grid]
+        scores = [auroc_scores(row[s]) for row in grid]
         found = corrected([paired_over_classes(scores[reference], scores[other], generator) for other in others])
         tested += [Tested(titles[other], setting.title, test) for other, test in zip(others, found, strict=True)]
     return tested
@@ -144,10 +144,6 @@ def _tests(table: Table, grid: Grid, entries: Sequence[Sequence[Sequence[Entry]]
 def _pairs(ours: Sequence[float | None], theirs: Sequence[float | None]) -> NDArray[np.float64]:
     defined = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
     return np.asarray(defined, dtype=np.float64).reshape(-1, 2)
-
-
-def _scores(runs: Seeds) -> Scores:
-    return {(run.summary.seed, name): each.auroc for run in runs for name, each in run.summary.test.per_class.items()}
 
 
 def _curves(table: Table, grid: Grid) -> list[Curves]:

@@ -27,7 +27,6 @@ Ours, for several labels an image of which a site annotates some:
   others' model; ours needs no memory, and a site that was absent has none that is out of date.
 """
 
-import copy
 from collections.abc import Mapping
 
 import numpy as np
@@ -42,7 +41,7 @@ from common.wire import Arrays, TrainReply
 from strategies.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.fedmlp.losses import consistency
 from strategies.guidance import Guidance, Known
-from strategies.local import LocalRound, Situation
+from strategies.local import LocalRound, Situation, fixed_copy
 from strategies.losses import known_entries
 from strategies.mean_teacher import decay_after, follow
 from strategies.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
@@ -178,7 +177,7 @@ class LocalPart:
 
 def teacher_of(network: SplitNetwork) -> SplitNetwork:
     """A copy that is not trained: batch normalisation as in evaluation, dropout as in training."""
-    teacher = copy.deepcopy(network).eval().requires_grad_(False)
+    teacher = fixed_copy(network)
     for module in teacher.modules():
         if isinstance(module, nn.Dropout):
             module.train()

@@ -12,7 +12,6 @@ Hospital: tags, in its own memory; after training from the last round of stage 1
 that it does not label, the *difficulty*. Coordinator: FedAvg, and the means of prototypes and difficulties.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
@@ -29,10 +28,10 @@ from common.models.spec import Task
 from common.wire import Arrays, TrainReply
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import first_stage, second_stage
-from strategies.fedmlp.prior import adjustment, positive_prior
+from strategies.fedmlp.prior import adjustment_of
 from strategies.fedmlp.prototypes import cosines, difficulty, global_difficulty, global_prototypes, local_prototypes
 from strategies.guidance import Guidance, Known, finite_by_name
-from strategies.local import LocalRound, Situation
+from strategies.local import LocalRound, Situation, fixed_copy
 from strategies.losses import loss_for
 from strategies.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
 from strategies.training import Batch, Losses
@@ -175,7 +174,7 @@ class LocalPart:
         self.situation, self.parameters = situation, parameters
         self.labels = situation.examples.labels.cpu().numpy()  # (n, classes)
         self.annotated = situation.examples.annotated.cpu().numpy()
-        self.teacher = copy.deepcopy(situation.network).eval().requires_grad_(False)
+        self.teacher = fixed_copy(situation.network)
         kept = situation.notes.get("tags")
         self.tags: Tags = np.full(self.labels.shape, -1, np.int8) if kept is None else kept.astype(np.int8)
 
@@ -185,7 +184,8 @@ class LocalPart:
             self.tags = self.tagged()
         device = self.situation.examples.labels.device
         self.targets = torch.from_numpy(self._targets()).to(device)
-        self.adjustment = self._adjustment(device)
+        # By each class's positives at this site, true or tagged.
+        self.adjustment = adjustment_of(self.targets) if self.parameters.weighted_partial_loss else None
         return LocalRound(self.objective, self.told, lambda network: {"tags": self.tags.astype(np.float32)})
 
     @property
@@ -217,14 +217,6 @@ class LocalPart:
         if not self.parameters.weighted_partial_loss:
             targets = np.where(~self.annotated & np.isnan(targets), 0.0, targets)
         return targets.astype(np.float32)
-
-    def _adjustment(self, device: torch.device) -> Tensor | None:
-        """By each class's positives at this site, true or tagged."""
-        if not self.parameters.weighted_partial_loss:
-            return None
-        positives = (self.targets == 1).sum(dim=0).cpu().numpy()
-        values = adjustment(positive_prior(positives, len(self.labels)))
-        return torch.from_numpy(values.astype(np.float32)).to(device)
 
     def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
         """Stage 1 on two views of the images, stage 2 on one."""

@@ -6,7 +6,9 @@ guard against 0/0. At test time nothing is added.
 """
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 Float64 = NDArray[np.float64]
 
@@ -27,3 +29,10 @@ def positive_prior(positives: ArrayLike, images: int) -> Float64:
 def adjustment(prior: Float64) -> Float64:
     """The logarithm of the odds of ``prior``, to be added to training logits."""
     return np.log(prior) - np.log1p(-prior)
+
+
+def adjustment_of(targets: Tensor) -> Tensor:
+    """:func:`adjustment` by a whole site's targets ``(n, classes)``, as float32 ``(classes,)`` on their device."""
+    positives = (targets == 1).sum(dim=0).cpu().numpy()
+    values = adjustment(positive_prior(positives, len(targets)))
+    return torch.from_numpy(values.astype(np.float32)).to(targets.device)

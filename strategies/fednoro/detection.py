@@ -10,8 +10,6 @@ import warnings
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.mixture import GaussianMixture
 
 from strategies.distances import Float64, distances_between
 
@@ -65,6 +63,9 @@ def scaled_over_sites(indicators: Floats) -> Float64:
 
 
 def _divided(scaled: Float64, seed: int) -> Flags:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.mixture import GaussianMixture  # only the coordinator needs it, once a run
+
     mixture = GaussianMixture(n_components=2, random_state=seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # few sites: any division that repeats will do

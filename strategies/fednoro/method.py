@@ -26,7 +26,6 @@ Ours, for several labels of which each site gives some:
   never sees drops out, while here the adjustment would push it up.
 """
 
-import copy
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -43,10 +42,10 @@ from common.models.spec import Task
 from common.wire import Arrays, TrainReply
 from strategies.distances import inner_products
 from strategies.fedmlp.losses import supervised
-from strategies.fedmlp.prior import adjustment, positive_prior
+from strategies.fedmlp.prior import adjustment_of
 from strategies.fednoro.detection import Flags, distance_aware, loss_indicators, noisy_sites
 from strategies.guidance import Guidance, Known
-from strategies.local import LocalRound, Situation
+from strategies.local import LocalRound, Situation, fixed_copy
 from strategies.losses import Missing, loss_for
 from strategies.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
 from strategies.sharing import Weights
@@ -181,15 +180,13 @@ class LocalPart:
         known = torch.where(examples.annotated, examples.labels, 0.0) if self.negative else examples.labels
         self.targets = known  # (n, classes)
         self.noisy = bool(situation.told["noisy"][0]) if "noisy" in situation.told else False
-        positives = (known == 1).sum(dim=0).cpu().numpy()
-        values = adjustment(positive_prior(positives, len(known))).astype(np.float32)
-        self.adjustment = torch.from_numpy(values).to(known.device)
+        self.adjustment = adjustment_of(known)
 
     def round(self) -> LocalRound:
         """Judge the received model, if it is time to, before it is trained; keep it as a teacher, if one is needed."""
         indicators = self._indicators()
         if self.noisy:
-            self.teacher = copy.deepcopy(self.situation.network).eval().requires_grad_(False)
+            self.teacher = fixed_copy(self.situation.network)
         return LocalRound(self.objective, lambda network, losses: indicators)
 
     def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
