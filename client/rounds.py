@@ -85,8 +85,6 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
     memory = folder.recall(request.counted)
     network = build(plan.model, request.class_names, plan.run.seed).to(site.device)
-    if site.device != "cpu":
-        network = network.to(memory_format=torch.channels_last)
     put(network, request.model)
     put(network, memory.parts)
     return Work(site, plan, method, network, folder, memory)

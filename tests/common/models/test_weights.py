@@ -62,7 +62,7 @@ def test_a_missing_file_is_a_fault_and_a_sound_one_is_none(tmp_path: Path) -> No
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named_all_at_once(tmp_path: Path) -> None:
-    backbone = {f"backbone.{name}": tensor for name, tensor in tiny().backbone.state_dict().items()}
+    backbone = {f"backbone.{name}": tensor.contiguous() for name, tensor in tiny().backbone.state_dict().items()}
     backbone["backbone.extra.weight"] = torch.zeros(1)
     backbone["backbone.0.1.bias"] = torch.zeros(7)
     del backbone["backbone.2.0.weight"]
