@@ -6,11 +6,11 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client.memory import forget_other_runs
+from client.networks import empty_network
 from client.rounds import evaluate_round, train_round
 from client.site import Site
 from common import __version__
 from common.config import Plan
-from common.models.network import build
 from common.models.state import layout_of
 from common.wire import (
     UNKNOWN_COUNT,
@@ -65,7 +65,7 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
     plan = Plan.model_validate_json(call.plan)
     asks = method_of(plan).needs_label_counts
     positives, negatives = label_counts(site) if asks and site.policy.label_counts else ((), ())
-    layout = layout_of(build(plan.model, site.declaration.canonical, plan.run.seed))
+    layout = layout_of(empty_network(plan.model, site.declaration.canonical, site.device))
     return RollCallAnswer(
         run=call.run,
         site=site.name,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from client.memory import Memory, MemoryFolder
+from client.networks import empty_network
 from client.site import Site
 from client.told_scores import NOTHING_TOLD, ToldScores, told_scores
 from common.config import Plan
@@ -16,7 +17,7 @@ from common.data.image_set import ImageSet
 from common.errors import quoted
 from common.inference import label_matrix, scores_of
 from common.metrics import ClassMetrics, per_class
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork
 from common.models.saved import save_model
 from common.models.state import Head, ModelState, layout_of, read_state, state_sha256, write_state
 from common.seeds import seed_of
@@ -48,12 +49,17 @@ from strategies.training import (
 
 @dataclass(frozen=True)
 class Work:
-    """One request, unpacked: who does what with which network."""
+    """One request, unpacked: who does what with which network.
+
+    Attributes:
+        received: The model as sent, with the parts that never left this site put back.
+    """
 
     site: Site
     plan: Plan
     method: Method
     network: SplitNetwork
+    received: ModelState
     folder: MemoryFolder
     memory: Memory
     _examples: dict[str, Examples] = field(default_factory=dict)
@@ -72,7 +78,7 @@ class Work:
 
 
 def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
-    """Build the network of a request, as sent, with the parts that never left this site put back.
+    """Fill the network with a request's model and with the parts of it that never left this site.
 
     Raises:
         WireError: If the request's head rows are not those that this site holds in this method.
@@ -84,10 +90,11 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
     memory = folder.recall(request.counted)
-    network = build(plan.model, request.class_names, plan.run.seed).to(site.device)
-    put(network, request.model)
-    put(network, memory.parts)
-    return Work(site, plan, method, network, folder, memory)
+    network = empty_network(plan.model, request.class_names, site.device)
+    whole = memory.parts.over(request.model).model()
+    received = replace(whole, head=whole.head.rows(request.class_names))
+    put(network, Groups.of_model(received))
+    return Work(site, plan, method, network, received, folder, memory)
 
 
 def put(network: SplitNetwork, groups: Groups) -> None:
@@ -99,10 +106,9 @@ def train_round(site: Site, request: TrainRequest) -> TrainReply:
     """Take part in one round; the site's memory of it is on disk before the answer leaves."""
     began = time.monotonic()
     work = unpack(site, request)
-    plan, method, network = work.plan, work.method, work.network
+    plan, method, network, received = work.plan, work.method, work.network, work.received
     seed = seed_of(plan.run.seed, request.round, site.name)
     with reproducible(seed, plan.training.threads) as generator:
-        received = read_state(network)
         validation = work.examples("validation")
         found = validate(network, validation, method.loss, plan.training)
         tested = plan.evaluation.test_each_round and method.passing is None  # else it is no model of a round

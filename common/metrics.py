@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.metrics import average_precision_score, roc_auc_score
+from scipy.stats import rankdata
+from sklearn.metrics import average_precision_score
 
 from common.multi_class import MultiClass
 from common.pooled import Pooled
@@ -86,6 +87,19 @@ def per_class(scores: Floats, labels: Floats, class_names: Sequence[str]) -> dic
     return {name: _of_class(name, scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
 
 
+def mean_auroc(scores: Floats, labels: Floats) -> float | None:
+    """The mean of :func:`per_class`'s AUROCs, in a tenth of the time; None where no class has one.
+
+    Args:
+        scores: Finite, ``(n, classes)``.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``.
+    """
+    if not np.isnan(labels).any():
+        return mean_and_sd(_aurocs(scores, labels))[0]
+    known = (~np.isnan(column) for column in labels.T)
+    return mean_and_sd(_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(known))[0]
+
+
 def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
     """Mean and population SD (ddof 0, as in the tables of Kulkarni et al. 2024) over the values that are defined."""
     defined = [value for value in values if value is not None]
@@ -135,12 +149,27 @@ def _of_class(name: str, scores: Floats, labels: Floats) -> ClassMetrics:
     sensitivity = float(np.mean(scores[labels == 1] > THRESHOLD))
     specificity = float(np.mean(scores[labels == 0] <= THRESHOLD))
     return ClassMetrics(
-        auroc=float(roc_auc_score(labels, scores)),
+        auroc=_auroc(scores, labels),
         average_precision=float(average_precision_score(labels, scores)),
         balanced_accuracy=(sensitivity + specificity) / 2,
         positives=positives,
         negatives=negatives,
     )
+
+
+def _auroc(scores: Floats, labels: Floats) -> float | None:
+    return _aurocs(scores[:, None], labels[:, None])[0]
+
+
+def _aurocs(scores: Floats, labels: Floats) -> list[float | None]:
+    """Mann and Whitney's U of each column over its largest value: ties count half."""
+    if not len(labels):
+        return [None] * labels.shape[1]
+    positive = labels == 1
+    positives = positive.sum(axis=0)
+    pairs = positives * (len(labels) - positives)
+    larger = np.where(positive, rankdata(scores, axis=0), 0).sum(axis=0) - positives * (positives + 1) / 2
+    return [float(one / of) if of else None for one, of in zip(larger, pairs, strict=True)]
 
 
 def _known(name: str, scores: Floats, labels: Floats) -> tuple[Floats, Floats]:

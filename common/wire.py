@@ -24,6 +24,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from common.errors import quoted
 from common.models.state import Head, ModelState
 from common.score_histograms import BINS, ScoreHistogram
 
@@ -92,11 +93,20 @@ class Groups:
         return cls(model.trunk, model.norm, model.head)
 
     def model(self) -> ModelState:
-        """The inverse of :meth:`of_model`."""
-        assert self.trunk is not None
-        assert self.norm is not None
-        assert self.head is not None
+        """The inverse of :meth:`of_model`.
+
+        Raises:
+            WireError: If a group is missing.
+        """
+        if self.trunk is None or self.norm is None or self.head is None:
+            lacking = [name for name in ("trunk", "norm", "head") if getattr(self, name) is None]
+            raise WireError(f"a whole model has trunk, norm and head; there is no {quoted(lacking)}.")
         return ModelState(self.trunk, self.norm, self.head)
+
+    def over(self, others: "Groups") -> "Groups":
+        """These groups, and those of ``others`` in the place of missing ones."""
+        pairs = ((getattr(self, name), getattr(others, name)) for name in ("trunk", "norm", "head"))
+        return Groups(*(theirs if own is None else own for own, theirs in pairs))
 
 
 def below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -25,6 +25,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from common.config import SimulationSection
 from common.errors import BadInput, Fault
+from common.memory import LARGE_BUFFERS, keep_large_buffers
 
 CLIENT_APP = "client.simulated:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
@@ -69,6 +70,8 @@ def on_ray(main: Main, app: ClientApp, sites: int, workers: Workers, address: st
     failures: list[BaseException] = []
     init: dict[str, Any] = {"address": address} if address else {"num_cpus": workers.count}
     init |= {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    os.environ.update(LARGE_BUFFERS)  # for the workers
+    keep_large_buffers()
     resources: Any = {"num_cpus": 1.0, "num_gpus": workers.gpus_per_site}
     quiet_flower()
     with warnings.catch_warnings():
@@ -103,6 +106,7 @@ def _server_app(main: Main, failures: list[BaseException]) -> ServerApp:
 def inline(main: Main, app: ClientApp, sites: int) -> None:
     """Run ``main`` against sites that this process serves, one after the other."""
     quiet_flower()
+    keep_large_buffers()
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
     main(InlineGrid(app, sites))
 

@@ -14,7 +14,7 @@ from common.augmentation import AugmentationSpec, augment
 from common.config import TrainingSection
 from common.data.image_set import ImageSet
 from common.inference import Precision, autocast, label_matrix, logits_of, probabilities
-from common.metrics import mean_and_sd, per_class
+from common.metrics import mean_auroc
 from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
 from strategies.losses import Loss
@@ -234,11 +234,9 @@ def validate(network: SplitNetwork, examples: Examples, loss: Loss, spec: Traini
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
         return Validation(value)
-    rows = examples.annotated.nonzero().flatten().tolist()
-    names = [network.class_names[row] for row in rows]
+    rows = examples.annotated.nonzero().flatten()
     scores = probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
-    results = per_class(scores, examples.labels[:, rows].cpu().numpy(), names)
-    return Validation(value, mean_and_sd(one.auroc for one in results.values())[0])
+    return Validation(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
 
 
 @contextlib.contextmanager
@@ -246,10 +244,13 @@ def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
     """Fixed threads and seeds inside, the process's own state outside; yields a CPU generator."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    devices = list(range(torch.cuda.device_count()))
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
         with torch.random.fork_rng(devices):
-            torch.manual_seed(seed)  # dropout draws from the global generators
+            # Dropout draws from the global generators. torch.manual_seed, without a GPU, notes a stack trace each time.
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed_all(seed)
             yield torch.Generator().manual_seed(seed)
     finally:
         torch.set_num_threads(before)

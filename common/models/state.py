@@ -6,6 +6,7 @@ is left out: it is used only where momentum is None, and ours is a number everyw
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -222,18 +223,29 @@ def _flat(tensors: Mapping[str, Tensor]) -> Array:
     """Copy into one array; on the device first, so that one transfer does for all."""
     if not tensors:
         return np.zeros(0, dtype=np.float32)
-    joined = torch.cat([tensor.detach().reshape(-1) for tensor in tensors.values()])  # a copy already
-    flat: Array = joined.float().cpu().numpy()
+    device = next(iter(tensors.values())).device
+    joined = torch.empty(sum(tensor.numel() for tensor in tensors.values()), device=device)
+    for part, tensor in _parts(joined, tensors):
+        part.copy_(tensor.detach())
+    flat: Array = joined.cpu().numpy()
     return flat
+
+
+def _parts(flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """Each tensor beside its place in a flat one, in its shape."""
+    places = torch.split(flat, [tensor.numel() for tensor in tensors.values()])
+    return [(place.view(tensor.shape), tensor) for place, tensor in zip(places, tensors.values(), strict=True)]
 
 
 def _copy(flat: Array | None, tensors: Mapping[str, Tensor]) -> None:
     if flat is None or not tensors:
         return
     device = next(iter(tensors.values())).device
-    parts = torch.split(torch.tensor(flat, device=device), [tensor.numel() for tensor in tensors.values()])
-    for part, tensor in zip(parts, tensors.values(), strict=True):
-        tensor.copy_(part.reshape(tensor.shape))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # arrays from the wire are read-only, and only read here
+        came = torch.from_numpy(flat).to(device)
+    for part, tensor in _parts(came, tensors):
+        tensor.copy_(part)
 
 
 def _check_size(group: str, flat: Array | None, tensors: Mapping[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """The hospital's half of a round: what it keeps, what it is lent, and which of its own parts it is tested with."""
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -199,7 +200,8 @@ def test_warming_up_leaves_the_backbone_alone_and_keeps_the_epoch_with_the_lowes
 ) -> None:
     of = plan("surgical", {"warm_up_epochs": 5, "warm_up_lr": 0.2, "trunk": trunk})
     asked = request(of, beginning(of))
-    work, by_hand = unpack(site(tmp_path), asked), unpack(site(tmp_path), asked)
+    work = unpack(site(tmp_path), asked)
+    by_hand = replace(work, network=copy.deepcopy(work.network))  # requests share one network, one after another
     with reproducible(1, 1) as generator:
         warm_up(work, work.examples("validation"), generator)
     loss, spec = by_hand.method.loss, of.training
@@ -213,8 +215,8 @@ def test_warming_up_leaves_the_backbone_alone_and_keeps_the_epoch_with_the_lowes
             losses.append(validate(by_hand.network, by_hand.examples("validation"), loss, spec).loss)
     assert losses.index(min(losses)) < 4  # else the last epoch would do
     assert validate(work.network, work.examples("validation"), loss, spec).loss == min(losses)
-    fresh = build(of.model, OWN, of.run.seed).backbone.state_dict()
-    assert all(torch.equal(tensor, fresh[name]) for name, tensor in work.network.backbone.state_dict().items())
+    fresh, backbone = build(of.model, OWN, of.run.seed).backbone.state_dict(), work.network.backbone.state_dict()
+    assert all(torch.equal(tensor, fresh[name]) for name, tensor in backbone.items() if tensor.is_floating_point())
 
 
 def test_only_the_first_round_that_a_site_takes_part_in_warms_up(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""FedAvg as a bare PyTorch loop in one process: the limit that the simulation is measured against.
+
+The same images, networks, batches and float64 means as ours, in the same order, and so the same model to the bit; and
+nothing else: no records, no checks, no metrics, no files but the last model's hash.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from common.config import ExperimentFile
+from common.inference import channels_first
+from common.models.network import build
+from common.models.state import layout_of, read_state, state_sha256
+from common.seeds import seed_of
+from common.simulation import images_of, simulated_data
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """One site's tensors: uint8 images, and the class of each image."""
+
+    name: str
+    images: Tensor
+    classes: Tensor
+    validation_images: Tensor
+    validation_classes: Tensor
+
+
+def hospitals(file: ExperimentFile) -> list[Hospital]:
+    """As the partition makes them."""
+    data = simulated_data(file.experiment, file.base)
+    found = []
+    for index in range(len(data.parts)):
+        images = images_of(data, index, "no")
+        order = [images.train.class_names.index(name) for name in data.contract.class_names]
+        parts = (
+            tensor
+            for part in (images.train, images.validation)
+            for tensor in (channels_first(part.images), torch.from_numpy(part.labels[:, order].argmax(1)))
+        )
+        found.append(Hospital(images.declaration.site, *parts))
+    return sorted(found, key=lambda site: site.name)  # the order in which sums run
+
+
+def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
+    """Train; return the last model's hash.
+
+    Args:
+        on_round: Called before the first round and after each.
+    """
+    experiment = file.experiment
+    spec, seed = experiment.training, experiment.run.seed
+    names = simulated_data(experiment, file.base).contract.class_names
+    sites, network = hospitals(file), build(experiment.model, names, seed, file.base)
+    torch.set_num_threads(spec.threads)
+    images = float(sum(len(site.images) for site in sites))
+    state = {name: tensor.clone() for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    on_round()
+    for server_round in range(1, experiment.run.rounds + 1):
+        sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
+        for site in sites:
+            network.load_state_dict(state, strict=False)
+            validated(network, site)
+            generator = torch.Generator().manual_seed(seed_of(seed, server_round, site.name))
+            trained(network, site, spec.epochs, spec.batch_size, spec.lr, generator)
+            for name, tensor in network.state_dict().items():
+                if name in sums:
+                    sums[name] += len(site.images) * (tensor - state[name]).double()
+        for name, tensor in state.items():
+            state[name] = (tensor.double() + sums[name] / images).float()
+        on_round()
+    network.load_state_dict(state, strict=False)
+    return state_sha256(read_state(network), layout_of(network))
+
+
+def trained(
+    network: nn.Module, site: Hospital, epochs: int, batch_size: int, lr: float, generator: torch.Generator
+) -> None:
+    """Plain SGD."""
+    network.train()
+    optimizer = torch.optim.SGD(network.parameters(), lr=lr, fused=True)
+    for _ in range(epochs):
+        for rows in torch.split(torch.randperm(len(site.images), generator=generator), batch_size):
+            loss = functional.cross_entropy(network(site.images[rows]), site.classes[rows])
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+
+@torch.no_grad()
+def validated(network: nn.Module, site: Hospital) -> float:
+    """The loss of the model as received, which chooses the best round."""
+    if not len(site.validation_images):
+        return np.nan
+    network.eval()
+    return float(functional.cross_entropy(network(site.validation_images), site.validation_classes))

@@ -1,0 +1,93 @@
+"""One contender of ``simulation.py`` in a process of its own: trains, and writes when each round ended.
+
+python benchmarks/simulated_run.py CONTENDER EXPERIMENT.toml STAMPS
+
+A line of STAMPS: a word, seconds of the system-wide monotonic clock, CPU seconds of this process so far. Words:
+``imported``, ``round`` (when the first begins and when each ends), ``done MODEL_SHA256``.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def stamp(file: Path, word: str, more: str = "") -> None:
+    with file.open("a", encoding="ascii") as stamps:
+        stamps.write(f"{word} {time.monotonic()} {time.process_time()} {more}\n")
+
+
+def bare(experiment: Path, stamps: Path) -> str:
+    from bare_loop import fedavg
+
+    from common.config import read_experiment
+
+    stamp(stamps, "imported")
+    return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"))
+
+
+def ours(experiment: Path, stamps: Path, backend: str) -> str:
+    from rich.console import Console
+
+    from common.config import read_experiment
+    from server.books import Books
+    from server.simulation import simulate
+
+    began, noted = Books.__init__, Books.note
+
+    def beginning(books: Books, *arguments: Any) -> None:
+        began(books, *arguments)
+        stamp(stamps, "round")
+
+    def noting(books: Books, *arguments: Any) -> None:
+        noted(books, *arguments)
+        stamp(stamps, "round")
+
+    Books.__init__, Books.note = beginning, noting  # type: ignore[method-assign, assignment]
+    stamp(stamps, "imported")
+    file = read_experiment(experiment, [f'simulation.backend="{backend}"'])
+    return str(simulate(file, experiment.parent / "run", Console(quiet=True))["model_sha256"])
+
+
+def stock(experiment: Path, stamps: Path) -> str:
+    import warnings
+
+    from flwr.simulation import run_simulation
+    from stock_simulation.apps import Setting, client_app, server_app
+
+    from common.config import read_experiment
+
+    stamp(stamps, "imported")
+    file = read_experiment(experiment, [])
+    asked: Any = file.experiment
+    setting = Setting(
+        asked.model.architecture,
+        file.base / "images.npz",
+        asked.run.rounds,
+        asked.training.epochs,
+        asked.training.batch_size,
+        asked.training.lr,
+    )
+    warnings.simplefilter("ignore")
+    run_simulation(
+        server_app(setting, lambda: stamp(stamps, "round")),
+        client_app(setting),
+        num_supernodes=int(asked.partition.sites),
+        backend_config={"client_resources": {"num_cpus": 1.0, "num_gpus": 0.0}, "init_args": {"num_cpus": 2}},
+    )
+    return "-"
+
+
+def main() -> None:
+    contender, experiment, stamps = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    if contender in ("inline", "ray"):
+        done = ours(experiment, stamps, contender)
+    else:
+        done = {"bare": bare, "stock": stock}[contender](experiment, stamps)
+    stamp(stamps, "done", done)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""What the simulation costs above a bare PyTorch loop, and beside Flower's stock simulation on Ray.
+
+python benchmarks/simulation.py [--models tiny_cnn,resnet18] [--sites 4,12,100] [--contenders bare,inline] [--out FILE]
+
+The same FedAvg on the same random images, every contender in a process of its own, in turn within one run:
+
+bare    a bare PyTorch loop in one process (benchmarks/bare_loop.py), which ends in the same model to the bit
+inline  flwr-sim run --backend inline
+ray     flwr-sim run --backend ray, two workers
+stock   Flower's quickstart: FedAvg, a ClientApp with train and evaluate, its own simulation on Ray, two workers
+        (benchmarks/stock_simulation)
+
+CPU seconds and memory are those of the process and all it starts, sampled five times a second; a round's are taken
+from the end of the first to the end of the last, so that starting up is not in them.
+"""
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+CONTENDERS = ("bare", "inline", "ray", "stock")
+SIDES = {"tiny_cnn": 16, "fedsld_cnn": 28, "resnet18": 32}
+EVERY_S, WITHIN_S = 0.2, 1800.0
+EXPERIMENT = """
+[run]
+method = "fedavg"
+rounds = {rounds}
+[model]
+architecture = "{model}"
+task = "multi_class"
+channels = 1
+image_size = {side}
+mean = [0.5]
+std = [0.5]
+[training]
+optimizer = "sgd"
+lr = 0.01
+epochs = {epochs}
+batch_size = {batch}
+[data]
+kind = "npz"
+path = "images.npz"
+classes = ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
+[partition]
+kind = "dirichlet"
+alpha = 10000
+sites = {sites}
+seed = 0
+validation_fraction = 0.1
+[evaluation]
+result = "last"
+[simulation]
+workers = 2
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained."""
+
+    model: str
+    sites: int
+    images: int
+    rounds: int
+    epochs: int
+    batch: int
+
+    def write(self, folder: Path) -> Path:
+        """Random images of ten classes, and the experiment."""
+        folder.mkdir()
+        random, side, n = np.random.default_rng(0), SIDES[self.model], self.sites * self.images
+        images = {f"{part}_images": random.integers(0, 256, (many, side, side), np.uint8) for part, many in parts(n)}
+        labels = {f"{part}_labels": (np.arange(many) % 10).astype(np.uint8) for part, many in parts(n)}
+        arrays: dict[str, Any] = {**images, **labels}
+        np.savez(folder / "images.npz", **arrays)
+        experiment = folder / "experiment.toml"
+        text = EXPERIMENT.format(**vars(self), side=SIDES[self.model])
+        experiment.write_text(text, encoding="utf-8")
+        return experiment
+
+
+def parts(n: int) -> list[tuple[str, int]]:
+    return [("train", n), ("val", 10), ("test", 200)]
+
+
+@dataclass
+class Measured:
+    """One contender with one case, all repetitions.
+
+    Attributes:
+        start: Seconds from the end of imports to the first round.
+        wall, cpu: Of every round but the first.
+        peak_mb: Largest resident memory: of the process itself, and of any that it started.
+        total_mb: Largest sum over all processes at a time, of memory that is theirs alone.
+        sha256: Of the last model.
+    """
+
+    start: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    peak_mb: list[tuple[float, float]] = field(default_factory=list)
+    total_mb: list[float] = field(default_factory=list)
+    sha256: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Watch:
+    """CPU seconds and memory of a process and everything below it, as time goes by."""
+
+    root: psutil.Process
+    times: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    own_peak: float = 0.0
+    child_peak: float = 0.0
+    total_peak: float = 0.0
+    _last: dict[int, float] = field(default_factory=dict)
+
+    def look(self) -> None:
+        total = 0.0
+        with contextlib.suppress(psutil.Error):
+            for process in (self.root, *self.root.children(recursive=True)):
+                with contextlib.suppress(psutil.Error):
+                    self._last[process.pid] = sum(process.cpu_times()[:2])
+                    memory = process.memory_info()
+                    total += memory.rss - memory.shared
+                    if process.pid == self.root.pid:
+                        self.own_peak = max(self.own_peak, memory.rss)
+                    else:
+                        self.child_peak = max(self.child_peak, memory.rss)
+        self.total_peak = max(self.total_peak, total)
+        self.times.append(time.monotonic())
+        self.cpu.append(sum(self._last.values()))
+
+
+def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> None:
+    """One repetition."""
+    stamps, log = scratch / "stamps", scratch / "log"
+    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "simulated_run.py"), contender, str(experiment), str(stamps)]
+    with log.open("wb") as output:
+        child = psutil.Popen(command, stdout=output, stderr=output, env=environment, cwd=scratch)
+    watch, deadline = Watch(child), time.monotonic() + WITHIN_S
+    while child.poll() is None and time.monotonic() < deadline:
+        watch.look()
+        time.sleep(EVERY_S)
+    if child.poll() != 0:
+        for process in (*child.children(recursive=True), child) if child.is_running() else ():
+            process.kill()
+        raise SystemExit(f"{contender} failed:\n{log.read_text(errors='replace')[-3000:]}")
+    lines = [line.split() for line in stamps.read_text(encoding="ascii").splitlines()]
+    rounds = [(float(line[1]), float(line[2])) for line in lines if line[0] == "round"]
+    into.start.append(rounds[0][0] - float(next(line[1] for line in lines if line[0] == "imported")))
+    into.wall += [after[0] - before[0] for before, after in itertools.pairwise(rounds[1:])]
+    if contender in ("bare", "inline"):  # one process, which knows exactly
+        into.cpu += [after[1] - before[1] for before, after in itertools.pairwise(rounds[1:])]
+    else:
+        first, last = np.interp([rounds[1][0], rounds[-1][0]], watch.times, watch.cpu)
+        into.cpu.append((last - first) / (len(rounds) - 2))
+    into.peak_mb.append((watch.own_peak / 1e6, watch.child_peak / 1e6))
+    into.total_mb.append(watch.total_peak / 1e6)
+    into.sha256.add(next(line[3] for line in lines if line[0] == "done"))
+
+
+# ---------------------------------------------------------------------- the table
+
+
+def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
+    table = Table("model", "sites", "", "start s", "s a round", "CPU s a round", "range", "x bare", "peak MB", "all MB")
+    for case, contenders in measured.items():
+        for name, one in contenders.items():
+            if not one.cpu:
+                continue
+            cpu = statistics.median(one.cpu)
+            bare = contenders.get("bare", Measured()).cpu
+            own, child = (max(values) for values in zip(*one.peak_mb, strict=True))
+            table.add_row(
+                case.model if name == "bare" else "",
+                f"{case.sites} x {case.images}" if name == "bare" else "",
+                name,
+                f"{statistics.median(one.start):.2f}",
+                f"{statistics.median(one.wall):.3f}",
+                f"{cpu:.3f}",
+                f"{min(one.cpu):.3f} - {max(one.cpu):.3f}",
+                f"{cpu / statistics.median(bare):.2f}" if bare else "",
+                f"{own:.0f}" + (f", {child:.0f}" if child else ""),
+                f"{max(one.total_mb):.0f}",
+            )
+    return table
+
+
+def same_model(contenders: Mapping[str, Measured]) -> None:
+    """Raise if bare, inline and ray did not all end in one model."""
+    found = set[str]().union(*(one.sha256 for name, one in contenders.items() if name != "stock"))
+    if len(found) > 1:
+        raise SystemExit(f"the contenders ended in different models: { {n: o.sha256 for n, o in contenders.items()} }")
+
+
+def cases_of(given: argparse.Namespace) -> list[Case]:
+    sites = [int(number) for number in given.sites.split(",")]
+    return [
+        Case(model, number, given.images if number <= given.many else given.images // 10, given.rounds, 1, given.batch)
+        for model in given.models.split(",")
+        for number in sites
+    ]
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(SIDES))
+    parser.add_argument("--sites", default="4,12,100")
+    parser.add_argument("--contenders", default=",".join(CONTENDERS))
+    parser.add_argument("--rounds", type=int, default=4, help="the first is not counted")
+    parser.add_argument("--repetitions", type=int, default=2)
+    parser.add_argument("--images", type=int, default=220, help="of a site, a tenth of them for validation")
+    parser.add_argument("--many", type=int, default=50, help="with more sites than this, a tenth of the images each")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    given, console = arguments(), Console()
+    contenders = given.contenders.split(",")
+    measured = {case: {name: Measured() for name in contenders} for case in cases_of(given)}
+    for repetition in range(given.repetitions):
+        for case, found in measured.items():
+            for name in contenders:
+                with tempfile.TemporaryDirectory() as scratch:
+                    measure(name, case.write(Path(scratch) / "case"), Path(scratch), found[name])
+            same_model(found)
+        console.print(f"after {repetition + 1} of {given.repetitions}", table_of(measured))
+    if given.out:
+        versions = {name: version(name) for name in ("flwr", "ray", "torch", "numpy")}
+        machine = {"cores": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+        rows = [
+            vars(case) | {"contender": name} | vars(one) | {"sha256": sorted(one.sha256)}
+            for case, found in measured.items()
+            for name, one in found.items()
+        ]
+        given.out.write_text(json.dumps({"machine": machine | versions, "rows": rows}, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Flower's quickstart on the images of the benchmark: FedAvg, a ClientApp with ``train`` and ``evaluate``."""
