@@ -6,10 +6,11 @@ Toy Datasets on Kaggle Clinically Useful for Chest X-Ray Diagnosis Using Federat
 FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017.
 
 All sums run in float64 in the order in which sites are given, so that the same sites in the same order give the same
-bits wherever the mean is computed.
+bits wherever the mean is computed. They run as updates come: one that has been added is not needed any more.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,44 +21,86 @@ from common.models.state import Head
 Float32 = NDArray[np.float32]
 
 BLOCK = 2**15
-"""Numbers averaged at a time: a quarter of a megabyte in float64."""
+"""Numbers added at a time: a quarter of a megabyte in float64, which stays in the processor's cache."""
 STRETCH, THREADS = 2**21, 2
 """Numbers that one thread takes on; each number's sum has the same order in any."""
 
 
-def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:
-    """Average arrays of one shape with weights that need not sum to one."""
-    total = np.zeros(arrays[0].shape, np.float64)
-    for array, weight in zip(arrays, weights, strict=True):
-        total += np.float64(weight) * array
-    return total / np.float64(sum(weights))
-
-
-def owners_mean(
-    heads: Sequence[Head], weights: Sequence[float], class_names: Sequence[str]
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Average each class's head row, weight and bias alike, over the sites that own it (specs 1.5 step 3).
+class RunningMean:
+    """The weighted mean of arrays of one shape, which are added one by one.
 
     Args:
-        heads: One a site, each with the rows of that site's own classes in its own order.
-        weights: One a site.
-        class_names: Rows of the result.
-
-    Returns:
-        Mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes any site sent; rows of the
-        others are zero.
+        shape: Of each of them.
     """
-    position = {name: row for row, name in enumerate(class_names)}
-    weight_sum = np.zeros((len(class_names), heads[0].weight.shape[1]), np.float64)
-    bias_sum, total = np.zeros(len(class_names), np.float64), np.zeros(len(class_names), np.float64)
-    for head, share in zip(heads, weights, strict=True):
-        rows = [position[name] for name in head.class_names]
-        weight_sum[rows] += np.float64(share) * head.weight
-        bias_sum[rows] += np.float64(share) * head.bias
-        total[rows] += np.float64(share)
-    sent = total > 0
-    divisor = np.where(sent, total, 1.0)
-    return weight_sum / divisor[:, None], bias_sum / divisor, sent
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape, self.weight = shape, 0.0
+        self._sum = np.zeros(math.prod(shape), np.float64)
+
+    def add(self, array: Float32, weight: float) -> None:
+        """Count it ``weight`` times; weights need not sum to one."""
+        if array.shape != self.shape:
+            raise ValueError(f"expected shape {self.shape}, got {array.shape}")
+        flat, times = array.reshape(-1), np.float64(weight)
+
+        def add(block: slice) -> None:
+            self._sum[block] += times * flat[block]
+
+        _in_blocks(len(flat), add)
+        self.weight += weight
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """Of those added so far, at least one."""
+        mean: NDArray[np.float64] = (self._sum / np.float64(self.weight)).reshape(self.shape)
+        return mean
+
+    def moved(self, state: Float32) -> Float32:
+        """:func:`moved` by the mean; ``state`` is ``(n,)``, as every array added."""
+        result = np.empty_like(state)
+
+        def move(block: slice) -> None:
+            result[block] = moved(state[block], self._sum[block] / np.float64(self.weight))
+
+        _in_blocks(len(state), move)
+        return result
+
+
+class OwnersMean:
+    """The mean of each class's head row, weight and bias alike, over the sites that own it (specs 1.5 step 3).
+
+    Args:
+        class_names: Rows of the result.
+        features: Width of a row.
+    """
+
+    def __init__(self, class_names: Sequence[str], features: int) -> None:
+        self._position = {name: row for row, name in enumerate(class_names)}
+        classes = len(class_names)
+        self._weight, self._bias = np.zeros((classes, features), np.float64), np.zeros(classes, np.float64)
+        self._total = np.zeros(classes, np.float64)
+
+    def add(self, head: Head, share: float) -> None:
+        """A site's rows, which are those of its own classes in its own order."""
+        rows = [self._position[name] for name in head.class_names]
+        self._weight[rows] += np.float64(share) * head.weight
+        self._bias[rows] += np.float64(share) * head.bias
+        self._total[rows] += np.float64(share)
+
+    @property
+    def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+        """Mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes any site sent.
+
+        Rows of the others are zero.
+        """
+        sent = self._total > 0
+        divisor = np.where(sent, self._total, 1.0)
+        return self._weight / divisor[:, None], self._bias / divisor, sent
+
+    def moved(self, head: Head) -> Head:
+        """Move each row by the mean of its owners; a row that nobody sent stays as it was."""
+        weight, bias, _ = self.mean
+        return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
 
 
 def moved(state: Float32, update: NDArray[np.float64]) -> Float32:
@@ -65,25 +108,15 @@ def moved(state: Float32, update: NDArray[np.float64]) -> Float32:
     return (state.astype(np.float64) + update).astype(np.float32)
 
 
-def moved_by_mean(state: Float32, updates: Sequence[Float32], weights: Sequence[float]) -> Float32:
-    """:func:`moved` by the :func:`weighted_mean`, block by block, so that float64 stays in the processor's cache.
+def _in_blocks(n: int, work: Callable[[slice], None]) -> None:
+    """Do all of ``n`` numbers block by block, on a second thread too where there are many."""
 
-    Args:
-        state: ``(n,)``, as every update.
-    """
-    result = np.empty_like(state)
+    def stretch(begin: int) -> None:
+        for start in range(begin, min(begin + STRETCH, n), BLOCK):
+            work(slice(start, min(start + BLOCK, n)))
 
-    def move(begin: int) -> None:
-        for start in range(begin, min(begin + STRETCH, len(state)), BLOCK):
-            block = slice(start, start + BLOCK)
-            result[block] = moved(state[block], weighted_mean([update[block] for update in updates], weights))
-
+    if n <= STRETCH:
+        stretch(0)
+        return
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(move, range(0, len(state), STRETCH)))
-    return result
-
-
-def moved_head(head: Head, updates: Sequence[Head], weights: Sequence[float]) -> Head:
-    """Move each row by the mean update of its owners; a row that nobody sent stays as it was."""
-    weight, bias, _ = owners_mean(updates, weights, head.class_names)
-    return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
+        list(pool.map(stretch, range(0, n, STRETCH)))

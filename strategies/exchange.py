@@ -5,7 +5,7 @@ Only Flower's public ``Grid`` is used, so the same loop runs over the network, o
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from flwr.app import Message
@@ -51,13 +51,14 @@ class Pauses:
         self._next_s = min(self._next_s * 1.3, MAX_POLL_S)
 
 
-def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waiting: Waiting) -> list[Message]:
-    """Send every message and return the replies; their source is the site, also where Flower itself made an error.
+def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waiting: Waiting) -> Iterator[Message]:
+    """Send every message and yield the replies; their source is the site, also where Flower itself made an error.
 
-    A lost site that comes back before the deadline gets its message again.
+    Good replies are yielded as they come and not kept, errors at the end: a lost site that comes back before the
+    deadline gets its message again.
     """
     deadline = time.monotonic() + patience.deadline_s
-    replies: dict[int, Message] = {}  # by node
+    good, errors = 0, dict[int, Message]()  # by node
     pending = pushed(grid, messages)
     lost: dict[int, Message] = {}  # node -> the message it should have had
     pauses = Pauses()
@@ -71,20 +72,25 @@ def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waitin
                 continue  # the deadline is here; the SuperLink saw it first
             came, node = True, message.metadata.dst_node_id
             reply.metadata.__dict__["_src_node_id"] = node  # errors that the SuperLink makes come from node 1
-            replies[node] = reply
             lost.pop(node, None)
-            if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+            errors.pop(node, None)
+            if not reply.has_error():
+                good += 1
+                yield reply
+                continue
+            errors[node] = reply
+            if reply.error.code == NODE_UNAVAILABLE:
                 lost[node] = message
         if back := _back(grid, lost):
             pending |= pushed(grid, [_again(lost.pop(node), deadline) for node in back])
-        if not pending and not _worth_waiting(replies, lost, patience.enough):
+        if not pending and not good < patience.enough <= good + len(lost):  # lost sites are needed, and would suffice
             break
         if came or back:
             waiting(_nodes(pending) | set(lost), set(lost))
             pauses.begin()
         elif pending or lost:
             pauses.wait()
-    return list(replies.values())
+    yield from errors.values()
 
 
 def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
@@ -95,12 +101,6 @@ def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
 
 def _gone(reply: Message) -> bool:
     return reply.has_error() and reply.error.code in MESSAGE_GONE
-
-
-def _worth_waiting(replies: dict[int, Message], lost: dict[int, Message], enough: int) -> bool:
-    """Whether lost sites are needed, and would suffice."""
-    good = sum(not reply.has_error() for reply in replies.values())
-    return good < enough <= good + len(lost)
 
 
 def _back(grid: Grid, lost: dict[int, Message]) -> list[int]:

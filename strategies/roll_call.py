@@ -113,7 +113,8 @@ class Roll:
         self.refused[node] = reason
         record = Refusal(self.call.run, kind, reason)
         message = Message(encode(record), node, REFUSAL, group_id="roll call", ttl=REFUSAL_NOTED_S)
-        exchange(self.grid, [message], Patience(REFUSAL_NOTED_S, enough=0), lambda at_work, lost: None)
+        for _ in exchange(self.grid, [message], Patience(REFUSAL_NOTED_S, enough=0), lambda at_work, lost: None):
+            pass  # it noted the refusal
 
     def _member(self, node: int, reply: Message) -> Member | None:
         """Take a site in; or note why not, and tell it where it can be mended."""

@@ -7,7 +7,7 @@ one exchange after the last round closes the books. Flower's own loop takes two 
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
@@ -32,6 +32,7 @@ from common.wire import (
     payload_bytes,
 )
 from strategies.exchange import Patience, exchange
+from strategies.gathering import Gathering
 from strategies.guidance import Known
 from strategies.membership import Membership
 from strategies.method import Method
@@ -39,13 +40,14 @@ from strategies.quarantine import fault_in, statistics_fault
 from strategies.records import RoundRecord, TooFewSites, Validation, Waiting
 from strategies.replies import Replies, Reply, decoded, validation_of
 from strategies.server_optimizer import Moments
+from strategies.sharing import plain_shares
 from strategies.state import (
     FederationState,
-    aggregated,
+    Means,
     groups_expected,
     groups_for,
-    site_weights,
-    stepped_by,
+    means_of,
+    site_weight,
     with_validation,
 )
 
@@ -198,14 +200,17 @@ class RoundStrategy(Strategy):
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        received = self._received(server_round, replies, TrainReply)
+        gathering = self._gathering()
+        streamed = (gathering.take, gathering.leave_out) if gathering else ()
+        received = self._received(server_round, replies, TrainReply, *streamed)
         arrived = time.monotonic()
         accepted = received.accepted
         if len(accepted) < self.sites.needed(len(self._sent)):
             raise too_few(f"round {server_round}", received, len(self._sent))
         validation = validation_of(accepted)
         judged = with_validation(self.state, validation.loss)
-        model, moments = self._moved(server_round, accepted)
+        means = gathering.means() if gathering else self._means(server_round, accepted)
+        model, moments = self._moved(server_round, means)
         counted = MappingProxyType({**self.state.counted, **dict.fromkeys(accepted, server_round)})
         learned = self.method.guidance.learn(self._known(server_round), accepted)
         self.state = replace(
@@ -228,13 +233,23 @@ class RoundStrategy(Strategy):
         # No model: it is in the state, which outlives Flower's loop.
         return None, MetricRecord({"train-loss": record.mean_train_loss})
 
-    def _moved(self, server_round: int, accepted: Mapping[str, TrainReply]) -> tuple[ModelState, Moments]:
-        """The global model after these replies."""
-        method, replies, known = self.method, list(accepted.values()), self._known(server_round)
-        weights = method.shares(known, accepted, site_weights(replies, method.weighting))
-        if method.server_optimizer is None:
-            return method.settled(server_round, aggregated(self.state.model, replies, weights), self.state.moments)
-        return method.settled(server_round, *stepped_by(method.server_optimizer, self.state, replies, weights))
+    def _gathering(self) -> Gathering | None:
+        """Adds updates up as they come; None where the method weighs them by what all of them are."""
+        if self.method.shares is not plain_shares:
+            return None
+        return Gathering(self.state.model, self._sent, self.method.weighting)
+
+    def _means(self, server_round: int, accepted: Mapping[str, TrainReply]) -> Means:
+        """The means by this method's own weights."""
+        replies = list(accepted.values())
+        plain = [site_weight(reply, self.method.weighting) for reply in replies]
+        return means_of(self.state.model, replies, self.method.shares(self._known(server_round), accepted, plain))
+
+    def _moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
+        """The global model after these updates."""
+        optimizer, moments = self.method.server_optimizer, self.state.moments
+        stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
+        return self.method.settled(server_round, *stepped)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -285,8 +300,8 @@ class RoundStrategy(Strategy):
         server_round: int,
         deadline_s: float,
         enough: int | None = None,
-    ) -> list[Message]:
-        """Send and collect, telling whoever watches who is waited for.
+    ) -> Iterator[Message]:
+        """Send, and yield replies as they come, telling whoever watches who is waited for.
 
         Args:
             enough: Good replies that make it worth not waiting for lost sites; ``min_sites`` where left out.
@@ -302,8 +317,20 @@ class RoundStrategy(Strategy):
         enough = self.sites.needed(len(sent)) if enough is None else enough
         return exchange(grid, sent, Patience(deadline_s, enough), waiting)
 
-    def _received(self, server_round: int, replies: Iterable[Message], expected: type[Reply]) -> Replies[Reply]:
-        """Decode, match and quarantine replies; whoever is left out has a reason."""
+    def _received(
+        self,
+        server_round: int,
+        replies: Iterable[Message],
+        expected: type[Reply],
+        keep: Callable[[Reply], Reply] = lambda reply: reply,
+        refuse: Callable[[str], None] = lambda site: None,
+    ) -> Replies[Reply]:
+        """Decode, match and quarantine replies as they come; whoever is left out has a reason.
+
+        Args:
+            keep: What is kept of a good reply.
+            refuse: Told at once of a site whose reply does not count.
+        """
         names = {member.node_id: site for site, member in self.sites.members.items()}
         known = self._known(server_round)
         absent = dict.fromkeys(self._sent, f"no reply within {self.participation.round_deadline_s:.0f} s")
@@ -320,9 +347,10 @@ class RoundStrategy(Strategy):
                 self.sites.bytes_up[site] += sizes[site]
             if record is None or reason:
                 absent[site] = reason
-            else:
-                absent.pop(site, None)
-                accepted[site] = record
+                refuse(site)
+                continue
+            absent.pop(site, None)
+            accepted[site] = keep(record)
         return Replies({site: accepted[site] for site in sorted(accepted)}, absent, sizes)
 
     def _mismatch(self, record: TrainReply | EvaluateReply, site: str, known: Known) -> str:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
 from common.wire import Arrays, Groups, TrainReply, no_arrays
-from strategies.averaging import moved, moved_by_mean, moved_head, owners_mean, weighted_mean
+from strategies.averaging import OwnersMean, RunningMean, moved
 from strategies.method import Method, Weighting
 from strategies.server_optimizer import Float64, Moments, ServerOptimizer, stepped
 from strategies.sharing import Weights
@@ -64,24 +64,56 @@ def groups_expected(sent: Groups, method: Method, annotated: Collection[str]) ->
     )
 
 
-def stepped_by(
-    optimizer: ServerOptimizer, state: FederationState, replies: Sequence[TrainReply], weights: Weights
-) -> tuple[ModelState, Moments]:
-    """Move the global model by a server optimiser's steps along the mean updates.
+class Means:
+    """The means of sites' updates, group by group, to which updates are added one by one.
 
-    Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent stays,
-    and so do its moments.
+    Args:
+        model: What the sites started from.
     """
-    trunk, norm, moments = state.model.trunk, state.model.norm, state.moments
-    if trunks := [reply.update.trunk for reply in replies if reply.update.trunk is not None]:
-        step, moments = stepped(optimizer, weighted_mean(trunks, weights), moments, "trunk")
-        trunk = moved(trunk, step)
-    if norms := [reply.update.norm for reply in replies if reply.update.norm is not None]:
-        norm = moved_by_mean(norm, norms, weights)
-    head = state.model.head
-    if heads := [reply.update.head for reply in replies if reply.update.head is not None]:
-        head, moments = _stepped_head(optimizer, head, owners_mean(heads, weights, head.class_names), moments)
-    return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
+
+    def __init__(self, model: ModelState) -> None:
+        self._model = model
+        self._trunk: RunningMean | None = None
+        self._norm: RunningMean | None = None
+        self._head: OwnersMean | None = None
+
+    def add(self, update: Groups, weight: float) -> None:
+        """Add the groups that a site sent; they are not kept."""
+        if update.trunk is not None:
+            self._trunk = self._trunk or RunningMean(self._model.trunk.shape)
+            self._trunk.add(update.trunk, weight)
+        if update.norm is not None:
+            self._norm = self._norm or RunningMean(self._model.norm.shape)
+            self._norm.add(update.norm, weight)
+        if update.head is not None:
+            self._head = self._head or OwnersMean(self._model.head.class_names, self._model.head.features)
+            self._head.add(update.head, weight)
+
+    def moved(self) -> ModelState:
+        """The model, moved by the means; a group that nobody sent stays as it was."""
+        model = self._model
+        return ModelState(
+            trunk=self._trunk.moved(model.trunk) if self._trunk else model.trunk,
+            norm=self._norm.moved(model.norm) if self._norm else model.norm,
+            head=self._head.moved(model.head) if self._head else model.head,
+        )
+
+    def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
+        """The model, moved by a server optimiser's steps along the means.
+
+        Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
+        stays, and so do its moments.
+        """
+        model = self._model
+        trunk, norm, head = model.trunk, model.norm, model.head
+        if self._trunk:
+            step, moments = stepped(optimizer, self._trunk.mean, moments, "trunk")
+            trunk = moved(trunk, step)
+        if self._norm:
+            norm = self._norm.moved(norm)
+        if self._head:
+            head, moments = _stepped_head(optimizer, head, self._head.mean, moments)
+        return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
 
 
 def _stepped_head(
@@ -95,27 +127,23 @@ def _stepped_head(
     return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias)), moments
 
 
-def site_weights(replies: Sequence[TrainReply], weighting: Weighting) -> list[float]:
+def site_weight(reply: TrainReply, weighting: Weighting) -> float:
     """A site's plain weight in every mean."""
-    return [float(reply.train_samples) if weighting == "samples" else 1.0 for reply in replies]
+    return float(reply.train_samples) if weighting == "samples" else 1.0
 
 
-def aggregated(model: ModelState, replies: Sequence[TrainReply], weights: Weights) -> ModelState:
-    """Move the global model by the mean of the sites' updates.
+def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights) -> Means:
+    """The means of the sites' updates.
 
     Args:
         model: What the sites started from.
         replies: Accepted replies in the order of site names; at least one.
         weights: One a reply.
     """
-    trunks = [reply.update.trunk for reply in replies if reply.update.trunk is not None]
-    norms = [reply.update.norm for reply in replies if reply.update.norm is not None]
-    heads = [reply.update.head for reply in replies if reply.update.head is not None]
-    return ModelState(
-        trunk=moved_by_mean(model.trunk, trunks, weights) if trunks else model.trunk,
-        norm=moved_by_mean(model.norm, norms, weights) if norms else model.norm,
-        head=moved_head(model.head, heads, weights) if heads else model.head,
-    )
+    means = Means(model)
+    for reply, weight in zip(replies, weights, strict=True):
+        means.add(reply.update, weight)
+    return means
 
 
 def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:

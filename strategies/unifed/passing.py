@@ -19,7 +19,7 @@ from strategies.records import CoordinatorRound, RoundRecord, RunStopped, Valida
 from strategies.replies import Replies, validation_of
 from strategies.rounds import RoundStrategy, array_record, too_few
 from strategies.server_optimizer import Moments
-from strategies.state import aggregated, with_validation
+from strategies.state import means_of, with_validation
 from strategies.unifed.difficulty import easy_first
 from strategies.unifed.own_training import OwnTraining, mixture
 
@@ -154,7 +154,7 @@ class PassingStrategy(RoundStrategy):
         done.bytes_up.update(received.bytes_up)
         for reply in received.accepted.values():
             done.replies[site] = reply
-            done.model = aggregated(done.model, [reply], [1.0])
+            done.model = means_of(done.model, [reply], [1.0]).moved()
 
     # ------------------------------------------------------------------ the coordinator's own images
 

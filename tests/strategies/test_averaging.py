@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.state import Head
-from strategies.averaging import moved_head, owners_mean, weighted_mean
+from tests.strategies.folds import moved_head, owners_mean, weighted_mean
 
 
 def head(names: tuple[str, ...], *rows: tuple[float, float, float]) -> Head:

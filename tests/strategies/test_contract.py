@@ -130,7 +130,7 @@ class Turned:
         self.get_node_ids, self.push_messages, self._pull = grid.get_node_ids, grid.push_messages, grid.pull_messages
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return list(self._pull(message_ids))[::-1]
+        return list(self._pull(list(message_ids)[::-1]))
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))

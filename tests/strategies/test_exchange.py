@@ -48,7 +48,7 @@ def exchanged(
         heard.append((set(silent), set(gone)))
 
     found: Any = grid
-    replies = exchange(found, orders(sites), Patience(deadline_s, enough), waiting)
+    replies = list(exchange(found, orders(sites), Patience(deadline_s, enough), waiting))
     by_site = {message.metadata.src_node_id: message for message in replies}
     assert len(by_site) == len(replies)
     return by_site, grid
@@ -178,9 +178,9 @@ def test_a_message_whose_site_was_removed_long_before_the_deadline_has_that_for_
 
 def test_a_reply_to_a_message_of_an_earlier_exchange_does_not_stand_for_one_that_is_missing(clock: Clock) -> None:
     grid: Any = ScriptedGrid({7: Site()}, clock)
-    assert exchange(grid, orders([7]), Patience(DEADLINE_S, 1), lambda silent, gone: None) == []
+    assert list(exchange(grid, orders([7]), Patience(DEADLINE_S, 1), lambda silent, gone: None)) == []
     grid.strays = [reply("round 1")(grid.sent[0][1])]
-    assert exchange(grid, orders([7]), Patience(DEADLINE_S, 1), lambda silent, gone: None) == []
+    assert list(exchange(grid, orders([7]), Patience(DEADLINE_S, 1), lambda silent, gone: None)) == []
     assert grid.strays == []
 
 

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.averaging import weighted_mean
 from strategies.fedmlp.detection import Rounding, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import consistency, cross_entropies, distances, first_stage, second_stage, supervised
 from strategies.fedmlp.prior import adjustment, positive_prior
 from strategies.fedmlp.prototypes import cosines, difficulty, global_difficulty, global_prototypes, local_prototypes
 from strategies.losses import known_entries
 from tests.federations import VECTORS
+from tests.strategies.folds import weighted_mean
 
 FILE = VECTORS / "fedmlp.json"
 VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}

@@ -15,7 +15,6 @@ from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.spec import Task
 from common.wire import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
-from strategies.averaging import weighted_mean
 from strategies.fedsld.prior import chi_square_factor, federation_prior, label_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import (
     class_weights,
@@ -27,6 +26,7 @@ from strategies.fedsld.weights import (
 from strategies.guidance import Known
 from strategies.losses import among_all, known_entries
 from tests.federations import VECTORS, federation
+from tests.strategies.folds import weighted_mean
 
 FILE = VECTORS / "fedsld.json"
 VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from strategies import averaging
-from strategies.averaging import BLOCK, Float32, moved, moved_by_mean, weighted_mean
+from strategies.averaging import BLOCK, Float32, moved
+from tests.strategies.folds import moved_by_mean, weighted_mean
 
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
 

@@ -109,7 +109,7 @@ class Turned:
         return list(self._push(messages))
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return list(self._pull(message_ids))[::-1]
+        return list(self._pull(list(message_ids)[::-1]))
 
 
 @dataclass
@@ -329,11 +329,12 @@ def test_bytes_noted_are_those_of_the_payloads() -> None:
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             sent = list(messages)
             down.append(sum(payload_bytes(message.content) for message in sent))
+            up.append(0)
             return super().push_messages(sent)
 
         def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
             replies = super().pull_messages(message_ids)
-            up.append(sum(payload_bytes(message.content) for message in replies))
+            up[-1] += sum(payload_bytes(message.content) for message in replies)
             return replies
 
     ran = run(ALL, rounds=2, wire=Scales)

@@ -11,10 +11,10 @@ import torch
 from common.metrics import mean_and_sd, per_class
 from common.models.state import Head, ModelState
 from common.wire import Groups, TrainReply
-from strategies.averaging import owners_mean
 from strategies.losses import known_entries, missing_as_negative
-from strategies.state import FederationState, aggregated, with_validation
+from strategies.state import FederationState, with_validation
 from tests.federations import VECTORS
+from tests.strategies.folds import aggregated, owners_mean
 
 FILE = VECTORS / "surgical.json"
 pytestmark = pytest.mark.skipif(not FILE.is_file(), reason="../shared/vectors/surgical.json is absent")

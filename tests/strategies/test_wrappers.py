@@ -17,9 +17,10 @@ from strategies.clipping import clipped, norm_of
 from strategies.local import LocalRound, Situation, proximal
 from strategies.registry import method_named
 from strategies.server_optimizer import ServerOptimizer, stepped
-from strategies.state import FederationState, aggregated, stepped_by
+from strategies.state import FederationState
 from strategies.training import Batch, Examples
 from tests.federations import ALL_SHARED, federation, needs_of, of_type, overheard
+from tests.strategies.folds import aggregated, stepped_by
 
 # ---------------------------------------------------------------------- proximal term
 

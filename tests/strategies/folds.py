@@ -1,0 +1,54 @@
+"""Means of all sites at once, as the papers write them; the product adds updates up one by one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.models.state import Head, ModelState
+from common.wire import TrainReply
+from strategies.averaging import Float32, OwnersMean, RunningMean
+from strategies.server_optimizer import Moments, ServerOptimizer
+from strategies.state import FederationState, means_of
+
+
+def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:
+    """The plain sum, without blocks, threads or running."""
+    total = np.zeros(arrays[0].shape, np.float64)
+    for array, weight in zip(arrays, weights, strict=True):
+        total += np.float64(weight) * array
+    return total / np.float64(sum(weights))
+
+
+def moved_by_mean(state: Float32, updates: Sequence[Float32], weights: Sequence[float]) -> Float32:
+    running = RunningMean(state.shape)
+    for update, weight in zip(updates, weights, strict=True):
+        running.add(update, weight)
+    return running.moved(state)
+
+
+def _owners(heads: Sequence[Head], weights: Sequence[float], class_names: Sequence[str]) -> OwnersMean:
+    running = OwnersMean(class_names, heads[0].features)
+    for head, weight in zip(heads, weights, strict=True):
+        running.add(head, weight)
+    return running
+
+
+def owners_mean(
+    heads: Sequence[Head], weights: Sequence[float], class_names: Sequence[str]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    return _owners(heads, weights, class_names).mean
+
+
+def moved_head(head: Head, updates: Sequence[Head], weights: Sequence[float]) -> Head:
+    return _owners(updates, weights, head.class_names).moved(head)
+
+
+def aggregated(model: ModelState, replies: Sequence[TrainReply], weights: Sequence[float]) -> ModelState:
+    return means_of(model, replies, weights).moved()
+
+
+def stepped_by(
+    optimizer: ServerOptimizer, state: FederationState, replies: Sequence[TrainReply], weights: Sequence[float]
+) -> tuple[ModelState, Moments]:
+    return means_of(state.model, replies, weights).stepped(optimizer, state.moments)

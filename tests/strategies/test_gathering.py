@@ -1,0 +1,78 @@
+"""Updates are added in the order of site names, whoever was first, and few of them wait in memory."""
+
+import gc
+import weakref
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from common.models.state import Head, ModelState
+from common.wire import Groups, TrainReply
+from strategies import gathering
+from strategies.gathering import Gathering
+from tests.strategies.folds import aggregated
+
+SITES = ("east", "north", "south", "west")
+GENERATOR = np.random.default_rng(0)
+
+
+def numbers(*shape: int) -> np.ndarray:
+    return GENERATOR.normal(size=shape).astype(np.float32)
+
+
+MODEL = ModelState(numbers(70_001), numbers(3), Head(("a", "b"), numbers(2, 5), numbers(2)))
+
+
+def reply(site: str, samples: int) -> TrainReply:
+    head = Head(("b", "a"), numbers(2, 5), numbers(2))
+    return TrainReply("run", 1, site, samples, 0.5, None, None, 1.0, Groups(numbers(70_001), numbers(3), head))
+
+
+REPLIES = {site: reply(site, 3 + place) for place, site in enumerate(SITES)}
+
+
+def bits(model: ModelState) -> bytes:
+    return b"".join(array.tobytes() for array in Groups.of_model(model).named().values())
+
+
+@pytest.mark.parametrize("in_memory", [0, 1, 4])
+@pytest.mark.parametrize("order", list(permutations(SITES)))
+def test_whoever_is_first_the_bits_are_the_same(
+    order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "IN_MEMORY", in_memory)
+    together = Gathering(MODEL, SITES, "samples")
+    for site in order:
+        left = together.take(REPLIES[site])
+        assert left.update == Groups()
+        assert left.train_samples == REPLIES[site].train_samples
+    weights = [float(REPLIES[site].train_samples) for site in SITES]
+    assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), weights))
+
+
+@pytest.mark.parametrize("refused", [(), ("east",), ("west",)])
+def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tuple[str, ...]) -> None:
+    some = Gathering(MODEL, SITES, "uniform")
+    for site in ("south", "north"):
+        some.take(REPLIES[site])
+    for site in refused:
+        some.leave_out(site)
+    expected = aggregated(MODEL, [REPLIES["north"], REPLIES["south"]], [1.0, 1.0])
+    assert bits(some.means().moved()) == bits(expected)
+
+
+def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "IN_MEMORY", 1)
+    some, alive = Gathering(MODEL, SITES, "uniform"), []
+    for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
+        came = reply(site, 3)
+        trunk = came.update.trunk
+        assert trunk is not None
+        alive.append((weakref.ref(trunk), stays))
+        some.take(came)
+        del came, trunk
+        gc.collect()
+        if site == "west":
+            assert [found() is not None for found, _ in alive] == [stays for _, stays in alive]
+    assert [found() for found, _ in alive] == [None] * 4
