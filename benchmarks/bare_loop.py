@@ -34,10 +34,10 @@ class Hospital:
 def hospitals(file: ExperimentFile) -> list[Hospital]:
     """As the partition makes them."""
     data = simulated_data(file.experiment, file.base)
-    found = []
+    names, found = data.contract.class_names, []
     for index in range(len(data.parts)):
         images = images_of(data, index, "no")
-        order = [images.train.class_names.index(name) for name in data.contract.class_names]
+        order = [images.train.class_names.index(name) for name in names]
         parts = (
             tensor
             for part in (images.train, images.validation)

@@ -87,18 +87,15 @@ class Case:
         """Random images of ten classes, and the experiment."""
         folder.mkdir()
         random, side, n = np.random.default_rng(0), SIDES[self.model], self.sites * self.images
-        images = {f"{part}_images": random.integers(0, 256, (many, side, side), np.uint8) for part, many in parts(n)}
-        labels = {f"{part}_labels": (np.arange(many) % 10).astype(np.uint8) for part, many in parts(n)}
-        arrays: dict[str, Any] = {**images, **labels}
+        arrays: dict[str, Any] = {}
+        for part, many in (("train", n), ("val", 10), ("test", max(200, 10 * self.sites))):
+            arrays[f"{part}_images"] = random.integers(0, 256, (many, side, side), np.uint8)
+            arrays[f"{part}_labels"] = (np.arange(many) % 10).astype(np.uint8)
         np.savez(folder / "images.npz", **arrays)
         experiment = folder / "experiment.toml"
         text = EXPERIMENT.format(**vars(self), side=SIDES[self.model])
         experiment.write_text(text, encoding="utf-8")
         return experiment
-
-
-def parts(n: int) -> list[tuple[str, int]]:
-    return [("train", n), ("val", 10), ("test", 200)]
 
 
 @dataclass

@@ -30,6 +30,7 @@ class Memory:
         best: The same of the best round so far, its round, and (where each site chooses) its validation loss.
         optimizer: State of the optimiser, by ``parameter/key``.
         notes: What the method noted down, such as FedMLP's tags.
+        unsent: What rounding took from the updates so far, to go with the next one.
     """
 
     round: int = 0
@@ -41,6 +42,7 @@ class Memory:
     best_loss: float = float("inf")
     optimizer: Arrays = field(default_factory=no_arrays)
     notes: Arrays = field(default_factory=no_arrays)
+    unsent: Groups = NOTHING
 
 
 def forget_other_runs(memory: Path, run: str, keep: int = 1) -> None:
@@ -79,7 +81,7 @@ class MemoryFolder:
         return self.folder / f"round-{server_round:06d}.safetensors"
 
 
-_GROUPS = ("parts", "evaluated", "best")
+_GROUPS = ("parts", "evaluated", "best", "unsent")
 _ARRAYS = ("optimizer", "notes")
 _FACTS = ("round", "evaluated_round", "best_round", "best_loss")
 

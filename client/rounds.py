@@ -23,6 +23,7 @@ from common.models.state import Head, ModelState, layout_of, read_state, state_s
 from common.seeds import seed_of
 from common.wire import Arrays, EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest, WireError
 from strategies.clipping import clipped
+from strategies.compression import compressed
 from strategies.local import LocalRound, Situation
 from strategies.method import Method
 from strategies.registry import method_of
@@ -121,8 +122,10 @@ def train_round(site: Site, request: TrainRequest) -> TrainReply:
         state = read_state(network)
         refuse_diverged(state, trained.last_loss)
         statistics = local.statistics(network, trained.losses)
+    update, unsent = Groups(), Groups()
     if not request.ranks:
-        keep(work, request, found.loss, received, state, Kept(optimizer, local.notes(network)))
+        update, unsent = update_of(work, state, received)
+        keep(work, request, found.loss, received, state, Kept(optimizer, local.notes(network), unsent))
     return TrainReply(
         run=request.run,
         round=request.round,
@@ -132,7 +135,7 @@ def train_round(site: Site, request: TrainRequest) -> TrainReply:
         validation_loss=found.loss,
         validation_auroc=found.mean_auroc,
         seconds=time.monotonic() - began,
-        update=Groups() if request.ranks else update_of(work, state, received),
+        update=update,
         epochs=trained.epochs,
         statistics=statistics,
         **tally,
@@ -178,11 +181,15 @@ def fine_tune(
     return train_until_settled(network, exercise, optimizer, generator, judge), optimizer
 
 
-def update_of(work: Work, trained: ModelState, received: ModelState) -> Groups:
-    """What is sent: new minus received, for the groups and rows that the method averages, clipped if it says so."""
-    update = difference(trained, received, work.method, work.site.declaration.canonical)
-    bound = work.method.clip_update
-    return update if bound is None else clipped(update, bound)
+def update_of(work: Work, trained: ModelState, received: ModelState) -> tuple[Groups, Groups]:
+    """What is sent: new minus received, for the groups and rows that the method averages, clipped and rounded if it
+    says so; and what rounding left for the next round.
+    """
+    method = work.method
+    update = difference(trained, received, method, work.site.declaration.canonical)
+    if method.clip_update is not None:
+        update = clipped(update, method.clip_update)
+    return compressed(update, work.memory.unsent, method.compress_update)
 
 
 def difference(trained: ModelState, received: ModelState, method: Method, annotated: tuple[str, ...]) -> Groups:
@@ -208,10 +215,11 @@ def own_parts(state: ModelState, method: Method) -> Groups:
 
 @dataclass(frozen=True)
 class Kept:
-    """What else a site remembers of a round: its optimiser, and what the method noted down."""
+    """What else a site remembers of a round: its optimiser, what the method noted down, what rounding left."""
 
     optimizer: torch.optim.Optimizer
     notes: Arrays
+    unsent: Groups
 
 
 def keep(
@@ -225,7 +233,7 @@ def keep(
     """Write the site's memory of this round, if the method or the optimiser has any."""
     method, memory = work.method, work.memory
     remembers_optimizer = not work.plan.training.reset_optimizer
-    if not (method.keeps_local_parts or remembers_optimizer or kept.notes):
+    if not (method.keeps_local_parts or remembers_optimizer or kept.notes or kept.unsent.trunk is not None):
         return
     before = own_parts(received, method)
     if method.selection == "site":
@@ -241,6 +249,7 @@ def keep(
             evaluated_round=request.round - 1,
             optimizer=optimizer_arrays(work.network, kept.optimizer) if remembers_optimizer else {},
             notes=kept.notes,
+            unsent=kept.unsent,
         )
     )
 

@@ -24,11 +24,12 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from common.compact import FORMS, Form, packed, packed_bytes, unpacked
 from common.errors import quoted
 from common.models.state import Head, ModelState
 from common.score_histograms import BINS, ScoreHistogram
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
 
 
@@ -63,11 +64,13 @@ class Groups:
         trunk: float32 ``(t,)``, everything before the head but batch normalisation, flat.
         norm: float32 ``(m,)``, batch normalisation's four tensors per layer, flat.
         head: The head's rows with their class names.
+        form: How the trunk travels; its numbers have been rounded to what that form can hold.
     """
 
     trunk: NDArray[np.float32] | None = None
     norm: NDArray[np.float32] | None = None
     head: Head | None = None
+    form: Form = "float32"
 
     def __post_init__(self) -> None:
         for name, array in (("trunk", self.trunk), ("norm", self.norm)):
@@ -436,7 +439,7 @@ def _value(fields: dict[str, Any], name: str, kind: Any, record: str) -> Any:
 def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: Written) -> None:
     if (trunk := groups.trunk) is not None:
         if id(trunk) not in written:
-            array = Array(dtype=str(trunk.dtype), shape=trunk.shape, stype=RAW, data=_bytes(trunk))
+            array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=packed(trunk, groups.form))
             written[id(trunk)] = (trunk, array)
         content[name] = record = ArrayRecord()  # which would copy an array that it is made from
         record[_TRUNK] = written[id(trunk)][1]
@@ -495,21 +498,26 @@ def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
             head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
         except (ValueError, AssertionError) as error:
             raise WireError(f"head of {name}: {error}") from error
-    return Groups(_trunk(content, name), norm, head)
+    trunk, form = _trunk(content, name)
+    return Groups(trunk, norm, head, form)
 
 
-def _trunk(content: RecordDict, name: str) -> NDArray[np.float32] | None:
+def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, Form]:
     if name not in content:
-        return None
+        return None, "float32"
     record = content[name]
     if not isinstance(record, ArrayRecord) or list(record) != [_TRUNK]:
         raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
     array, where = record[_TRUNK], f"{_TRUNK} of {name}"
-    if (array.stype, array.dtype) != (RAW, "float32"):
-        raise WireError(f"{where} must be float32 as {RAW}, not {array.dtype} as {array.stype}.")
-    if tuple(array.shape) != (len(array.data) // 4,):
+    form = next((form for form in FORMS if form == array.dtype), None)
+    if array.stype != RAW or form is None:
+        raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
+    if len(array.shape) != 1 or len(array.data) != packed_bytes(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
-    return _numbers(array.data, where)
+    try:
+        return unpacked(array.data, array.shape[0], form), form
+    except ValueError as error:
+        raise WireError(f"{where}: {error}.") from error
 
 
 def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:

@@ -7,6 +7,7 @@ back costs nothing but time: registrations, messages and the run are in its data
 """
 
 import hashlib
+import itertools
 import logging
 import os
 import secrets
@@ -67,6 +68,8 @@ TASK_TIMEOUT_S = 60.0
 LINK_PATIENCE_S = 900.0
 """How long a run waits for a SuperLink that does not answer."""
 ARRIVING_S, LOOK_S = 0.1, 0.005
+AT_A_TIME = 4
+"""Replies handed over in one look: the others stay in their files until these are added up."""
 UPLOAD_STALL_S = 120.0
 """How long nothing more of a reply that has been announced may arrive before it counts as cut off: the time that a
 site gives one call."""
@@ -361,9 +364,10 @@ class NetworkGrid(HttpGrid):
         while not here and not asked and time.monotonic() < until:
             time.sleep(LOOK_S)
             here = self._here(wanted)
-        for name in here:
+        few = dict(itertools.islice(here.items(), AT_A_TIME))
+        for name in few:
             del self._announced[name]
-        return [self._fetched(one) for one in here.values()]
+        return [self._fetched(one) for one in few.values()]
 
     def _here(self, wanted: Iterable[str]) -> dict[str, "_Announced"]:
         return {name: one for name in wanted if (one := self._announced.get(name)) and self._arrived(one)}

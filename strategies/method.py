@@ -6,6 +6,7 @@ from typing import Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.compact import Form
 from common.contract import LabelContract
 from common.errors import BadInput, Fault, quoted
 from common.models.spec import Task
@@ -36,6 +37,7 @@ class Parameters(BaseModel):
     Attributes:
         proximal_mu: Keeps a site near the model it received (FedProx), whatever else it minimises.
         clip_update: Longest Euclidean length of what a site sends.
+        compress_update: Form in which the trunk of an update travels; what rounding loses is added to the next one.
         server_optimizer: Takes the mean update for a gradient (FedAdam, FedYogi, momentum).
     """
 
@@ -47,6 +49,7 @@ class Parameters(BaseModel):
     warm_up_lr: float = Field(1e-3, gt=0)
     proximal_mu: float = Field(0.0, ge=0)
     clip_update: float | None = Field(None, gt=0)
+    compress_update: Form = "float32"
     server_optimizer: ServerOptimizer | None = None
 
 
@@ -66,6 +69,7 @@ class SharedChoices(TypedDict):
     warm_up: WarmUp
     proximal_mu: float
     clip_update: float | None
+    compress_update: Form
     server_optimizer: ServerOptimizer | None
 
 
@@ -122,7 +126,7 @@ class Method:
         loss: What validation measures, and what a site minimises where ``local`` is None.
         local: The hospital's half.
         settling: When a site stops training in a round; None trains the experiment's number of epochs.
-        proximal_mu, clip_update: See :class:`Parameters`.
+        proximal_mu, clip_update, compress_update: See :class:`Parameters`.
         warm_up: Before round 1.
     """
 
@@ -147,6 +151,7 @@ class Method:
     settling: Settling | None = None
     proximal_mu: float = 0.0
     clip_update: float | None = None
+    compress_update: Form = "float32"
     warm_up: WarmUp = WarmUp(0, 1e-3)
 
     @property
@@ -205,6 +210,7 @@ class Method:
             # A pass hands every site a model to stay near, too.
             "proximal_mu": bool(self.proximal_mu) and (self.passing is None or self.passing.order == "nobody"),
             "clip_update": self.clip_update is not None,
+            "compress_update": self.compress_update != "float32",
             "server_optimizer": self.server_optimizer is not None,
             "weighting": self.passing is not None and self.weighting != "uniform",
             "warm_up_epochs": self.passing is not None and self.warm_up.epochs > 0,
@@ -245,5 +251,6 @@ def shared_choices(parameters: Parameters) -> SharedChoices:
         "warm_up": WarmUp(parameters.warm_up_epochs, parameters.warm_up_lr),
         "proximal_mu": parameters.proximal_mu,
         "clip_update": parameters.clip_update,
+        "compress_update": parameters.compress_update,
         "server_optimizer": parameters.server_optimizer,
     }

@@ -18,6 +18,8 @@ def fault_in(update: Groups, sent: Groups) -> str:
     for name in ("trunk", "norm"):
         if reason := _array_fault(name, getattr(update, name), getattr(sent, name)):
             return reason
+    if update.form != sent.form:
+        return f"trunk travels as {update.form}, expected {sent.form}"
     if (update.head is None) != (sent.head is None):
         return f"head was {'not ' if sent.head is None else ''}expected"
     if update.head is None or sent.head is None:

@@ -61,6 +61,7 @@ def groups_expected(sent: Groups, method: Method, annotated: Collection[str]) ->
         sent.trunk if method.sends_trunk else None,
         sent.norm if method.sends_norm else None,
         head if method.sends_head else None,
+        method.compress_update,
     )
 
 

@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from common.compact import Form
 from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.network import build
+from common.models.saved import load_model
 from common.models.spec import ModelSpec
-from common.models.state import Head, ModelState
+from common.models.state import Head, ModelState, layout_of
 from common.wire import NO_ARRAYS, Groups, TrainReply, decode
 from strategies.clipping import clipped, norm_of
+from strategies.compression import compressed
 from strategies.local import LocalRound, Situation, proximal
+from strategies.quarantine import fault_in
 from strategies.registry import method_named
 from strategies.server_optimizer import ServerOptimizer, stepped
 from strategies.state import FederationState
@@ -81,6 +85,46 @@ def test_no_site_sends_more_than_the_bound(method: str, tmp_path: Path, monkeypa
     federation(tmp_path, f"run.method={method}", *needs_of(method), "method.clip_update=0.05")
     lengths = [norm_of(decode(content, TrainReply).update) for content in of_type(traffic.up, "train")]
     assert lengths == [pytest.approx(0.05, rel=1e-5)] * 6
+
+
+# ---------------------------------------------------------------------- compression
+
+
+@pytest.mark.parametrize("form", ["float16", "int8"])
+def test_what_rounding_loses_goes_with_the_next_update(form: Form) -> None:
+    generator, unsent, sent = np.random.default_rng(1), Groups(), np.zeros(2000)
+    wanted = [generator.normal(size=2000).astype(np.float32) for _ in range(50)]
+    for trunk in wanted:
+        update, unsent = compressed(Groups(trunk), unsent, form)
+        assert update.trunk is not None
+        sent += update.trunk
+    assert unsent.trunk is not None
+    np.testing.assert_allclose(sent + unsent.trunk, np.sum(wanted, axis=0, dtype=np.float64), atol=1e-5)
+    forgotten = np.sum([compressed(Groups(trunk), Groups(), form)[0].trunk for trunk in wanted], axis=0)
+    off, without = (np.abs(total - np.sum(wanted, axis=0)).mean() for total in (sent, forgotten))
+    assert off < without / 3
+
+
+@pytest.mark.parametrize(("form", "bytes_a_number"), [("float16", 2), ("int8", 1 + 1 / 1024)])
+def test_a_compressed_update_takes_a_half_or_a_quarter_of_the_bytes(
+    form: str, bytes_a_number: float, tmp_path: Path
+) -> None:
+    plain = federation(tmp_path, "run.method=surgical", out="plain")
+    small = federation(tmp_path, "run.method=surgical", f"method.compress_update={form}", out="small")
+    numbers = layout_of(load_model(tmp_path / "plain")).trunk_size
+    for site, before in plain["sites"].items():
+        saved = before["bytes_up"] - small["sites"][site]["bytes_up"]
+        assert saved == pytest.approx(2 * numbers * (4 - bytes_a_number), rel=0.01)  # two rounds
+        assert small["sites"][site]["bytes_down"] == pytest.approx(before["bytes_down"], rel=0.01)
+    assert small["model_sha256"] != plain["model_sha256"]
+    assert small["test"]["mean_auroc"] == pytest.approx(plain["test"]["mean_auroc"], abs=0.03)
+
+
+def test_an_update_in_another_form_than_asked_for_is_quarantined() -> None:
+    trunk = np.array([1.0, -2.0], np.float32)
+    asked, came = Groups(trunk, form="int8"), Groups(trunk)
+    assert fault_in(came, asked) == "trunk travels as float32, expected int8"
+    assert fault_in(asked, asked) == ""
 
 
 # ---------------------------------------------------------------------- server optimisers
@@ -188,6 +232,7 @@ def test_with_surgical_heads_a_site_sends_its_own_rows_only(
         ("fedseq", {"clip_update": 1.0}, "the model is passed on, not averaged"),
         ("unifed", {"trunk": "fedbn"}, "the whole network is passed on, batch normalisation too"),
         ("unifed", {"weighting": "samples"}, "the model is passed on, not averaged"),
+        ("unifed", {"compress_update": "int8"}, "the model is passed on, not averaged"),
         ("fedseq", {"warm_up_epochs": 3}, "the model is passed on, not averaged"),
         ("server_only", {"proximal_mu": 0.3}, "the model is passed on, not averaged"),
         (

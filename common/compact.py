@@ -1,0 +1,93 @@
+"""Numbers in fewer bytes: float16, or int8 with a scale a block.
+
+Rounding and packing are two steps. What has been rounded is still float32, and packs and unpacks without any change:
+the site knows to the bit what the coordinator will add, and can carry what was lost into its next update.
+
+int8: blocks of :data:`BLOCK` numbers, each of which is a whole number from -127 to 127 times the block's scale, a power
+of two, so that scale and numbers are found again from the product exactly. A packed array holds the scales' exponents,
+one int8 a block, and then the numbers.
+"""
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Form = Literal["float32", "float16", "int8"]
+FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
+Float32 = NDArray[np.float32]
+
+BLOCK = 1024
+_LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
+
+
+def rounded(values: Float32, form: Form) -> Float32:
+    """The nearest numbers that the form can hold, ``(n,)``; in float16 what is too large becomes its largest."""
+    if form == "float16":
+        largest = np.finfo(np.float16).max
+        return np.clip(values, -largest, largest).astype(np.float16).astype(np.float32)
+    if form == "int8":
+        exponents = _exponents(values)
+        return _times(_whole(values, exponents), exponents)
+    return values
+
+
+def packed(values: Float32, form: Form) -> bytes:
+    """The bytes of numbers that were :func:`rounded`, little-endian."""
+    if form == "float16":
+        return values.astype("<f2").tobytes()
+    if form == "int8":
+        exponents = _exponents(values)
+        return exponents.tobytes() + _whole(values, exponents).tobytes()
+    return np.ascontiguousarray(values, "<f4").tobytes()
+
+
+def unpacked(data: bytes, n: int, form: Form) -> Float32:
+    """The inverse of :func:`packed`.
+
+    Raises:
+        ValueError: If that many numbers take another number of bytes, or a block's scale is no float32.
+    """
+    if len(data) != (expected := packed_bytes(n, form)):
+        raise ValueError(f"{n} numbers as {form} take {expected} bytes, not {len(data)}")
+    if form == "float16":
+        return np.frombuffer(data, "<f2").astype(np.float32)
+    if form == "int8":
+        blocks = _blocks(n)
+        exponents = np.frombuffer(data, np.int8, blocks)
+        if (exponents < _LOWEST).any() or (exponents > 127 - 7).any():
+            raise ValueError(f"the scale of a block is 2**{_LOWEST} to 2**120")
+        return _times(np.frombuffer(data, np.int8, n, blocks), exponents)
+    return np.frombuffer(data, "<f4")
+
+
+def packed_bytes(n: int, form: Form) -> int:
+    """Bytes that ``n`` numbers take."""
+    return {"float32": 4 * n, "float16": 2 * n, "int8": n + _blocks(n)}[form]
+
+
+def _blocks(n: int) -> int:
+    return -(-n // BLOCK)
+
+
+def _exponents(values: Float32) -> NDArray[np.int8]:
+    """Of each block, the smallest power of two of which 127 reach its largest number."""
+    if not len(values):
+        return np.zeros(0, np.int8)
+    largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK)).astype(np.float64)
+    with np.errstate(divide="ignore"):
+        exponents = np.ceil(np.log2(largest / _LARGEST))
+    return np.clip(exponents, _LOWEST, 120).astype(np.int8)
+
+
+def _whole(values: Float32, exponents: NDArray[np.int8]) -> NDArray[np.int8]:
+    whole = np.rint(np.ldexp(values, -_each(exponents, len(values))))
+    return np.clip(whole, -_LARGEST, _LARGEST).astype(np.int8)
+
+
+def _times(whole: NDArray[np.int8], exponents: NDArray[np.int8]) -> Float32:
+    return np.ldexp(whole.astype(np.float32), _each(exponents, len(whole)))
+
+
+def _each(exponents: NDArray[np.int8], n: int) -> NDArray[np.int32]:
+    return np.repeat(exponents.astype(np.int32), BLOCK)[:n]
