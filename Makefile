@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test quick lint format tables weights smoke bench-network clean
+.PHONY: help demo test quick lint format tables weights smoke bench-network bench-simulation bench-growth clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,12 @@ smoke:  ## build both images and train a federation across containers; see docke
 
 bench-network: $(VENV)/installed  ## a round over the network beside its bare bytes and stock Flower; 15 min, nothing else running
 	$(BIN)/python benchmarks/network.py
+
+bench-simulation: $(VENV)/installed  ## the simulation beside a bare PyTorch loop and stock Flower; an hour, nothing else running
+	$(BIN)/python benchmarks/simulation.py
+
+bench-growth: $(VENV)/installed  ## time and memory against sites and model size; 5 min
+	$(BIN)/python benchmarks/growth.py --picture docs/growth.svg
 
 clean:  ## remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

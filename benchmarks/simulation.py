@@ -37,7 +37,8 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 CONTENDERS = ("bare", "inline", "ray", "stock")
-SIDES = {"tiny_cnn": 16, "fedsld_cnn": 28, "resnet18": 32}
+SIDES = {"tiny_cnn": 16, "fedsld_cnn": 28, "femnist_cnn": 28, "resnet18": 32, "unifed_vgg11": 32}
+MODELS = "tiny_cnn,fedsld_cnn,resnet18"
 EVERY_S, WITHIN_S = 0.2, 1800.0
 EXPERIMENT = """
 [run]
@@ -221,7 +222,7 @@ def cases_of(given: argparse.Namespace) -> list[Case]:
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(SIDES))
+    parser.add_argument("--models", default=MODELS)
     parser.add_argument("--sites", default="4,12,100")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=4, help="the first is not counted")

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 import numpy as np
@@ -75,7 +76,7 @@ class LabelContract:
         """Whether the site annotates each class, ``(classes,)``."""
         return np.array([name in self.sites[site] for name in self.class_names], dtype=np.bool_)
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """SHA-256 over class names and sites; independent of the order in which sites answered."""
         text = json.dumps({"classes": self.class_names, "sites": {s: sorted(n) for s, n in self.sites.items()}})

@@ -60,17 +60,19 @@ def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waitin
     deadline = time.monotonic() + patience.deadline_s
     good, errors = 0, dict[int, Message]()  # by node
     pending = pushed(grid, messages)
+    silent = _nodes(pending)  # by message
     lost: dict[int, Message] = {}  # node -> the message it should have had
     pauses = Pauses()
-    waiting(_nodes(pending), ())
+    waiting(set(silent.values()), ())
     while (pending or lost) and time.monotonic() < deadline:
         came = False
         for reply in grid.pull_messages(list(pending)) if pending else ():
             if (message := pending.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
+            node = silent.pop(reply.metadata.reply_to_message_id)
             if _gone(reply) and time.monotonic() >= deadline - CLOCKS_DIFFER_S:
                 continue  # the deadline is here; the SuperLink saw it first
-            came, node = True, message.metadata.dst_node_id
+            came = True
             reply.metadata.__dict__["_src_node_id"] = node  # errors that the SuperLink makes come from node 1
             lost.pop(node, None)
             errors.pop(node, None)
@@ -82,11 +84,13 @@ def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waitin
             if reply.error.code == NODE_UNAVAILABLE:
                 lost[node] = message
         if back := _back(grid, lost):
-            pending |= pushed(grid, [_again(lost.pop(node), deadline) for node in back])
+            again = pushed(grid, [_again(lost.pop(node), deadline) for node in back])
+            pending |= again
+            silent |= _nodes(again)
         if not pending and not good < patience.enough <= good + len(lost):  # lost sites are needed, and would suffice
             break
         if came or back:
-            waiting(_nodes(pending) | set(lost), set(lost))
+            waiting({*silent.values(), *lost}, set(lost))
             pauses.begin()
         elif pending or lost:
             pauses.wait()
@@ -113,5 +117,5 @@ def _again(message: Message, deadline: float) -> Message:
     return Message(message.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl)
 
 
-def _nodes(pending: dict[str, Message]) -> set[int]:
-    return {message.metadata.dst_node_id for message in pending.values()}
+def _nodes(sent: dict[str, Message]) -> dict[str, int]:
+    return {name: message.metadata.dst_node_id for name, message in sent.items()}

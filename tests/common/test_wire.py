@@ -207,7 +207,10 @@ ONES = np.ones(2, np.float32)
         ({"extra": raw(ONES)}, "the record update must hold one array, trunk."),
         ({"trunk": raw(ONES, data=b"")}, "trunk of update announces shape (2,) and has 0 bytes."),
         ({"trunk": raw(ONES, data=ONES.tobytes()[:-1])}, "trunk of update announces shape (2,) and has 7 bytes."),
-        ({"trunk": raw(ONES, shape=(1,), data=ONES.tobytes()[:-1])}, "trunk of update announces shape (1,) and has 7 bytes."),
+        (
+            {"trunk": raw(ONES, shape=(1,), data=ONES.tobytes()[:-1])},
+            "trunk of update announces shape (1,) and has 7 bytes.",
+        ),
         ({"trunk": raw(ONES, shape=(-2,))}, "trunk of update announces shape (-2,) and has 8 bytes."),
         ({"trunk": raw(ONES, shape=(-1, -2))}, "trunk of update announces shape (-1, -2) and has 8 bytes."),
         ({"trunk": raw(ONES, shape=(10**13,))}, "trunk of update announces shape (10000000000000,) and has 8 bytes."),

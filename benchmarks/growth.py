@@ -1,0 +1,92 @@
+"""How time and memory of the inline simulation grow with the number of sites and with the size of the model.
+
+python benchmarks/growth.py [--sites 4,12,100,1000] [--models tiny_cnn,resnet18] [--out FILE] [--picture FILE.svg]
+
+Three rounds of FedAvg, 20 training images a site in one batch, so that what is not training shows; the first round is
+left out. A straight line of slope 1 on the double logarithmic picture is growth in proportion.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from simulation import Case, Measured, measure
+
+from common.models.network import build
+from common.models.spec import ModelSpec
+
+MODELS = ("tiny_cnn", "fedsld_cnn", "femnist_cnn", "resnet18", "unifed_vgg11")
+SITES_OF_MODELS, MODEL_OF_SITES = 4, "tiny_cnn"
+
+
+def measured(case: Case) -> Measured:
+    found = Measured()
+    with tempfile.TemporaryDirectory() as scratch:
+        measure("inline", case.write(Path(scratch) / "case"), Path(scratch), found)
+    return found
+
+
+def row(x: float, found: Measured) -> dict[str, float]:
+    return {"x": x, "seconds": statistics.median(found.wall), "peak_mb": found.peak_mb[0][0]}
+
+
+def parameters(model: str) -> int:
+    spec = ModelSpec.model_validate({"architecture": model, "channels": 1, "image_size": 32, "task": "multi_class"})
+    return sum(tensor.numel() for tensor in build(spec, tuple("abcdefghij"), 0).parameters())
+
+
+def slope(rows: list[dict[str, float]], key: str) -> float:
+    """Of the logarithms, least squares over the upper half of the range: 1 is in proportion."""
+    upper = rows[len(rows) // 2 - 1 :]
+    return float(np.polyfit(np.log([one["x"] for one in upper]), np.log([one[key] for one in upper]), 1)[0])
+
+
+def picture(by_sites: list[dict[str, float]], by_size: list[dict[str, float]], path: Path) -> None:
+    mpl.use("svg" if path.suffix == ".svg" else "agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 6.5), layout="constrained")
+    for column, (rows, label) in enumerate(
+        ((by_sites, f"sites ({MODEL_OF_SITES})"), (by_size, f"parameters ({SITES_OF_MODELS} sites)"))
+    ):
+        for line, (key, what) in enumerate((("seconds", "seconds a round"), ("peak_mb", "peak memory, MB"))):
+            axis = axes[line, column]
+            axis.loglog([one["x"] for one in rows], [one[key] for one in rows], "o-", color="#1f6f8b")
+            axis.set_xlabel(label)
+            axis.set_ylabel(what)
+            axis.grid(visible=True, which="both", color="#dddddd", linewidth=0.5)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", default="4,12,32,100,316,1000")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--picture", type=Path)
+    given = parser.parse_args()
+    counts = [int(number) for number in given.sites.split(",")]
+    by_sites = [row(count, measured(Case(MODEL_OF_SITES, count, 22, 3, 1, 32))) for count in counts]
+    by_size = [
+        row(parameters(model), measured(Case(model, SITES_OF_MODELS, 22, 3, 1, 32)))
+        for model in given.models.split(",")
+    ]
+    for title, rows in (("sites", by_sites), ("parameters", by_size)):
+        table = Table(title, "seconds a round", "peak MB")
+        for one in rows:
+            table.add_row(f"{one['x']:.0f}", f"{one['seconds']:.3f}", f"{one['peak_mb']:.0f}")
+        Console().print(table, f"slopes: time {slope(rows, 'seconds'):.2f}, memory {slope(rows, 'peak_mb'):.2f}")
+    if given.picture:
+        picture(by_sites, by_size, given.picture)
+    if given.out:
+        given.out.write_text(json.dumps({"sites": by_sites, "parameters": by_size}, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
