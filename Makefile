@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test quick lint format tables weights smoke bench-network bench-simulation bench-growth clean
+.PHONY: help demo test quick torture lint format tables weights smoke bench-network bench-simulation bench-growth clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -24,10 +24,13 @@ demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla
 	$(BIN)/flwr-sim demo
 
 test: $(VENV)/installed lint  ## all tests (those on real data skip where ../shared/data is absent)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not torture"
 
 quick: $(VENV)/installed  ## tests without whole federations
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow and not torture'
+
+torture: $(VENV)/installed  ## every method killed and resumed; 10 min
+	$(BIN)/pytest -n 2 -m torture
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from common.multi_class import Tally, round_accuracy
 from server.run_folder import RunFolder
@@ -81,6 +83,39 @@ class Books:
                 "bytes_down": sum(record.bytes_down.values()),
             }
         )
+
+    def facts(self) -> dict[str, Any]:
+        """All of it for a checkpoint, as JSON has it."""
+        pending = None
+        if self._pending is not None:
+            pending = {"record": as_json(self._pending[0]), "learned": dict(self._pending[1])}
+        return {
+            "train_seconds": self.train_seconds,
+            "aggregate_seconds": self.aggregate_seconds,
+            "site_seconds": dict(self.site_seconds),
+            "epochs": dict(self.epochs),
+            "tallies": {str(number): as_json(tallies) for number, tallies in self.tallies.items()},
+            "pending": pending,
+        }
+
+    def go_on_from(self, facts: Mapping[str, Any], last_round: int) -> None:
+        """Take up :meth:`facts`, and take back the lines of rounds after them."""
+        self.train_seconds, self.aggregate_seconds = facts["train_seconds"], facts["aggregate_seconds"]
+        self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
+        self.tallies = {int(number): _TALLIES.validate_python(one) for number, one in facts["tallies"].items()}
+        if (pending := facts["pending"]) is not None:
+            self._pending = _RECORD.validate_python(pending["record"]), pending["learned"]
+        self.folder.keep_rounds(last_round if pending is None else last_round - 1)
+
+
+_RECORD, _TALLIES = TypeAdapter(RoundRecord), TypeAdapter(dict[str, Tally])
+
+
+def as_json(value: Any) -> Any:
+    """Dataclasses and mappings, however deep, as dictionaries."""
+    if is_dataclass(value):
+        return {one.name: as_json(getattr(value, one.name)) for one in fields(value)}
+    return {key: as_json(one) for key, one in value.items()} if isinstance(value, Mapping) else value
 
 
 def _computing(seconds: Sequence[float], workers: int) -> float:

@@ -119,10 +119,13 @@ def run(
     track: Annotated[
         Track | None, typer.Option("--track", help="Tell the figures of every round to MLflow too.")
     ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
 ) -> None:
     """Lead one run over the connected hospitals.
 
     Example: flwr-server run trial experiment.toml --out runs/first
+
+    Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     from common.config import read_experiment
     from server.coordinator import read_coordinator
@@ -132,7 +135,7 @@ def run(
     keep_large_buffers()
     end_on_sigterm()
     file = read_experiment(experiment, overrides)
-    summary = lead(read_coordinator(folder), file, out, sites, teller(console), track=track)
+    summary = lead(read_coordinator(folder), file, out, sites, teller(console), track=track, resume=resume)
     console.print(coverage_table([(summary["name"], summary)]))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 

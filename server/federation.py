@@ -8,16 +8,19 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 from flwr.serverapp import Grid
+from pydantic import TypeAdapter
 
 from common import __version__
 from common.config import Experiment, plan_of
+from common.errors import quoted
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.multi_class import client_accuracy
 from common.wire import UNKNOWN_COUNT, RollCallAnswer
-from server.books import Books
+from server.books import Books, as_json
+from server.checkpoints import Checkpoint, CheckpointFolder
 from server.outcome import Outcome, Setting, outcome_of
-from strategies.records import RoundRecord, RunStopped, Waiting
+from strategies.records import RoundRecord, RunStopped, Validation, Waiting
 from strategies.registry import method_of
 from strategies.rounds import RoundStrategy, array_record
 from strategies.state import FederationState
@@ -53,12 +56,18 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     )
     network = build(experiment.model, contract.class_names, experiment.run.seed, setting.base)
     strategy.sites.settle_model(layout_of(network).signature)
+    checkpoints = CheckpointFolder(setting.folder.path, durable=setting.backend == "network")
     if isinstance(strategy, PassingStrategy) and setting.own is not None:
         strategy.own = OwnTraining(setting.own, strategy.plan, strategy.method, contract.class_names, setting.device)
     books = Books(setting.folder, 1 if strategy.method.passing else setting.workers)  # a pass is one after another
 
+    if setting.resumed is not None:
+        _go_on(setting.resumed, strategy, books)
+
     def on_round(record: RoundRecord, state: FederationState) -> None:
         books.note(record, state, strategy.method.guidance.note_round(strategy.known))
+        judged = as_json(strategy.last_validation)
+        checkpoints.save(Checkpoint(setting.run, state, experiment.model_dump(mode="json"), books.facts(), judged))
         watcher.round_done(record, state)
 
     def on_join(server_round: int, site: str) -> None:
@@ -86,6 +95,20 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     setting.folder.summary(summary)
     setting.folder.event("done", model_sha256=summary["model_sha256"])
     return summary
+
+
+def _go_on(checkpoint: Checkpoint, strategy: RoundStrategy, books: Books) -> None:
+    """Put a run back where it was.
+
+    Raises:
+        RunStopped: If the sites annotate other classes now.
+    """
+    began, now = checkpoint.class_names, strategy.sites.contract.class_names
+    if began != now:
+        raise RunStopped(f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}.")
+    strategy.resumed = checkpoint.state
+    strategy.last_validation = TypeAdapter(Validation).validate_python(checkpoint.last_validation)
+    books.go_on_from(checkpoint.books, checkpoint.state.round)
 
 
 def strategy_of(experiment: Experiment, run: str) -> RoundStrategy:

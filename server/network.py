@@ -1,7 +1,6 @@
 """flwr-server start and run: keep the SuperLink up; lead a federation of real sites over it."""
 
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from server.federation import federate
 from server.outcome import Setting
 from server.present import Present, Reporter
 from server.report import write_model_card, write_run_report
-from server.run_folder import RunFolder
+from server.resuming import opened, summary_of
 from server.superlink import Control, Node, SuperLink, answers, flower_key, run_on
 from server.trackers import store_for, tracked
 from server.tracking import Track
@@ -99,19 +98,29 @@ def registered(coordinator: Coordinator, control: Control) -> list[Node]:
 
 
 def run(
-    coordinator: Coordinator, file: ExperimentFile, out: Path, sites: int, tell: Tell, *, track: Track | None = None
+    coordinator: Coordinator,
+    file: ExperimentFile,
+    out: Path,
+    sites: int,
+    tell: Tell,
+    *,
+    track: Track | None = None,
+    resume: bool = False,
 ) -> dict[str, Any]:
     """Lead one experiment over the connected sites into the folder ``out``; return its summary.
 
     Args:
         sites: How many to wait for at the roll call; 0 for every admitted site.
         track: Where figures go beside the run folder.
+        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
 
     Raises:
         BadInput: With every fault, before anything is written or sent.
         TooFewSites: If not enough sites answer.
         SuperLinkGone: If ``flwr-server start`` is gone for too long.
     """
+    if resume and (out / "summary.json").is_file():
+        return summary_of(out)
     store = store_for(track)
     own = _own_images(file)
     expected = _expected(coordinator, file, sites)
@@ -120,7 +129,8 @@ def run(
         raise BadInput([Fault(str(coordinator.folder), "no SuperLink answers in this folder.", remedy)])
     experiment = file.experiment
     with alone(coordinator, "run"):
-        folder = RunFolder.create(out)
+        opening = opened(out, experiment, resume=resume, durable=True)
+        folder = opening.folder
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
         with (
             tracked(folder, experiment, store, tell),
@@ -130,7 +140,8 @@ def run(
             setting = Setting(
                 base=file.base,
                 folder=folder,
-                run=uuid.uuid4().hex,
+                run=opening.run,
+                resumed=opening.resumed,
                 sites=expected,
                 workers=expected,
                 backend="network",

@@ -21,6 +21,7 @@ from common.quality import quality
 from common.resampling import auroc_intervals
 from common.seeds import seed_of
 from common.wire import EvaluateReply
+from server.checkpoints import Checkpoint
 from server.ensemble import ensemble_result, local_models, site_result
 from server.run_folder import RunFolder
 from strategies.replies import Replies
@@ -49,6 +50,7 @@ class Setting:
         site_tests: Test images of the simulated sites that have their own; None in a real federation.
         coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
         registered: The names under which nodes are registered; None in simulation.
+        resumed: Where the run goes on from; None for a new one.
     """
 
     base: Path
@@ -64,6 +66,7 @@ class Setting:
     site_tests: Callable[[], Mapping[str, ImageSet]] | None = None
     coverage: LabelContract | None = None
     registered: Registered | None = None
+    resumed: Checkpoint | None = None
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,25 @@ class RunFolder:
             raise BadInput([Fault(f"--out {path}", f"cannot be made: {error.strerror}.")]) from None
         return cls(path)
 
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """Go on in the folder of a run that was broken off.
+
+        Raises:
+            BadInput: If it is not one.
+        """
+        if not (path / "events.jsonl").is_file():
+            problem = "is not the folder of a run."
+            raise BadInput([Fault(f"--resume {path}", problem, "Leave --resume out to begin a run there.")])
+        return cls(path)
+
+    def keep_rounds(self, last: int) -> None:
+        """Take back the lines of ``rounds.jsonl`` after a round, and one that was cut off."""
+        path = self.path / "rounds.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = (line for line in lines if line.endswith(b"\n"))
+        write_atomically(path, b"".join(line for line in whole if json.loads(line)["round"] <= last))
+
     def round(self, line: Mapping[str, Any]) -> None:
         """Append one line to ``rounds.jsonl``."""
         self._append("rounds.jsonl", line)

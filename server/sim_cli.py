@@ -49,15 +49,19 @@ def run(
     overrides: Overrides = [],  # noqa: B006 - typer copies it
     backend: Backend = None,
     track: TrackTo = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
 ) -> None:
     """Run one experiment.
 
     Example: flwr-sim run experiments/nih_surgical.toml --out runs/nih --set run.rounds=3 --set run.seed=7
+
+    Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     from common.config import read_experiment
     from server.simulation import simulate
 
-    summary = simulate(read_experiment(experiment, _with_backend(overrides, backend)), out, console, track)
+    file = read_experiment(experiment, _with_backend(overrides, backend))
+    summary = simulate(file, out, console, track, resume=resume)
     _print_result(summary, out)
 
 

@@ -1,6 +1,5 @@
 """flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
 
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from server.federation import federate
 from server.outcome import Setting
 from server.progress import ProgressBar
 from server.report import write_model_card, write_run_report
-from server.run_folder import RunFolder
+from server.resuming import opened, summary_of
 from server.samples import wanted, write_samples
 from server.trackers import store_for, tracked
 from server.tracking import Track
@@ -30,23 +29,32 @@ from strategies.registry import method_of
 from strategies.unifed.own_training import own_image_faults
 
 
-def simulate(file: ExperimentFile, out: Path, console: Console, track: Track | None = None) -> dict[str, Any]:
+def simulate(
+    file: ExperimentFile, out: Path, console: Console, track: Track | None = None, *, resume: bool = False
+) -> dict[str, Any]:
     """Run a simulated experiment into the folder ``out``; return its summary.
+
+    Args:
+        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
+    if resume and (out / "summary.json").is_file():
+        return summary_of(out)
     store = store_for(track)
     method, data = checked(file)
-    experiment, folder = file.experiment, RunFolder.create(out)
+    experiment = file.experiment
+    run = opened(out, experiment, resume=resume, durable=False)
+    folder = run.folder
     sites = 1 if method.pooled != "no" else len(data.parts)
     workers = choose_workers(experiment.simulation, sites, experiment.training.threads)
     ray = experiment.simulation.backend == "ray"
     setting = Setting(
         base=file.base,
         folder=folder,
-        run=uuid.uuid4().hex,
+        run=run.run,
         sites=sites,
         workers=workers.count if ray else 1,
         backend=experiment.simulation.backend,
@@ -56,6 +64,7 @@ def simulate(file: ExperimentFile, out: Path, console: Console, track: Track | N
         test=data.test,
         site_tests=lambda: own_tests(data),
         coverage=data.contract,
+        resumed=run.resumed,
     )
     for part in ("train", "validation", "test"):
         for skipped in getattr(data.splits, part).skipped:

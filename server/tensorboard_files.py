@@ -21,7 +21,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # it is there where a run goes on
         self._records = RecordWriter(str(folder / f"events.out.tfevents.{time.time_ns()}"))
         self._write(Event(file_version="brain.Event:2"))
 

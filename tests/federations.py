@@ -77,9 +77,9 @@ def experiment(folder: Path, *overrides: str, text: str = DIGITS) -> ExperimentF
     return read_experiment(folder / "experiment.toml", overrides)
 
 
-def federation(folder: Path, *overrides: str, out: str = "run") -> dict[str, Any]:
+def federation(folder: Path, *overrides: str, out: str = "run", resume: bool = False) -> dict[str, Any]:
     """Run it; return the summary."""
-    return simulate(experiment(folder, *overrides), folder / out, Console(quiet=True))
+    return simulate(experiment(folder, *overrides), folder / out, Console(quiet=True), resume=resume)
 
 
 def overheard(monkeypatch: Any) -> Traffic:

@@ -308,10 +308,10 @@ class Coordinator:
     def revoke(self, site: Site) -> Ended:
         return flwr_server("revoke", self.folder, site.name, "--yes")
 
-    def run(self, experiment: Path, out: Path, *overrides: str, sites: int = 0) -> Program:
+    def run(self, experiment: Path, out: Path, *overrides: str, sites: int = 0, options: Sequence[str] = ()) -> Program:
         """``flwr-server run``, begun."""
         sets = [part for override in overrides for part in ("--set", override)]
-        command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *sets)
+        command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *sets, *options)
         self._runs.append(self._machine.start("run", "-m", "server.cli", *command))
         return self._runs[-1]
 

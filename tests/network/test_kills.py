@@ -1,7 +1,7 @@
 """What happens to a run when a program dies, hangs, comes late or goes: it goes on, or says why not."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,8 @@ class Federation:
     def sites(self) -> tuple[Site, ...]:
         return self.east, self.north, self.south
 
-    def run(self, out: Path, *overrides: str, sites: int = 3) -> Program:
-        return self.coordinator.run(self.experiment, out, *overrides, sites=sites)
+    def run(self, out: Path, *overrides: str, sites: int = 3, options: Sequence[str] = ()) -> Program:
+        return self.coordinator.run(self.experiment, out, *overrides, sites=sites, options=options)
 
     def gather(self) -> None:
         """Start whoever does not run, and wait until all are there."""
@@ -208,6 +208,24 @@ def test_a_roll_call_that_too_few_answer_stops_the_run_and_names_who_is_missing(
     assert run.ends() == 1
     assert 'stopped 2 of 3 sites answered the roll call ("east", "north"). Not there: "south".' in run.said
     assert federation.coordinator.now["run"]["state"] == "stopped"
+
+
+def test_a_run_whose_process_is_killed_twice_is_resumed_and_ends_in_the_same_model(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """The sites keep their optimisers' state, so that it matters which of their rounds counted."""
+    overrides = (SLOW, "run.rounds=4", "training.reset_optimizer=false")
+    out, options = tmp_path / "run", tuple[str, ...]()
+    for server_round in (2, 3):
+        run = federation.run(out, *overrides, options=options)
+        federation.north.works_on("train", server_round)
+        run.kill()
+        options = ("--resume",)
+    run = federation.run(out, *overrides, options=options)
+    assert run.ends() == 0, run.said
+    assert sites_by_round(out) == [EVERYBODY] * 4
+    assert len(events(out, "resumed")) == 2
+    assert hash_in(out) == undisturbed(federation.experiment, tmp_path / "simulated", *overrides)
 
 
 def test_a_run_whose_process_was_killed_does_not_stand_in_the_way_of_the_next(

@@ -1,0 +1,54 @@
+"""The folder of a new run, or of one that was broken off and goes on."""
+
+import json
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import Experiment
+from server.checkpoints import Checkpoint, CheckpointFolder, refuse_another
+from server.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run folder that may be written to.
+
+    Attributes:
+        run: The run's identifier.
+        resumed: Where it goes on from; None where it begins.
+    """
+
+    folder: RunFolder
+    run: str
+    resumed: Checkpoint | None = None
+
+
+def summary_of(out: Path) -> dict[str, Any]:
+    """``summary.json`` of a run that is done."""
+    summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    return summary
+
+
+def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Opened:
+    """Make the folder ``out``, or open it again.
+
+    A run that was broken off before its first checkpoint begins anew, in the same folder.
+
+    Raises:
+        BadInput: If there is something in a new folder, no run in one to resume, or another experiment's.
+    """
+    if not resume:
+        return Opened(RunFolder.create(out), uuid.uuid4().hex)
+    folder = RunFolder.reopen(out)
+    checkpoint, broken = CheckpointFolder(out, durable=durable).newest()
+    for name, problem in broken.items():
+        folder.event("checkpoint_broken", file=name, reason=problem)
+    if checkpoint is None:
+        folder.keep_rounds(0)
+        folder.event("begun_anew")
+        return Opened(folder, uuid.uuid4().hex)
+    refuse_another(checkpoint, experiment, out)
+    folder.event("resumed", round=checkpoint.state.round)
+    return Opened(folder, checkpoint.run, checkpoint)

@@ -1,0 +1,215 @@
+"""A simulated run that is killed anywhere and resumed ends in the same model, with the same books."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import server.checkpoints
+import strategies.rounds
+from common.errors import BadInput
+from server import backends
+from server.checkpoints import CheckpointFolder
+from server.run_folder import RunFolder
+from strategies.registry import STRATEGIES
+from tests.federations import experiment, federation, needs_of
+
+ROUNDS = "run.rounds=4"
+WRAPPED = (
+    ("surgical", "training.reset_optimizer=false", 'training.optimizer="sgd"', "training.momentum=0.9"),
+    ("surgical", "method.trunk=fedbn"),
+    ("partial_loss", "method.compress_update=int8"),
+    ("partial_loss", 'method.server_optimizer={kind="adam"}'),
+    ("vanilla", "participation.sites_per_round=2"),
+    ("vanilla", "evaluation.test_each_round=true"),
+)
+
+
+class Killed(BaseException):
+    """Nothing of ours catches it."""
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool = False) -> None:
+    """The process dies in the given call of a function, before or after its work."""
+    original, calls = getattr(owner, name), iter(range(1, 10_000))
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        this = next(calls)
+        if this == call and not after:
+            raise Killed
+        result = original(*arguments, **options)
+        if this == call:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(owner, name, dying)
+
+
+def killed(folder: Path, owner: Any, name: str, call: int, *overrides: str, after: bool = False) -> None:
+    """A run whose process dies there."""
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, owner, name, call, after=after)
+        with pytest.raises(Killed):
+            federation(folder, *overrides, out="killed")
+
+
+def lines(run: Path) -> list[dict[str, Any]]:
+    """``rounds.jsonl`` without its times."""
+    found = [json.loads(line) for line in (run / "rounds.jsonl").read_text().splitlines()]
+    for line in found:
+        for timed in ("seconds", "site_seconds", "bytes_up"):  # how long it took is told as text
+            line.pop(timed)
+        if line["coordinator"]:
+            line["coordinator"].pop("seconds")
+    return found
+
+
+def events(run: Path, name: str) -> list[dict[str, Any]]:
+    every = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in every if event["event"] == name]
+
+
+def same_end(folder: Path, through: dict[str, Any], overrides: tuple[str, ...]) -> None:
+    resumed = federation(folder, *overrides, out="killed", resume=True)
+    assert resumed["model_sha256"] == through["model_sha256"]
+    assert lines(folder / "killed") == lines(folder / "through")
+    timed = ("seconds", "bytes_up", "bytes_down")
+    for site, facts in through["sites"].items():
+        assert {k: v for k, v in resumed["sites"][site].items() if k not in timed} == {
+            k: v for k, v in facts.items() if k not in timed
+        }
+    for key in ("test", "best_round", "client_accuracy", "learned", "rounds"):
+        assert resumed[key] == through[key], key
+
+
+SHORT = {"fedmlp", "unifed", "individual", "partial_loss method.compress_update=int8"}
+"""What ``make test`` tries; ``make torture`` tries all."""
+
+
+def _every() -> list[Any]:
+    found = [*((name,) for name in sorted(STRATEGIES)), *WRAPPED]
+    marks = [() if " ".join(choices) in SHORT else (pytest.mark.torture,) for choices in found]
+    return [pytest.param(one, marks=mark, id=" ".join(one)) for one, mark in zip(found, marks, strict=True)]
+
+
+@pytest.mark.parametrize("choices", _every())
+def test_every_method_ends_in_the_same_model(choices: tuple[str, ...], tmp_path: Path) -> None:
+    overrides = (f"run.method={choices[0]}", *needs_of(choices[0]), ROUNDS, *choices[1:])
+    through = federation(tmp_path, *overrides, out="through")
+    killed(tmp_path, backends.InlineGrid, "_answered", 3 + 2 * len(through["sites"]), *overrides)
+    same_end(tmp_path, through, overrides)
+
+
+POINTS = {
+    "before the first checkpoint": (server.checkpoints, "write_atomically", 1, False),
+    "between a checkpoint's two files": (server.checkpoints, "write_atomically", 5, True),
+    "before an old checkpoint is removed": (server.checkpoints, "write_atomically", 6, True),
+    "before a round's line": (RunFolder, "round", 2, False),
+    "after a round's line": (RunFolder, "round", 2, True),
+    "before messages are made": (strategies.rounds.RoundStrategy, "configure_train", 3, False),
+    "in aggregation": (strategies.rounds.RoundStrategy, "_moved", 3, False),
+    "after aggregation": (strategies.rounds.RoundStrategy, "_moved", 3, True),
+    "in the last validation": (strategies.rounds.RoundStrategy, "aggregate_evaluate", 1, False),
+    "in the test": (strategies.rounds.RoundStrategy, "test", 1, False),
+    "before the summary": (RunFolder, "summary", 1, False),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return folder, federation(folder, ROUNDS, out="through")
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_killed_at_any_point_it_ends_in_the_same_model(
+    point: str, undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, through = undisturbed
+    (tmp_path / "through").symlink_to(folder / "through")
+    owner, name, call, after = POINTS[point]
+    killed(tmp_path, owner, name, call, ROUNDS, after=after)
+    same_end(tmp_path, through, (ROUNDS,))
+
+
+def test_a_process_that_gets_sigkill_again_and_again_ends_in_the_same_model(
+    undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    _, through = undisturbed
+    file, out = experiment(tmp_path, ROUNDS).path, tmp_path / "killed"
+    command = [sys.executable, "-m", "server.sim_cli", "run", str(file), "--out", str(out), "--set", ROUNDS]
+    kills = 0
+    for wanted in (1, 2, 3, None):
+        with (tmp_path / "log").open("wb") as log:
+            process = subprocess.Popen([*command, *["--resume"] * bool(kills)], stdout=log, stderr=log)
+        until = time.monotonic() + 120
+        while wanted and not (out / "checkpoints" / f"round-{wanted:06d}.json").exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        if wanted:
+            os.kill(process.pid, signal.SIGKILL)
+            kills += 1
+        process.wait(120)
+    assert json.loads((out / "summary.json").read_text())["model_sha256"] == through["model_sha256"]
+    assert len(events(out, "resumed")) == kills == 3
+
+
+@pytest.mark.parametrize("harm", ["state cut off", "state changed", "json cut off", "json without a key", "no state"])
+def test_a_broken_newest_checkpoint_is_passed_over_and_said(harm: str, tmp_path: Path) -> None:
+    """The one before it serves: here by a method whose sites keep no memory of the round in between."""
+    through = federation(tmp_path, ROUNDS, out="through")
+    killed(tmp_path, strategies.rounds.RoundStrategy, "configure_train", 4, ROUNDS)
+    state, facts = (tmp_path / "killed" / "checkpoints" / f"round-000003.{kind}" for kind in ("safetensors", "json"))
+    content = bytearray(state.read_bytes())
+    if harm == "state cut off":
+        state.write_bytes(content[:-7])
+    elif harm == "state changed":
+        content[-100] ^= 1
+        state.write_bytes(content)
+    elif harm == "json cut off":
+        facts.write_bytes(facts.read_bytes()[:50])
+    elif harm == "json without a key":
+        facts.write_text("{}")
+    else:
+        state.unlink()
+    same_end(tmp_path, through, (ROUNDS,))
+    (said,) = events(tmp_path / "killed", "checkpoint_broken")
+    assert said["file"] == "round-000003.json"
+    assert said["reason"]
+    assert [event["round"] for event in events(tmp_path / "killed", "resumed")] == [2]
+
+
+def test_two_checkpoints_are_kept_and_a_run_that_is_done_is_not_run_again(tmp_path: Path) -> None:
+    through = federation(tmp_path, ROUNDS)
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
+    assert kept == [f"round-00000{n}.{kind}" for n in (3, 4) for kind in ("json", "safetensors")]
+    before = (tmp_path / "run" / "events.jsonl").read_bytes()
+    assert federation(tmp_path, ROUNDS, resume=True) == json.loads(json.dumps(through))
+    assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
+
+
+def test_a_run_may_go_on_for_more_rounds_than_it_began_with(tmp_path: Path) -> None:
+    killed(tmp_path, RunFolder, "summary", 1, "run.rounds=2")
+    longer = federation(tmp_path, ROUNDS, out="killed", resume=True)
+    assert longer["model_sha256"] == federation(tmp_path, ROUNDS, out="at-once")["model_sha256"]
+
+
+def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path: Path) -> None:
+    killed(tmp_path, RunFolder, "summary", 1, ROUNDS)
+    with pytest.raises(BadInput, match='began with another experiment: "training" differ'):
+        federation(tmp_path, ROUNDS, "training.lr=0.5", out="killed", resume=True)
+    with pytest.raises(BadInput, match="has done 4 rounds; the experiment asks for 3"):
+        federation(tmp_path, "run.rounds=3", out="killed", resume=True)
+    with pytest.raises(BadInput, match="is not the folder of a run"):
+        federation(tmp_path, ROUNDS, out="nowhere", resume=True)
+    newest, broken = CheckpointFolder(tmp_path / "killed", durable=False).newest()
+    assert newest is not None
+    assert newest.state.round == 4
+    assert not broken
