@@ -5,8 +5,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
+
+# Hypothesis' 200 ms for an example measure how busy the machine is.
+hypothesis.settings.register_profile("ours")
+hypothesis.settings.load_profile("ours")
 
 TOGETHER = {
     "test_refusals.py": "one coordinator",

@@ -102,7 +102,7 @@ def test_turning_one_change_off_leaves_the_others_as_they_were() -> None:
     torch.testing.assert_close(with_contrast, flip_only, rtol=0, atol=0.001)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rotation=st.floats(0, 0.5),
     horizontal_flip=st.booleans(),
@@ -118,7 +118,7 @@ def test_every_setting_keeps_shape_and_finite_values(channels: int, **settings: 
     assert bool(result.isfinite().all())
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 2**31))
 def test_moving_pixels_about_makes_no_new_extremes(seed: int) -> None:
     for spec in (FEDMLP_WEAK, SURGICAL.model_copy(update={"contrast": 0.0})):

@@ -34,7 +34,7 @@ def random_case(seed: int) -> tuple[Floats, Floats]:
 
 
 @given(seeds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_error_and_brier_score_are_those_of_scikit_learn(seed: int) -> None:
     scores, labels = random_case(seed)
     found = calibration(scores, labels)
@@ -49,7 +49,7 @@ def test_error_and_brier_score_are_those_of_scikit_learn(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_calibration_from_a_histogram_lies_within_what_it_says(seed: int) -> None:
     scores, labels = random_case(seed)
     exact, rough = calibration(scores, labels), pooled_calibration(score_histogram(scores, labels))
@@ -62,7 +62,7 @@ def test_calibration_from_a_histogram_lies_within_what_it_says(seed: int) -> Non
 
 
 @given(seeds)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_decisions_are_those_of_scikit_learn_and_exact_from_a_histogram(seed: int) -> None:
     scores, labels = random_case(seed)
     found, answer = decisions(scores, labels), scores > 0.5

@@ -65,7 +65,7 @@ def test_a_class_worked_by_hand() -> None:
 
 
 @given(labelled_scores)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_auroc_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[float, float]]) -> None:
     table = np.array(rows)
     result = per_class(table[:, :1], table[:, 1:], ["mass"])["mass"]
@@ -73,7 +73,7 @@ def test_auroc_is_the_share_of_pairs_in_the_right_order(rows: list[tuple[float, 
 
 
 @given(labelled_scores, st.randoms(use_true_random=False))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_order_of_images_changes_nothing(rows: list[tuple[float, float]], random: object) -> None:
     shuffled = list(rows)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
@@ -82,7 +82,7 @@ def test_the_order_of_images_changes_nothing(rows: list[tuple[float, float]], ra
 
 
 @given(labelled_scores)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_images_with_an_unknown_label_are_left_out(rows: list[tuple[float, float]]) -> None:
     more = np.array([*rows, (0.3, UNKNOWN), (UNKNOWN, UNKNOWN)])
     table = np.array(rows)
@@ -137,7 +137,7 @@ def test_the_summary_separates_shared_from_unique_classes() -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_every_measure_is_that_of_scikit_learn_over_the_known_labels_of_each_class(seed: int) -> None:
     rng = np.random.default_rng(seed)
     scores = np.round(rng.random((30, 3)), int(rng.integers(1, 6)))

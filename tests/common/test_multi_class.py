@@ -93,7 +93,7 @@ def test_a_matrix_worked_by_hand_leaves_out_the_class_that_no_image_has() -> Non
 
 
 @given(answers)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_measures_are_those_of_scikit_learn_over_the_classes_present(pairs: list[tuple[int, int]]) -> None:
     predicted, truth = [p for p, _ in pairs], [t for _, t in pairs]
     result, present = scored(predicted, truth, 4), sorted(set(truth))
@@ -111,7 +111,7 @@ def test_the_measures_are_those_of_scikit_learn_over_the_classes_present(pairs: 
 
 
 @given(answers)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_images_without_a_known_class_are_not_counted(pairs: list[tuple[int, int]]) -> None:
     scores, labels = one_hot([p for p, _ in pairs], 4), one_hot([t for _, t in pairs], 4)
     unknown = np.array([[0.0, UNKNOWN, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0], [UNKNOWN] * 4])

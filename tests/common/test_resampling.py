@@ -27,7 +27,7 @@ def random_case(seed: int, count: int, classes: int = 1) -> tuple[Floats, Floats
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_a_resample_is_the_weighted_auroc_of_scikit_learn(seed: int) -> None:
     scores, labels, _ = random_case(seed, 40)
     weights = generator(seed).standard_exponential((40, 3), dtype=np.float32)

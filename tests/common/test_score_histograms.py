@@ -77,7 +77,7 @@ def placed(rows: list[tuple[int, int]], positive: float, step: float) -> tuple[F
 
 
 @given(bin_counts)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_both_bounds_are_attained_by_some_order_within_the_bins(rows: list[tuple[int, int]]) -> None:
     counts = np.zeros((2, BINS), np.int64)
     counts[:, 100 : 100 + len(rows)] = np.array(rows).T

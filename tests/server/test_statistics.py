@@ -70,7 +70,7 @@ def test_values_that_are_not_finite_are_refused() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=3, max_size=12))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ties_and_zeros_give_a_p_value_or_a_reason_but_no_warning(rows: list[tuple[int, int]]) -> None:
     result = paired_test(np.array(rows) / 10, np.random.default_rng(0))
     assert (result.p is None) == bool(result.reason)
@@ -113,7 +113,7 @@ def random_pairs(seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 
 @given(seeds)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_each_p_value_is_that_of_scipy_on_the_differences(seed: int) -> None:
     pairs = random_pairs(seed)
     differences, result = pairs[:, 0] - pairs[:, 1], paired_test(pairs, generator())

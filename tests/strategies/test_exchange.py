@@ -223,7 +223,7 @@ federations = st.dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(sites=federations, enough=st.integers(0, 4))
 def test_whatever_sites_do_each_has_at_most_one_reply_of_its_own_and_the_deadline_holds(
     sites: Mapping[int, Site], enough: int, clock: Clock

@@ -85,7 +85,7 @@ def test_no_patient_stands_in_two_sites_or_two_parts(keys: dict[str, Any], fract
     assert sum(map(len, hands)) == len(set().union(*hands))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 9), st.floats(0.0001, 100), st.lists(st.integers(0, 3), max_size=50), st.integers(0, 2**31))
 def test_a_dirichlet_deal_gives_every_image_to_one_site(sites: int, alpha: float, of: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -56,7 +56,7 @@ def test_the_class_tables_are_the_papers(vectors: Path, sweep: Any) -> None:
         assert [list(names) for names in class_names_of(sweep, number)] == row["local_labels"]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 5), st.integers(0, 6), st.integers(0, 2**31))
 def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, seed: int) -> None:
     parts = partition(splits_of(40, 6), subsets(sites=sites, shared=shared), seed).parts
@@ -65,7 +65,7 @@ def test_each_class_is_shared_by_all_or_owned_by_one(sites: int, shared: int, se
     assert all(part.class_names == tuple(sorted(part.class_names)) and part.class_names for part in parts)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 6), st.integers(0, 2**31))
 def test_sites_have_different_patients_and_the_same_seed_the_same_sites(sites: int, seed: int) -> None:
     splits, spec = splits_of(40, 6), RandomOwnersSpec(kind="random_owners", sites=sites)

@@ -91,7 +91,7 @@ def test_moderate_sites_hold_as_many_of_each_class_as_in_the_authors_code(
     assert label_counts(trains[1]) == results["moderately"]["labels_client_1_train"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.sampled_from(["strong", "moderate"]), st.integers(1, 3), st.integers(1, 3), st.integers(0, 2**31))
 def test_no_patient_stands_in_two_hands(split: str, each: int, sites: int, seed: int) -> None:
     splits = mixture({"a": in_turn(240 * each, 2, each), "b": in_turn(300 * each, 3, each)}, each)

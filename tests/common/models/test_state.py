@@ -43,7 +43,7 @@ def test_trunk_and_norm_hold_everything_but_the_head_and_the_counters() -> None:
     ]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True), seed=st.integers(0, 5))
 def test_a_state_written_into_another_network_is_read_back_bit_for_bit(names: list[str], seed: int) -> None:
     source, target = network(tuple(names), seed), network(tuple(reversed(names)), seed + 1)
@@ -56,7 +56,7 @@ def test_a_state_written_into_another_network_is_read_back_bit_for_bit(names: li
     assert again.head.rows(names).bias.tobytes() == state.head.bias.tobytes()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(names=st.lists(st.sampled_from(NAMES), min_size=1, unique=True))
 def test_a_network_takes_its_own_rows_of_a_larger_head(names: list[str]) -> None:
     whole, site = read_state(network()), network(tuple(names), seed=1)
