@@ -212,12 +212,9 @@ def same_model(contenders: Mapping[str, Measured]) -> None:
 
 
 def cases_of(given: argparse.Namespace) -> list[Case]:
-    sites = [int(number) for number in given.sites.split(",")]
-    return [
-        Case(model, number, given.images if number <= given.many else given.images // 10, given.rounds, 1, given.batch)
-        for model in given.models.split(",")
-        for number in sites
-    ]
+    each = {int(n): given.images if int(n) <= given.many else given.images // 10 for n in given.sites.split(",")}
+    models, (rounds, epochs, batch) = given.models.split(","), (given.rounds, given.epochs, given.batch)
+    return [Case(model, sites, images, rounds, epochs, batch) for model in models for sites, images in each.items()]
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -230,6 +227,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=220, help="of a site, a tenth of them for validation")
     parser.add_argument("--many", type=int, default=50, help="with more sites than this, a tenth of the images each")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)
 

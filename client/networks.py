@@ -13,18 +13,22 @@ def empty_network(spec: ModelSpec, class_names: tuple[str, ...], device: str) ->
 
     Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
     """
-    network = _headed(spec, class_names, device)
+    networks = _networks(spec, device)
+    if class_names not in networks:
+        networks[class_names] = _headed(next(iter(networks.values())), class_names, device)
+    network = networks[class_names]
     network.requires_grad_(True).zero_grad(set_to_none=True)
     return network
 
 
-@lru_cache(maxsize=64)
-def _headed(spec: ModelSpec, class_names: tuple[str, ...], device: str) -> SplitNetwork:
-    kept = _kept(spec, device)
-    head = nn.Linear(kept.head.in_features, len(class_names), device="meta").to_empty(device=device)
-    return SplitNetwork(spec, class_names, backbone=kept.backbone, neck=kept.neck, head=head).to(device)
-
-
 @lru_cache(maxsize=1)
-def _kept(spec: ModelSpec, device: str) -> SplitNetwork:
-    return build(spec, ("",), seed=0).to(device)
+def _networks(spec: ModelSpec, device: str) -> dict[tuple[str, ...], SplitNetwork]:
+    """By their head's rows, all around one backbone; those of the last model that was asked for, so that a process
+    that lasts for many runs keeps no other.
+    """
+    return {(): build(spec, ("",), seed=0).to(device)}
+
+
+def _headed(kept: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
+    head = nn.Linear(kept.head.in_features, len(class_names), device="meta").to_empty(device=device)
+    return SplitNetwork(kept.spec, class_names, backbone=kept.backbone, neck=kept.neck, head=head).to(device)

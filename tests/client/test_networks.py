@@ -1,0 +1,39 @@
+"""A process builds one network and fills it anew: no request sees anything of the one before."""
+
+import numpy as np
+
+from client.networks import empty_network
+from common.models.network import build, freeze_backbone
+from common.models.spec import ModelSpec
+from common.models.state import read_state, write_state
+
+SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8)
+
+
+def test_a_filled_network_is_as_one_that_was_built_for_it() -> None:
+    for names, seed in ((("a", "b"), 1), (("b",), 2), (("a", "b"), 3)):
+        wanted = read_state(build(SPEC, names, seed))
+        network = empty_network(SPEC, names, "cpu")
+        write_state(network, trunk=wanted.trunk, norm=wanted.norm, head=wanted.head)
+        found = read_state(network)
+        assert found.head.class_names == names
+        for name in ("trunk", "norm"):
+            np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name))
+        np.testing.assert_array_equal(found.head.weight, wanted.head.weight)
+        np.testing.assert_array_equal(found.head.bias, wanted.head.bias)
+
+
+def test_what_was_frozen_learns_again_and_gradients_are_gone() -> None:
+    network = empty_network(SPEC, ("a", "b"), "cpu")
+    network.head.weight.sum().backward()  # type: ignore[no-untyped-call]
+    freeze_backbone(network)
+    again = empty_network(SPEC, ("a", "b"), "cpu")
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in again.parameters())
+
+
+def test_of_other_classes_only_the_head_is_another_and_of_another_model_everything() -> None:
+    one, two = empty_network(SPEC, ("a", "b"), "cpu"), empty_network(SPEC, ("c",), "cpu")
+    assert one.backbone is two.backbone
+    assert one.head is not two.head
+    other = empty_network(SPEC.model_copy(update={"neck": 4}), ("a", "b"), "cpu")
+    assert other.backbone is not one.backbone
