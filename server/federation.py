@@ -56,6 +56,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     )
     network = build(experiment.model, contract.class_names, experiment.run.seed, setting.base)
     strategy.sites.settle_model(layout_of(network).signature)
+    strategy.scratch = setting.folder.path
     checkpoints = CheckpointFolder(setting.folder.path, durable=setting.backend == "network")
     if isinstance(strategy, PassingStrategy) and setting.own is not None:
         strategy.own = OwnTraining(setting.own, strategy.plan, strategy.method, contract.class_names, setting.device)

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -65,6 +66,7 @@ class RoundStrategy(Strategy):
         on_absent: Told who missed an exchange that is no round, and why.
         sites: Who takes part.
         resumed: A state of this run to go on from, set before :meth:`start`.
+        scratch: Folder for what must wait on disk; the system's own for temporary files where None.
         state: Of the coordinator, after the last round.
     """
 
@@ -73,6 +75,7 @@ class RoundStrategy(Strategy):
         self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
         self.on_absent: Callable[[str, Mapping[str, str]], None] = lambda phase, absent: None
         self.resumed: FederationState | None = None
+        self.scratch: Path | None = None
         self.sites = Membership(method, plan, participation, run)
         self.state: FederationState
         self.last_validation = Validation()
@@ -237,7 +240,7 @@ class RoundStrategy(Strategy):
         """Adds updates up as they come; None where the method weighs them by what all of them are."""
         if self.method.shares is not plain_shares:
             return None
-        return Gathering(self.state.model, self._sent, self.method.weighting)
+        return Gathering(self.state.model, self._sent, self.method.weighting, self.scratch)
 
     def _means(self, server_round: int, accepted: Mapping[str, TrainReply]) -> Means:
         """The means by this method's own weights."""

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from itertools import permutations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -60,6 +61,14 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
         some.leave_out(site)
     expected = aggregated(MODEL, [REPLIES["north"], REPLIES["south"]], [1.0, 1.0])
     assert bits(some.means().moved()) == bits(expected)
+
+
+def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathering, "IN_MEMORY", 0)
+    together = Gathering(MODEL, SITES, "uniform", tmp_path / "not-there")
+    for site in SITES[::-1]:
+        together.take(REPLIES[site])
+    assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), [1.0] * 4))
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
