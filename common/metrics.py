@@ -88,7 +88,7 @@ def per_class(scores: Floats, labels: Floats, class_names: Sequence[str]) -> dic
 
 
 def mean_auroc(scores: Floats, labels: Floats) -> float | None:
-    """The mean of :func:`per_class`'s AUROCs, in a tenth of the time; None where no class has one.
+    """The mean of :func:`per_class`'s AUROCs, without the other measures; None where no class has one.
 
     Args:
         scores: Finite, ``(n, classes)``.

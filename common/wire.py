@@ -444,16 +444,17 @@ def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: 
         content[name] = record = ArrayRecord()  # which would copy an array that it is made from
         record[_TRUNK] = written[id(trunk)][1]
     if groups.norm is not None:
-        fields[f"{name}.norm"] = _bytes(groups.norm)
+        fields[f"{name}.norm"] = packed(groups.norm, "float32")
     fields[f"{name}.classes"] = list(groups.head.class_names) if groups.head else []
     if groups.head:
-        fields[f"{name}.weight"], fields[f"{name}.bias"] = _bytes(groups.head.weight), _bytes(groups.head.bias)
+        fields[f"{name}.weight"] = packed(groups.head.weight, "float32")
+        fields[f"{name}.bias"] = packed(groups.head.bias, "float32")
 
 
 def _write_arrays(fields: ConfigRecord, name: str, arrays: Arrays) -> None:
     fields[f"{name}.names"] = sorted(arrays)
     for key, array in arrays.items():
-        fields[f"{name}/{key}"] = _bytes(array.astype(np.float32, copy=False))
+        fields[f"{name}/{key}"] = packed(array.astype(np.float32, copy=False), "float32")
         fields[f"{name}/{key}/shape"] = list(array.shape)
 
 
@@ -476,11 +477,6 @@ def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
         return values.reshape(shape)
     except ValueError as error:
         raise WireError(f"{where} announces a shape that no array has: {error}.") from error
-
-
-def _bytes(array: NDArray[np.float32]) -> bytes:
-    """Plain little-endian: nothing to parse, nothing to unpickle, and no copy on the way back."""
-    return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
 def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:

@@ -64,11 +64,12 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
 
     if setting.resumed is not None:
         _go_on(setting.resumed, strategy, books)
+    asked = experiment.model_dump(mode="json")
 
     def on_round(record: RoundRecord, state: FederationState) -> None:
         books.note(record, state, strategy.method.guidance.note_round(strategy.known))
         judged = as_json(strategy.last_validation)
-        checkpoints.save(Checkpoint(setting.run, state, experiment.model_dump(mode="json"), books.facts(), judged))
+        checkpoints.save(Checkpoint(setting.run, state, asked, books.facts(), judged))
         watcher.round_done(record, state)
 
     def on_join(server_round: int, site: str) -> None:

@@ -21,7 +21,7 @@ from server.federation import federate
 from server.outcome import Setting
 from server.present import Present, Reporter
 from server.report import write_model_card, write_run_report
-from server.resuming import opened, summary_of
+from server.resuming import finished, opened
 from server.superlink import Control, Node, SuperLink, answers, flower_key, run_on
 from server.trackers import store_for, tracked
 from server.tracking import Track
@@ -119,8 +119,8 @@ def run(
         TooFewSites: If not enough sites answer.
         SuperLinkGone: If ``flwr-server start`` is gone for too long.
     """
-    if resume and (out / "summary.json").is_file():
-        return summary_of(out)
+    if (summary := finished(out, resume=resume)) is not None:
+        return summary
     store = store_for(track)
     own = _own_images(file)
     expected = _expected(coordinator, file, sites)

@@ -25,9 +25,12 @@ class Opened:
     resumed: Checkpoint | None = None
 
 
-def summary_of(out: Path) -> dict[str, Any]:
-    """``summary.json`` of a run that is done."""
-    summary: dict[str, Any] = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+def finished(out: Path, *, resume: bool) -> dict[str, Any] | None:
+    """``summary.json`` of a run that is to be resumed and is done; else None."""
+    path = out / "summary.json"
+    if not resume or not path.is_file():
+        return None
+    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return summary
 
 

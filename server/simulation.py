@@ -20,7 +20,7 @@ from server.federation import federate
 from server.outcome import Setting
 from server.progress import ProgressBar
 from server.report import write_model_card, write_run_report
-from server.resuming import opened, summary_of
+from server.resuming import finished, opened
 from server.samples import wanted, write_samples
 from server.trackers import store_for, tracked
 from server.tracking import Track
@@ -41,8 +41,8 @@ def simulate(
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    if resume and (out / "summary.json").is_file():
-        return summary_of(out)
+    if (summary := finished(out, resume=resume)) is not None:
+        return summary
     store = store_for(track)
     method, data = checked(file)
     experiment = file.experiment

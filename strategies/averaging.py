@@ -9,7 +9,6 @@ All sums run in float64 in the order in which sites are given, so that the same 
 bits wherever the mean is computed. They run as updates come: one that has been added is not needed any more.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -27,36 +26,31 @@ STRETCH, THREADS = 2**21, 2
 
 
 class RunningMean:
-    """The weighted mean of arrays of one shape, which are added one by one.
+    """The weighted mean of flat arrays of one length, which are added one by one."""
 
-    Args:
-        shape: Of each of them.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self.shape, self.weight = shape, 0.0
-        self._sum = np.zeros(math.prod(shape), np.float64)
+    def __init__(self, size: int) -> None:
+        self.weight = 0.0
+        self._sum = np.zeros(size, np.float64)
 
     def add(self, array: Float32, weight: float) -> None:
         """Count it ``weight`` times; weights need not sum to one."""
-        if array.shape != self.shape:
-            raise ValueError(f"expected shape {self.shape}, got {array.shape}")
-        flat, times = array.reshape(-1), np.float64(weight)
+        if array.shape != self._sum.shape:
+            raise ValueError(f"expected shape {self._sum.shape}, got {array.shape}")
+        times = np.float64(weight)
 
         def add(block: slice) -> None:
-            self._sum[block] += times * flat[block]
+            self._sum[block] += times * array[block]
 
-        _in_blocks(len(flat), add)
+        _in_blocks(len(array), add)
         self.weight += weight
 
     @property
     def mean(self) -> NDArray[np.float64]:
         """Of those added so far, at least one."""
-        mean: NDArray[np.float64] = (self._sum / np.float64(self.weight)).reshape(self.shape)
-        return mean
+        return self._sum / np.float64(self.weight)
 
     def moved(self, state: Float32) -> Float32:
-        """:func:`moved` by the mean; ``state`` is ``(n,)``, as every array added."""
+        """:func:`moved` by the mean, block by block."""
         result = np.empty_like(state)
 
         def move(block: slice) -> None:

@@ -81,10 +81,10 @@ class Means:
     def add(self, update: Groups, weight: float) -> None:
         """Add the groups that a site sent; they are not kept."""
         if update.trunk is not None:
-            self._trunk = self._trunk or RunningMean(self._model.trunk.shape)
+            self._trunk = self._trunk or RunningMean(len(self._model.trunk))
             self._trunk.add(update.trunk, weight)
         if update.norm is not None:
-            self._norm = self._norm or RunningMean(self._model.norm.shape)
+            self._norm = self._norm or RunningMean(len(self._model.norm))
             self._norm.add(update.norm, weight)
         if update.head is not None:
             self._head = self._head or OwnersMean(self._model.head.class_names, self._model.head.features)

@@ -21,7 +21,7 @@ def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArra
 
 
 def moved_by_mean(state: Float32, updates: Sequence[Float32], weights: Sequence[float]) -> Float32:
-    running = RunningMean(state.shape)
+    running = RunningMean(len(state))
     for update, weight in zip(updates, weights, strict=True):
         running.add(update, weight)
     return running.moved(state)
