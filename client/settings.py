@@ -9,7 +9,8 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, field_validator
 
-from client.site import Policy, Site
+from client.policy import Policy
+from client.site import Site
 from common.contract import Declaration, merge
 from common.data.image_set import ImageSet, Splits
 from common.data.load import faults as data_faults
@@ -20,14 +21,6 @@ from common.identity import SiteKit, checked_name, public_line, read_key, read_k
 from common.toml_files import Section, read_toml, validated
 
 FILE = "site.toml"
-
-
-class PolicySection(Section):
-    """See :class:`client.site.Policy`."""
-
-    label_counts: bool = Policy.label_counts
-    score_histograms: bool = Policy.score_histograms
-    smallest_count: int = Field(Policy.smallest_count, ge=0)
 
 
 class SiteFile(Section):
@@ -47,7 +40,7 @@ class SiteFile(Section):
     key: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     health: str = "127.0.0.1:9095"
-    policy: PolicySection = PolicySection()
+    policy: Policy = Policy()
     data: DataSpec = Field(discriminator="kind")
 
     _name = field_validator("name")(checked_name)
@@ -184,7 +177,7 @@ def open_site(settings: Settings) -> Site:
         test=_canonical(splits.test, declaration),
         folder=settings.state,
         device=settings.device,
-        policy=Policy(**settings.file.policy.model_dump()),
+        policy=settings.file.policy,
     )
 
 

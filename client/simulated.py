@@ -9,7 +9,8 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from client.app import client_app
-from client.site import Policy, Site
+from client.policy import Policy
+from client.site import Site
 from common.config import Experiment
 from common.simulation import images_of, simulated_data
 from strategies.registry import method_of

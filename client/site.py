@@ -1,29 +1,15 @@
 """A hospital as its own program sees it: name, labels, images, disk, device."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
 
+from client.policy import Policy
 from common.contract import Declaration
 from common.data.image_set import ImageSet
 from common.inference import channels_first
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What the hospital lets out beside updates; as in the ``[policy]`` table of ``site.toml``.
-
-    Attributes:
-        label_counts: Whether it tells how many training images show each class, where a method asks.
-        score_histograms: Whether it tells how the final model's scores on its test part are spread, if asked.
-        smallest_count: Of a class with fewer images, or with fewer without it, both stay unknown.
-    """
-
-    label_counts: bool = False
-    score_histograms: bool = False
-    smallest_count: int = 10
 
 
 @dataclass(frozen=True)
@@ -45,7 +31,7 @@ class Site:
     test: ImageSet
     folder: Path
     device: str = "cpu"
-    policy: Policy = Policy()
+    policy: Policy = field(default_factory=Policy)
     durable: bool = True
 
     @property

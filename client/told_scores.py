@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TypedDict
 
-from client.site import Policy
+from client.policy import Policy
 from common.score_histograms import Floats, score_histogram
 
 

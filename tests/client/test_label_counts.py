@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from client.app import answer
+from client.policy import Policy
 from client.settings import open_site, read_settings
-from client.site import Policy, Site
+from client.site import Site
 from common.config import Plan
 from common.contract import Declaration
 from common.data.image_set import ImageSet

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site import Policy
+from client.policy import Policy
 from client.told_scores import NOTHING_TOLD, told_scores
 from common.score_histograms import BINS, score_histogram
 from common.wire import EvaluateReply, decode
