@@ -91,6 +91,39 @@ class ParticipationSection(Section):
         return self
 
 
+class PrivacySection(Section):
+    """Differential privacy at the sites; what it covers and what not: docs/privacy.md.
+
+    Attributes:
+        level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``update``, whatever data a
+            site has, in what it sends.
+        max_grad_norm: At ``sample``, longest Euclidean length of one image's gradient.
+        max_update_norm, max_statistics_norm: At ``update``, longest length of a site's update, and of a method's
+            statistics.
+        noise_multiplier: Standard deviation of the noise over how far one image, or all of a site's data, can move what
+            it is added to.
+        epsilon: Instead, what the whole run may cost a site; it finds its own noise for that.
+        delta: At which epsilon is told.
+        accountant: How epsilon is found: Renyi divergences, or the tighter and slower privacy loss distribution.
+    """
+
+    level: Literal["none", "sample", "update"] = "none"
+    max_grad_norm: float = Field(1.0, gt=0)
+    max_update_norm: float = Field(1.0, gt=0)
+    max_statistics_norm: float = Field(1.0, gt=0)
+    noise_multiplier: float | None = Field(None, ge=0)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    accountant: Literal["rdp", "prv"] = "rdp"
+
+    @model_validator(mode="after")
+    def _noise_is_said_once(self) -> Self:
+        said = (self.noise_multiplier is not None) + (self.epsilon is not None)
+        if said != (self.level != "none"):
+            raise ValueError("noise_multiplier or epsilon, one of them, goes with a level other than none")
+        return self
+
+
 class SimulationSection(Section):
     """Where simulated sites run.
 
@@ -121,10 +154,20 @@ class Experiment(Section):
     augmentation: AugmentationSpec = AugmentationSpec()
     evaluation: EvaluationSection = EvaluationSection()
     participation: ParticipationSection = ParticipationSection()
+    privacy: PrivacySection = PrivacySection()
     simulation: SimulationSection = SimulationSection()
     data: DataSpec | None = None
     partition: PartitionSpec | None = None
     server_data: DataSpec | None = None
+
+    @model_validator(mode="after")
+    def _nothing_private_chooses(self) -> Self:
+        if self.privacy.level != "none" and self.evaluation.result == "best":
+            raise ValueError(
+                "with privacy no site need tell its validation loss, and nothing can say which round was best: "
+                'set evaluation.result = "last"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _every_site_is_tested_on_one_class_an_image(self) -> Self:
@@ -144,6 +187,7 @@ class Plan(Section):
     training: TrainingSection
     augmentation: AugmentationSpec
     evaluation: EvaluationSection = EvaluationSection()
+    privacy: PrivacySection = PrivacySection()
 
 
 def plan_of(experiment: Experiment) -> Plan:
@@ -156,6 +200,7 @@ def plan_of(experiment: Experiment) -> Plan:
         training=experiment.training,
         augmentation=experiment.augmentation,
         evaluation=experiment.evaluation,
+        privacy=experiment.privacy,
     )
 
 
