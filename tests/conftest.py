@@ -9,6 +9,8 @@ import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from tests.survivals import Survivals
+
 # Hypothesis' 200 ms for an example measure how busy the machine is.
 hypothesis.settings.register_profile("ours")
 hypothesis.settings.load_profile("ours")
@@ -29,6 +31,11 @@ class Dealt(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = PurePath(nodeid.split("::")[0])
         return TOGETHER.get(path.name, nodeid) if path.parent.name == "network" else nodeid
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have what the tests survived counted."""
+    config.pluginmanager.register(Survivals())
 
 
 @pytest.hookimpl(optionalhook=True)
