@@ -211,6 +211,9 @@ class Service:
                 self._refusal = Refused(ExitCode.VERSION, str(error), "")
             self._failed(f"{self.status.phase} failed: {error}")
             return error_reply(message, SITE_RAISED, told(error))
+        if reply.has_error():
+            self._failed(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
+            return reply
         self._say_done(message, reply, time.monotonic() - began)
         return reply
 

@@ -21,12 +21,18 @@ from common.toml_files import Section, explained, read_toml
 
 
 class RunSection(Section):
-    """What is run, for how long, from which seed."""
+    """What is run, for how long, from which seed.
+
+    Attributes:
+        keep_updates: Whether the coordinator keeps every update that counted, so that ``flwr-server verify`` can add
+            them up again; sites are told.
+    """
 
     method: str
     rounds: int = Field(20, ge=1)
     seed: int = Field(0, ge=0, lt=2**63)
     name: str = ""
+    keep_updates: bool = False
 
 
 class TrainingSection(Section):

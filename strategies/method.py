@@ -121,6 +121,7 @@ class Method:
         pooled: One pseudo-site trains on everybody's images (simulation only).
         selection: Who picks the best round: the federation by mean validation loss, or each site for itself.
         guidance: What the coordinator tells and learns beside averaging.
+        tells: Names of the statistics that a site's reply may hold beside its update; no other leaves a site.
         server_optimizer: See :class:`Parameters`.
         passing: How the model travels where it is not averaged.
         loss: What validation measures, and what a site minimises where ``local`` is None.
@@ -145,6 +146,7 @@ class Method:
     pooled: Literal["no", "negative", "masked", "known"] = "no"
     selection: Literal["federation", "site"] = "federation"
     guidance: Guidance = SILENT
+    tells: tuple[str, ...] = ()
     server_optimizer: ServerOptimizer | None = None
     passing: Passing | None = None
     local: LocalHalf | None = None

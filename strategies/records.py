@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+from flwr.app import RecordDict
 
 from common.multi_class import Tally
 
@@ -71,6 +72,23 @@ class RoundRecord:
         if self.coordinator is not None and not self.train_loss:
             return self.coordinator.train_loss
         return float(np.mean(list(self.train_loss.values())))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A site's reply, as it came.
+
+    Attributes:
+        record: Name of the record that was expected.
+        content: The records that came; None where an error did.
+        reason: Why it does not count; empty where it does.
+    """
+
+    record: str
+    round: int
+    site: str
+    content: RecordDict | None
+    reason: str
 
 
 class RunStopped(RuntimeError):

@@ -83,6 +83,11 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
     return method
 
 
+def statistics_told() -> list[str]:
+    """The names of all statistics that sites tell in any method."""
+    return sorted({name for method in STRATEGIES for name in method_named(method, {}).tells})
+
+
 def method_of(experiment: Experiment | Plan) -> Method:
     """:func:`method_named` by an experiment, or by the part of it that a hospital gets."""
     return method_named(experiment.run.method, experiment.method, experiment.model.task)

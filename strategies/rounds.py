@@ -36,9 +36,10 @@ from strategies.exchange import Patience, exchange
 from strategies.gathering import Gathering
 from strategies.guidance import Known
 from strategies.membership import Membership
+from strategies.merging import means_by, moved_by
 from strategies.method import Method
 from strategies.quarantine import fault_in, statistics_fault
-from strategies.records import RoundRecord, TooFewSites, Validation, Waiting
+from strategies.records import Arrival, RoundRecord, TooFewSites, Validation, Waiting
 from strategies.replies import Replies, Reply, decoded, validation_of
 from strategies.server_optimizer import Moments
 from strategies.sharing import plain_shares
@@ -47,8 +48,6 @@ from strategies.state import (
     Means,
     groups_expected,
     groups_for,
-    means_of,
-    site_weight,
     with_validation,
 )
 
@@ -64,6 +63,7 @@ class RoundStrategy(Strategy):
     Attributes:
         on_round: Told when a round has counted.
         on_absent: Told who missed an exchange that is no round, and why.
+        on_reply: Told of every reply of a site that was asked, as it comes.
         sites: Who takes part.
         resumed: A state of this run to go on from, set before :meth:`start`.
         scratch: Folder for what must wait on disk; the system's own for temporary files where None.
@@ -74,6 +74,7 @@ class RoundStrategy(Strategy):
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
         self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
         self.on_absent: Callable[[str, Mapping[str, str]], None] = lambda phase, absent: None
+        self.on_reply: Callable[[Arrival], None] = lambda arrival: None
         self.resumed: FederationState | None = None
         self.scratch: Path | None = None
         self.sites = Membership(method, plan, participation, run)
@@ -244,15 +245,11 @@ class RoundStrategy(Strategy):
 
     def _means(self, server_round: int, accepted: Mapping[str, TrainReply]) -> Means:
         """The means by this method's own weights."""
-        replies = list(accepted.values())
-        plain = [site_weight(reply, self.method.weighting) for reply in replies]
-        return means_of(self.state.model, replies, self.method.shares(self._known(server_round), accepted, plain))
+        return means_by(self.method, self._known(server_round), self.state.model, accepted)
 
     def _moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
         """The global model after these updates."""
-        optimizer, moments = self.method.server_optimizer, self.state.moments
-        stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
-        return self.method.settled(server_round, *stepped)
+        return moved_by(self.method, server_round, means, self.state.moments)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -348,6 +345,8 @@ class RoundStrategy(Strategy):
                 reason = self._mismatch(record, site, known)
                 sizes[site] = payload_bytes(message.content)
                 self.sites.bytes_up[site] += sizes[site]
+            content = message.content if message.has_content() else None
+            self.on_reply(Arrival(expected.__name__, server_round, site, content, reason))
             if record is None or reason:
                 absent[site] = reason
                 refuse(site)
