@@ -60,6 +60,13 @@ class ObjectFiles:
     def has(self, object_id: str) -> bool:
         return is_name(object_id) and (self._folder / object_id).exists()
 
+    def size(self, object_id: str) -> int:
+        """Bytes of the content; 0 where it is not there."""
+        try:
+            return (self._folder / object_id).stat().st_size if is_name(object_id) else 0
+        except FileNotFoundError:
+            return 0
+
     def remove(self, object_id: str) -> None:
         if is_name(object_id):
             (self._folder / object_id).unlink(missing_ok=True)

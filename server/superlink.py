@@ -62,6 +62,7 @@ from common.flower_objects import cut, message_of, names_in
 from common.memory import LARGE_BUFFERS
 from server.coordinator import Coordinator
 from server.object_files import ObjectFiles
+from server.reply_bounds import Bound
 
 START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
 TASK_TIMEOUT_S = 60.0
@@ -310,6 +311,7 @@ class NetworkGrid(HttpGrid):
         self._retry_invoker = _retrying()
         self._files, self._control = files, control
         self._announced: dict[str, _Announced] = {}  # by the message that is answered
+        self._bounds: dict[str, Bound] = {}  # likewise
 
     @property
     def runtime(self) -> RuntimeHttpClient:
@@ -332,7 +334,9 @@ class NetworkGrid(HttpGrid):
         sent = list(messages)
         for message in sent:
             cut(message)
-        objects = {name: found for message in sent for name, found in get_all_nested_objects(message).items()}
+        of_messages = [get_all_nested_objects(message) for message in sent]
+        objects = {name: found for below in of_messages for name, found in below.items()}
+        sizes = {name: len(found.deflate()) for name, found in objects.items()}
         last = sent[0].object_id if sent else ""
         for name, found in objects.items():
             if name != last:
@@ -347,6 +351,8 @@ class NetworkGrid(HttpGrid):
         for name in dict.fromkeys(answer.objects_to_push):
             self._files.write(name, objects[name].deflate())
             announce(name, b"")
+        bounds = (Bound.on_reply_to([sizes[name] for name in below]) for below in of_messages)
+        self._bounds |= dict(zip(answer.message_ids, bounds, strict=True))
         return list(answer.message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -373,14 +379,22 @@ class NetworkGrid(HttpGrid):
         return {name: one for name in wanted if (one := self._announced.get(name)) and self._arrived(one)}
 
     def _arrived(self, announced: "_Announced") -> bool:
-        """Whether all of a reply's content is there, or never will be."""
+        """Whether all of a reply's content is there, or never will be, or more of it than can be right."""
         missing = [name for name in announced.missing if name and not self._files.has(name)]
         if len(missing) < len(announced.missing):
+            came = set(announced.missing) - set(missing)
+            announced.size += sum(self._files.size(name) for name in came)
             announced.missing, announced.since = missing, time.monotonic()
-        return not missing or time.monotonic() - announced.since > UPLOAD_STALL_S
+        if bound := self._bounds.get(announced.proto.metadata.reply_to_message_id):
+            announced.fault = bound.fault(len(announced.names), announced.size)
+        return bool(announced.fault) or not missing or time.monotonic() - announced.since > UPLOAD_STALL_S
 
     def _fetched(self, announced: "_Announced") -> Message:
         proto = announced.proto
+        self._bounds.pop(proto.metadata.reply_to_message_id, None)
+        if announced.fault:
+            self._let_go(proto)
+            return _error_reply(proto, ErrorCode.UNKNOWN, announced.fault)
         if announced.missing:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
             return _error_reply(proto, ErrorCode.NODE_UNAVAILABLE, reason)
@@ -389,19 +403,30 @@ class NetworkGrid(HttpGrid):
             message = message_of(message_id, {name: self._files.view(name) or b"" for name in announced.names})
         except ValueError as error:
             message = _error_reply(proto, ErrorCode.UNKNOWN, f"its reply cannot be read: {error}")
+        self._let_go(proto)
+        return message
+
+    def _let_go(self, proto: Any) -> None:
+        """Tell the SuperLink that a reply's content is not needed any more."""
+        message_id = proto.metadata.message_id
         self.runtime.ConfirmMessageReceived(
             ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message_id)
         )
-        return message
 
 
 @dataclass
 class _Announced:
-    """A reply that the SuperLink has told of; ``missing`` objects were last fewer at ``since``."""
+    """A reply that the SuperLink has told of; ``missing`` objects were last fewer at ``since``, ``size`` has come.
+
+    Attributes:
+        fault: Why it is refused, whatever else of it may come.
+    """
 
     proto: Any
     names: list[str]
     since: float = field(default_factory=time.monotonic)
+    size: int = 0
+    fault: str = ""
     missing: list[str] = field(init=False)
 
     def __post_init__(self) -> None:

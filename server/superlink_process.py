@@ -27,6 +27,7 @@ from flwr.supercore.run import RunStatus
 from server.object_files import ObjectFiles
 from server.object_service import handlers
 from server.object_store import ObjectStore, OneAtATime
+from server.reply_bounds import LARGEST_CALL
 
 FRESH_S = 1.0
 """For how long a run's status or a node's key is taken as it was: a revoked site is refused after at most so long."""
@@ -95,6 +96,7 @@ def main() -> None:
     del sys.argv[place : place + 2]
     vars(linkstate_factory)["SqlLinkState"] = LinkState
     vars(object_store_factory)["SqlObjectStore"] = ObjectStore
+    vars(superlink_command)["GRPC_MAX_MESSAGE_LENGTH"] = LARGEST_CALL
     vars(superlink_command)["add_FleetServicer_to_server"] = add_servicer
     superlink_command.flower_superlink()
 
