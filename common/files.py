@@ -15,11 +15,10 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
             os.fsync(file.fileno())
     temporary.replace(path)
     if durable:
-        flush_folder(path.parent)
+        _flush_folder(path.parent)
 
 
-def flush_folder(folder: Path) -> None:
-    """Have the names of a folder's files on the disk."""
+def _flush_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
