@@ -5,6 +5,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client.gate import gate
 from client.memory import forget_other_runs
 from client.networks import empty_network
 from client.rounds import evaluate_round, train_round
@@ -35,7 +36,7 @@ def client_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None] = lambda r
         site_of: Finds the site that a message is for.
         on_refusal: Told when the coordinator does not take the site.
     """
-    app = ClientApp()
+    app = ClientApp(mods=[gate(site_of)])
 
     @app.query("roll_call")
     def _(message: Message, context: Context) -> Message:

@@ -27,6 +27,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
+app.add_typer(audit_app, name="audit")
 console = Console()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
@@ -55,6 +57,7 @@ def start(folder: Folder) -> None:
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another release, 18 labels contradict those of the others.
     """
+    from client.gate import begin
     from client.service import Service, alone_in
     from client.settings import open_site, read_credentials, read_settings
     from client.status import Status, health_server
@@ -71,6 +74,8 @@ def start(folder: Folder) -> None:
         for part in (site.train, site.validation, site.test):
             for skipped in part.skipped:
                 tell(f"left out {skipped.name}: {skipped.reason}")
+        if torn := begin(site):
+            tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
             Service(settings, kit, site, tell, status).run()
         except Refused as refusal:
@@ -101,6 +106,46 @@ def health(folder: Folder) -> None:
     found = asked(folder / "state")
     print("healthy" if found["healthy"] else f"not healthy: {found['last_error']}")
     raise SystemExit(0 if found["healthy"] else 1)
+
+
+@audit_app.command("verify")
+def audit_verify(
+    folder: Folder,
+    receipt: Annotated[
+        Path | None, typer.Option("--receipt", help="The coordinator's receipt.json: is all that it received in here?")
+    ] = None,
+) -> None:
+    """Find any line of this site's audit that was changed, removed, inserted or put out of order; exit with 1 if any.
+
+    Example: flwr-client audit verify north --receipt receipt.json
+    """
+    from client.audit_words import verified
+    from client.settings import read_settings
+
+    settings = read_settings(folder)
+    lines, right = verified(settings.state, settings.file.name, receipt)
+    for line in lines:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    raise SystemExit(0 if right else 1)
+
+
+@audit_app.command("show")
+def audit_show(
+    folder: Folder,
+    last: Annotated[int, typer.Option("--last", min=0, help="How many entries; 0 for all.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """Say what came in and what left, oldest first.
+
+    Example: flwr-client audit show north --last 0
+    """
+    from client.audit_words import in_words
+    from client.settings import read_settings
+    from common.audit import Audit
+
+    entries = list(Audit(read_settings(folder).state).entries())
+    for entry in entries[-last:]:
+        print(json.dumps(entry, ensure_ascii=False) if as_json else in_words(entry))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

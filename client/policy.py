@@ -1,19 +1,64 @@
-"""The ``[policy]`` table of ``site.toml``: what the hospital lets out beside updates."""
+"""The ``[policy]`` table of ``site.toml``: what the hospital takes part in, and what it lets out.
 
-from pydantic import Field
+What a method needs, it declares (:class:`strategies.method.Method`); nothing else leaves. These keys narrow that down,
+or allow what is told only where a hospital says so. The rules that hold them are in :mod:`client.rules`.
+"""
 
+from collections.abc import Iterable
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from common.errors import did_you_mean, quoted
 from common.toml_files import Section
+from strategies.registry import STRATEGIES, statistics_told
+
+Group = Literal["trunk", "norm", "head"]
+GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
 
 
 class Policy(Section):
-    """What the hospital lets out.
+    """What the hospital takes part in, and lets out.
 
     Attributes:
+        methods: Those it takes part in; every method of this release where left out.
+        maximum_rounds: Longest run that it takes part in.
+        parts: Groups of the network whose change may leave.
+        statistics: What a method may be told beside the change of the network, by name; where left out, what the
+            method declares.
+        maximum_update_norm: Longest Euclidean length of a change that leaves; runs whose plan does not clip to it, or
+            to less, are declined.
+        test_metrics: Whether it tells how good the model is on its own test part, class by class.
         label_counts: Whether it tells how many training images show each class, where a method asks.
         score_histograms: Whether it tells how the final model's scores on its test part are spread, if asked.
         smallest_count: Of a class with fewer images, or with fewer without it, both stay unknown.
     """
 
+    methods: tuple[str, ...] | None = None
+    maximum_rounds: int | None = Field(None, ge=1)
+    parts: tuple[Group, ...] = GROUPS
+    statistics: tuple[str, ...] | None = None
+    maximum_update_norm: float | None = Field(None, gt=0)
+    test_metrics: bool = True
     label_counts: bool = False
     score_histograms: bool = False
     smallest_count: int = Field(10, ge=0)
+
+    @field_validator("methods")
+    @classmethod
+    def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return _known(names, STRATEGIES, "methods")
+
+    @field_validator("statistics")
+    @classmethod
+    def _known_statistics(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return _known(names, statistics_told(), "statistics")
+
+
+def _known(names: tuple[str, ...] | None, options: Iterable[str], what: str) -> tuple[str, ...] | None:
+    """The names, if each is one of the options: a misspelt one would forbid what it was meant to allow."""
+    known = list(options)
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f'"{name}" is none of the {what}: {did_you_mean(name, known) or quoted(known)}')
+    return names

@@ -112,7 +112,7 @@ def train_round(site: Site, request: TrainRequest) -> TrainReply:
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
         found = validate(network, validation, method.loss, plan.training)
-        tested = plan.evaluation.test_each_round and method.passing is None  # else it is no model of a round
+        tested = counts_right_images(work) and method.passing is None  # else it is no model of a round
         tally = _tally(work) if tested else NOT_TESTED
         examples, told, notes = work.examples("train"), request.statistics, work.memory.notes
         local = method.half(Situation(network, examples, told, notes, request.round, plan.training))
@@ -278,7 +278,7 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         validation = work.examples("validation")
         found = validate(network, validation, method.loss, plan.training)
-        tally = _tally(work) if plan.evaluation.test_each_round and not request.test else NOT_TESTED
+        tally = _tally(work) if counts_right_images(work) and not request.test else NOT_TESTED
         if request.test and method.keeps_local_parts:
             found = _put_best(work, request, validation, found)
             save_model(site.folder / "model", network, label_contract_sha256=request.contract)
@@ -295,6 +295,11 @@ class Tested(TypedDict):
 
 
 NOT_TESTED = Tested(test_images=None, test_correct=None)
+
+
+def counts_right_images(work: Work) -> bool:
+    """Whether the experiment asks for that every round, and the site's policy lets it be told."""
+    return work.plan.evaluation.test_each_round and work.site.policy.test_metrics
 
 
 def _tally(work: Work) -> Tested:
@@ -323,7 +328,7 @@ def _put_best(work: Work, request: EvaluateRequest, validation: Examples, curren
 def _tested(work: Work) -> tuple[dict[str, ClassMetrics], ToldScores]:
     """Metrics and spread of scores on the test part, for the classes the site annotates and the network has."""
     test, network = work.site.test, work.network
-    if not len(test):
+    if not len(test) or not work.site.policy.test_metrics:
         return {}, NOTHING_TOLD
     scores = scores_of(network, work.site.pixels("test"), work.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in test.class_names]

@@ -60,7 +60,6 @@ class Service:
     make_app: Callable[[SiteOf, Callable[[Refusal], None]], ClientApp] = client_app
     _refusal: Refused | None = None
     _unsent: tuple[bytes, Message, float] | None = None
-    _left_out: str = ""  # why the last reply did not count, as told with the last message
     _first: tuple[str, int, float] | None = None  # run, round and time of the first round that this process saw
 
     def __post_init__(self) -> None:
@@ -212,6 +211,9 @@ class Service:
                 self._refusal = Refused(ExitCode.VERSION, str(error), "")
             self._failed(f"{self.status.phase} failed: {error}")
             return error_reply(message, SITE_RAISED, told(error))
+        if reply.has_error():
+            self._failed(f"{self.status.phase} of run {self.status.run}: this site {reply.error.reason}")
+            return reply
         self._say_done(message, reply, time.monotonic() - began)
         return reply
 
@@ -229,10 +231,6 @@ class Service:
         fields = _fields(message)
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = str(fields.get("run", ""))[:8]
-        left_out, before = str(fields.get("left_out", "")), self._left_out
-        self._left_out = left_out
-        if left_out and left_out != before:
-            self._failed(f"run {self.status.run}: the reply of this site did not count in {left_out}")
         if message.metadata.message_type == MessageType.TRAIN:
             self._note_pace(int(fields.get("round", 0)), str(fields.get("plan", "{}")))
 

@@ -15,10 +15,11 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
             os.fsync(file.fileno())
     temporary.replace(path)
     if durable:
-        _flush_folder(path.parent)
+        flush_folder(path.parent)
 
 
-def _flush_folder(folder: Path) -> None:
+def flush_folder(folder: Path) -> None:
+    """Have the names of a folder's files on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

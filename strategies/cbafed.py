@@ -84,6 +84,7 @@ def cbafed(parameters: CBAFedParameters, task: Task) -> Method:
     return Method(
         "cbafed",
         loss_for(task, "masked"),
+        tells=("entries",),
         guidance=Guidance(
             tell=lambda known: lambda site: known.statistics,
             learn=lambda known, replies: learned(known, replies, parameters),

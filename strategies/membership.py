@@ -74,6 +74,11 @@ class Membership:
         stop_on(self.method.guidance.faults(self.known(0, NO_ARRAYS)))
         return self.contract
 
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Sites that do not take part as things stand, and why: they declined, or could not be taken in."""
+        return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
+
     def known(self, server_round: int, statistics: Arrays) -> Known:
         """What the method's coordinator half may look at."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import numpy as np
+from flwr.app import RecordDict
 
 from common.multi_class import Tally
 
@@ -49,8 +50,6 @@ class RoundRecord:
         sites: In the order of their names, or in which the model passed through them.
         epochs: Trained at each site.
         after: Validation of the model that the round made, where it is known at once.
-        far: Sites whose update is far longer than the others' and counts all the same, with the reason.
-        plain: What got the plain mean because too few sites sent it for the method's own: ``trunk``, and classes.
     """
 
     round: int
@@ -66,8 +65,6 @@ class RoundRecord:
     epochs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     coordinator: CoordinatorRound | None = None
     after: Validation | None = None
-    far: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    plain: tuple[str, ...] = ()
 
     @property
     def mean_train_loss(self) -> float:
@@ -75,6 +72,23 @@ class RoundRecord:
         if self.coordinator is not None and not self.train_loss:
             return self.coordinator.train_loss
         return float(np.mean(list(self.train_loss.values())))
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A site's reply, as it came.
+
+    Attributes:
+        record: Name of the record that was expected.
+        content: The records that came; None where an error did.
+        reason: Why it does not count; empty where it does.
+    """
+
+    record: str
+    round: int
+    site: str
+    content: RecordDict | None
+    reason: str
 
 
 class RunStopped(RuntimeError):

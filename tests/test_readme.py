@@ -12,6 +12,7 @@ import server.cli
 import server.sim_cli
 
 ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
 PROGRAMS = {"flwr-sim": server.sim_cli.app, "flwr-server": server.cli.app, "flwr-client": client.cli.app}
 COMMANDS = re.findall(r"^\.venv/bin/(flwr-(?:sim|server|client)) (.*?)(?:\s+#.*)?$", TEXT, re.MULTILINE)
@@ -33,7 +34,9 @@ def test_the_readme_has_commands_and_every_make_target_is_in_the_makefile() -> N
     assert set(TARGETS) <= set(re.findall(r"^([a-z]+):", makefile, re.MULTILINE))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/hospital-it.md", "docs/experiments.md", "docs/benchmarks.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/hospital-it.md", "docs/what-leaves.md", "docs/experiments.md", "docs/benchmarks.md"]
+)
 def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if not link.startswith("http")]

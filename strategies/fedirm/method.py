@@ -81,6 +81,7 @@ def fedirm(parameters: FedIRMParameters, task: Task) -> Method:
     return Method(
         "fedirm",
         known_entries,
+        tells=("relations",),
         guidance=Guidance(
             tell=lambda known: lambda site: known.statistics,
             learn=learned,

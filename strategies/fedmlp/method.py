@@ -98,6 +98,7 @@ def fedmlp(parameters: FedMLPParameters, task: Task) -> Method:
         "fedmlp",
         loss_for(task, "masked" if parameters.weighted_partial_loss else "negative"),
         sends_rows=parameters.heads,
+        tells=("prototypes", "difficulty"),
         guidance=Guidance(
             tell=lambda known: lambda site: known.statistics,
             learn=lambda known, replies: learned(known, replies, parameters),

@@ -86,6 +86,7 @@ def fednoro(parameters: FedNoRoParameters, task: Task) -> Method:
     return Method(
         "fednoro",
         loss_for(task, parameters.missing),
+        tells=("indicators",),
         guidance=Guidance(
             tell=lambda known: lambda site: told(known, site, parameters),
             learn=lambda known, replies: learned(known, replies, parameters),

@@ -72,6 +72,7 @@ def unifed(parameters: UniFedParameters, task: Task) -> Method:
     return Method(
         "unifed",
         loss,
+        tells=("slope",),
         guidance=Guidance(
             learn=_slopes,
             expects=lambda known, site, features: {"slope": (1,)},

@@ -14,12 +14,13 @@ from flwr.serverapp.strategy import Result
 
 from common.models.state import ModelState
 from common.wire import EvaluateReply, TrainReply
+from strategies.merging import passed_on
 from strategies.method import Passing
 from strategies.records import CoordinatorRound, RoundRecord, RunStopped, Validation
 from strategies.replies import Replies, validation_of
 from strategies.rounds import RoundStrategy, array_record, too_few
 from strategies.server_optimizer import Moments
-from strategies.state import means_of, with_absent, with_validation
+from strategies.state import with_validation
 from strategies.unifed.difficulty import easy_first
 from strategies.unifed.own_training import OwnTraining, mixture
 
@@ -93,7 +94,7 @@ class PassingStrategy(RoundStrategy):
         arrived, before, validation = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._with_own_training(done.model, server_round)
         self.state = replace(
-            with_absent(before, f"round {server_round}", done.replies, done.absent),
+            before,
             round=server_round,
             model=model,
             counted=MappingProxyType({**before.counted, **dict.fromkeys(done.replies, server_round)}),
@@ -154,7 +155,7 @@ class PassingStrategy(RoundStrategy):
         done.bytes_up.update(received.bytes_up)
         for reply in received.accepted.values():
             done.replies[site] = reply
-            done.model = means_of(done.model, [reply], [1.0]).moved()
+            done.model = passed_on(done.model, reply)
 
     # ------------------------------------------------------------------ the coordinator's own images
 

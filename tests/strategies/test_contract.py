@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
+from common.audit import Audit
+from common.audit_check import check
 from common.config import ExperimentFile
 from common.models.network import build
 from common.models.state import layout_of, read_state
+from common.record_bytes import record_sha256
 from common.simulation import simulated_data
 from common.wire import (
     EvaluateReply,
@@ -88,7 +91,9 @@ def bits(state: FederationState) -> bytes:
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
-def test_records_hold_exactly_what_is_declared(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     traffic = overheard(monkeypatch)
     ran = lead(unlike(method, tmp_path), tmp_path / "run", 2)
     for content in [content for _, content in traffic.down + traffic.up]:
@@ -99,6 +104,17 @@ def test_records_hold_exactly_what_is_declared(method: str, tmp_path: Path, monk
         known = ran.strategy.sites.known(reply.round, {})
         shapes = {name: array.shape for name, array in reply.statistics.items()}
         assert shapes == dict(rule.guidance.expects(known, reply.site, features))
+    each_is_allowed_and_written_down(traffic, tmp_path / "run" / "sites")
+
+
+def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
+    """Every record that passed has a decision and a line in its site's audit, and there is no other."""
+    entries = [entry for folder in sites.iterdir() for entry in Audit(folder).entries()]
+    assert [fault for folder in sites.iterdir() for fault in check(folder).faults] == []
+    for direction, passed in (("in", traffic.down), ("out", traffic.up)):
+        lines = [entry for entry in entries if entry["direction"] == direction]
+        assert {entry["decision"] for entry in lines} == {"allow"}
+        assert sorted(entry["sha256"] for entry in lines) == sorted(record_sha256(content) for _, content in passed)
 
 
 KINDS = {
@@ -138,24 +154,6 @@ def test_the_order_of_replies_does_not_matter(method: str, tmp_path: Path) -> No
     file = unlike(method, tmp_path)
     straight = lead(file, tmp_path / "straight", 2)
     turned = lead(file, tmp_path / "turned", 2, wire=Turned)
-    assert bits(straight.strategy.state) == bits(turned.strategy.state)
-
-
-ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kind = "krum", keep = 2}'}
-"""Of each kind one in ``make test``; all methods in ``make torture``."""
-TAKES_ROBUST_MEANS = [
-    name if name in ROBUST else pytest.param(name, marks=pytest.mark.torture)
-    for name in AVERAGING
-    if name not in ("rscfed", "cbafed", "fednoro", "individual")
-]
-
-
-@pytest.mark.parametrize("method", TAKES_ROBUST_MEANS)
-def test_the_order_of_replies_does_not_matter_to_a_robust_mean(method: str, tmp_path: Path) -> None:
-    mean = ROBUST.get(method, "coordinate_median")
-    file = unlike(method, tmp_path, "partition.sites=5", f"method.mean={mean}")
-    straight = lead(file, tmp_path / "straight", 1)
-    turned = lead(file, tmp_path / "turned", 1, wire=Turned)
     assert bits(straight.strategy.state) == bits(turned.strategy.state)
 
 

@@ -1,0 +1,281 @@
+"""The gate: what a site declines before it works, what it does not send though it was made, and what it writes down."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client import app as site_app
+from client.app import client_app
+from client.gate import DECLINED
+from client.policy import Policy
+from client.settings import read_settings
+from client.site import Site
+from common.audit import Audit
+from common.audit_check import check
+from common.config import Plan
+from common.errors import BadInput
+from common.record_bytes import record_sha256
+from common.wire import (
+    EvaluateReply,
+    RollCall,
+    TrainReply,
+    decode,
+    encode,
+)
+from strategies.registry import STRATEGIES
+from strategies.roll_call import ROLL_CALL
+from tests.client.test_rounds import beginning, evaluation, plan, request, site
+
+ALL = Policy(label_counts=True, score_histograms=True, smallest_count=0)
+
+
+@pytest.fixture(autouse=True)
+def _flower_knows_where_it_is() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
+
+
+def asked(at: Site, kind: str, content: RecordDict) -> Message:
+    """The app's own answer to a message."""
+    context = Context(1, 2, {}, RecordDict(), {})
+    return client_app(lambda context: at)(Message(content, 2, kind), context)
+
+
+def called(at: Site, of: Plan) -> Message:
+    return asked(at, ROLL_CALL, encode(RollCall("run", of.model_dump_json())))
+
+
+def trained(at: Site, of: Plan) -> Message:
+    return asked(at, "train", encode(request(of, beginning(of))))
+
+
+def judged(at: Site, of: Plan) -> Message:
+    return asked(at, "evaluate", encode(evaluation(of, beginning(of), 1, 0, -1)))
+
+
+def under(folder: Path, **policy: Any) -> Site:
+    return replace(site(folder), policy=ALL.model_copy(update=policy))
+
+
+def log(at: Site) -> list[Any]:
+    return list(Audit(at.folder).entries())
+
+
+CLIPPED = {"clip_update": 0.5}
+SURGICAL = plan("surgical", {})
+DECLINES: list[tuple[dict[str, Any], Plan, str]] = [
+    ({"methods": ("fedsld",)}, SURGICAL, 'declines: policy.methods: it does not have "surgical".'),
+    ({"maximum_rounds": 19}, SURGICAL, "declines: policy.maximum_rounds: it is 19, and the run has 20 rounds."),
+    ({"parts": ("trunk", "head")}, SURGICAL, 'declines: policy.parts: surgical needs the change of "norm".'),
+    (
+        {"statistics": ("slope",)},
+        plan("fedmlp", {}),
+        'declines: policy.statistics: fedmlp needs "prototypes", "difficulty".',
+    ),
+    (
+        {"maximum_update_norm": 0.4},
+        plan("surgical", CLIPPED),
+        "declines: policy.maximum_update_norm: it is 0.4, and the plan clips to 0.5.",
+    ),
+    (
+        {"maximum_update_norm": 0.4},
+        SURGICAL,
+        "declines: policy.maximum_update_norm: it is 0.4, and the plan does not clip: method.clip_update is not set.",
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "of", "reason"), DECLINES, ids=lambda value: str(value)[:30])
+def test_a_run_that_the_policy_does_not_allow_is_declined_at_the_roll_call_and_at_every_request(
+    policy: dict[str, Any], of: Plan, reason: str, tmp_path: Path
+) -> None:
+    at = under(tmp_path, **policy)
+    for reply in (called(at, of), trained(at, of), judged(at, of)):
+        assert reply.has_error()
+        assert (reply.error.code, reply.error.reason) == (DECLINED, reason)
+    rule = reason.split(": ")[1]
+    assert [(line["direction"], line["record"], line["decision"]) for line in log(at)] == [
+        (direction, record, decision)
+        for kind in ("RollCall", "TrainRequest", "EvaluateRequest")
+        for direction, record, decision in [("in", kind, "deny"), ("out", "Error", "allow")]
+    ]
+    assert {line["rule"] for line in log(at) if line["decision"] == "deny"} == {rule}
+    assert not (tmp_path / "memory").exists()
+
+
+def test_a_run_within_the_bounds_is_taken_part_in(tmp_path: Path) -> None:
+    bounds = {"methods": ("surgical",), "maximum_rounds": 20, "statistics": (), "maximum_update_norm": 0.5}
+    at, of = under(tmp_path, **bounds), plan("surgical", CLIPPED)
+    assert not called(at, of).has_error()
+    assert not trained(at, of).has_error()
+    assert not judged(at, of).has_error()
+
+
+def test_more_rounds_than_were_announced_are_declined(tmp_path: Path) -> None:
+    at, of = under(tmp_path, maximum_rounds=20), SURGICAL
+    reply = asked(at, "train", encode(request(of, beginning(of), server_round=21)))
+    assert reply.error.reason == "declines: policy.maximum_rounds: it is 20, and the run has 21 rounds."
+
+
+def altered(monkeypatch: pytest.MonkeyPatch, maker: str, change: Callable[[Any], Any]) -> None:
+    """A defect, or somebody's change, in what makes a reply."""
+    made = getattr(site_app, maker)
+    monkeypatch.setattr(site_app, maker, lambda *arguments: change(made(*arguments)))
+
+
+def too_long(reply: TrainReply) -> TrainReply:
+    assert reply.update.trunk is not None
+    return replace(reply, update=replace(reply.update, trunk=reply.update.trunk * 10))
+
+
+NOT_SENT: list[tuple[str, Callable[[Any], Any], dict[str, Any], Plan, str]] = [
+    (
+        "train_round",
+        lambda reply: replace(reply, statistics={"pixels": np.zeros(3, np.float32)}),
+        {},
+        SURGICAL,
+        'method.statistics: surgical does not declare "pixels".',
+    ),
+    (
+        "train_round",
+        too_long,
+        {"maximum_update_norm": 0.5},
+        plan("surgical", CLIPPED),
+        "policy.maximum_update_norm: it is 0.5, and the update has length",
+    ),
+    (
+        "train_round",
+        lambda reply: replace(reply, test_images=4, test_correct=2),
+        {},
+        SURGICAL,
+        "policy.test_metrics: nobody asked how many test images are right.",
+    ),
+    (
+        "answer",
+        lambda answer: replace(answer, positives=(20, 20), negatives=(20, 20)),
+        {},
+        SURGICAL,
+        "policy.label_counts: surgical does not ask how many images show a class.",
+    ),
+    (
+        "answer",
+        lambda answer: replace(answer, positives=(3, 20), negatives=(37, 20)),
+        {"smallest_count": 5},
+        plan("fedsld", {}),
+        "policy.smallest_count: it is 5, and a label count is less.",
+    ),
+    ("evaluate_round", lambda reply: reply, {"score_histograms": True}, SURGICAL, ""),
+]
+ASK = {"train_round": trained, "answer": called, "evaluate_round": judged}
+
+
+@pytest.mark.parametrize(("maker", "change", "policy", "of", "reason"), NOT_SENT, ids=range(len(NOT_SENT)))
+def test_what_says_more_than_method_and_policy_allow_is_made_and_not_sent(
+    maker: str,
+    change: Callable[[Any], Any],
+    policy: dict[str, Any],
+    of: Plan,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    altered(monkeypatch, maker, change)
+    at = under(tmp_path, **policy)
+    reply = ASK[maker](at, of)
+    assert reply.has_error() == bool(reason)
+    assert (reply.error.reason if reason else "").startswith(f"does not send this: {reason}" if reason else "")
+    verdicts = [line["decision"] for line in log(at) if line["direction"] == "out"]
+    assert verdicts == (["deny", "allow"] if reason else ["allow"])
+
+
+def test_a_group_that_stays_at_the_site_in_this_method_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    norm = np.zeros(4, np.float32)
+    altered(monkeypatch, "train_round", lambda reply: replace(reply, update=replace(reply.update, norm=norm)))
+    reply = trained(under(tmp_path), plan("fedbn", {}))
+    assert reply.error.reason.startswith("does not send this: method.groups: round 1 of fedbn is not told the change")
+
+
+def test_a_field_that_the_wire_does_not_know_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_more(record: Any) -> RecordDict:
+        content = encode(record)
+        content["fields"]["patient"] = "Doe"  # type: ignore[index]
+        return content
+
+    monkeypatch.setattr(site_app, "encode", with_more)
+    at = under(tmp_path)
+    reply = trained(at, SURGICAL)
+    assert reply.error.reason == "does not send this: wire: TrainReply does not have patient."
+    assert "Doe" not in (tmp_path / "audit.jsonl").read_text(encoding="utf-8")
+
+
+def test_a_site_that_keeps_its_test_metrics_still_answers(tmp_path: Path) -> None:
+    reply = decode(judged(under(tmp_path, test_metrics=False), SURGICAL).content, EvaluateReply)
+    assert (reply.class_names, reply.told_classes, reply.positives) == ((), (), ())
+    assert reply.validation_loss is not None
+
+
+def test_the_audit_has_what_passed_by_names_shapes_sizes_and_hash_and_no_value(tmp_path: Path) -> None:
+    at = under(tmp_path)
+    reply = trained(at, SURGICAL)
+    came, left = log(at)
+    assert (came["direction"], came["record"], came["round"]) == ("in", "TrainRequest", 1)
+    assert came["sha256"] == record_sha256(encode(request(SURGICAL, beginning(SURGICAL))))
+    assert (left["direction"], left["record"], left["decision"], left["rule"]) == (
+        "out",
+        "TrainReply",
+        "allow",
+        "policy",
+    )
+    assert left["sha256"] == record_sha256(reply.content)
+    update = decode(reply.content, TrainReply).update
+    assert update.trunk is not None
+    assert ["update/trunk", [len(update.trunk)], 4 * len(update.trunk)] in left["fields"]
+    assert ["train_loss", None, len(str(reply.content["fields"]["train_loss"]))] in left["fields"]
+    assert check(tmp_path).faults == []
+
+
+def test_where_the_audit_cannot_be_written_nothing_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*arguments: object, **facts: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(Audit, "append", full)
+    with pytest.raises(OSError, match="No space left"):
+        trained(under(tmp_path), SURGICAL)
+
+
+def test_an_error_of_the_sites_own_is_a_line_with_its_kind_and_not_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: object) -> None:
+        raise OSError("/images/doe.png")
+
+    monkeypatch.setattr(site_app, "train_round", failing)
+    at = under(tmp_path)
+    with pytest.raises(OSError, match="doe"):
+        trained(at, SURGICAL)
+    assert [(line["record"], line.get("kind")) for line in log(at)] == [("TrainRequest", None), ("Error", "OSError")]
+    assert "doe" not in (tmp_path / "audit.jsonl").read_text(encoding="utf-8")
+
+
+def test_names_in_the_policy_are_those_of_methods_and_statistics(tmp_path: Path) -> None:
+    text = '[policy]\nmethods = ["surgcal"]\nstatistics = ["prototype"]\nparts = ["tail"]\n'
+    data = 'name = "north"\n{}\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
+    (tmp_path / "site.toml").write_text(data.format(text), encoding="utf-8")
+    with pytest.raises(BadInput) as raised:
+        read_settings(tmp_path)
+    said = str(raised.value)
+    assert '"surgcal" is none of the methods: Did you mean "surgical"?' in said
+    assert '"prototype" is none of the statistics: Did you mean "prototypes"?' in said
+    assert "policy.parts" in said
+
+
+def test_every_method_is_allowed_where_the_policy_names_none() -> None:
+    assert Policy().methods is None
+    assert Policy(methods=tuple(STRATEGIES)).methods == tuple(STRATEGIES)

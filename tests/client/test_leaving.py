@@ -1,0 +1,33 @@
+"""docs/what-leaves.md says what leaves: every field of every record, every statistic, every key of the policy."""
+
+import re
+from pathlib import Path
+
+from client.gate import ANSWERS
+from client.leaving import MEANING, SENT, STATISTICS, tables
+from client.policy import Policy
+from common.wire import field_names
+from strategies.registry import statistics_told
+
+PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"
+
+
+def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
+    assert set(SENT) == set(ANSWERS.values())
+    assert {name: set(fields) for name, fields in MEANING.items()} == {
+        record.__name__: set(field_names(record)) for record in SENT
+    }
+    assert set(STATISTICS) == set(statistics_told())
+
+
+def test_the_page_says_the_same() -> None:
+    assert tables() in PAGE.read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_key_of_the_policy_and_hospital_it_too() -> None:
+    policy = PAGE.read_text(encoding="utf-8").partition("## The policy")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", policy, re.MULTILINE)) == set(Policy.model_fields)
+    site_toml = (
+        (PAGE.parent / "hospital-it.md").read_text(encoding="utf-8").partition("[policy]")[2].partition("```")[0]
+    )
+    assert set(Policy.model_fields) <= set(re.findall(r"^(?:# )?(\w+) = ", site_toml, re.MULTILINE))

@@ -1,0 +1,165 @@
+"""An audit finds every line that is not what was written, and a kill in the middle of one breaks nothing."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common import audit
+from common.audit import Audit, files
+from common.audit_check import check
+
+ENTRIES = 6
+
+
+def written(folder: Path, entries: int = ENTRIES) -> Path:
+    trail = Audit(folder, durable=False)
+    for number in range(entries):
+        trail.append(record="TrainReply", bytes=100 + number)
+    return folder / audit.FILE
+
+
+def lines(path: Path) -> list[bytes]:
+    return path.read_bytes().splitlines(keepends=True)
+
+
+def said(folder: Path) -> list[str]:
+    return [str(fault) for fault in check(folder).faults]
+
+
+def test_what_was_written_is_found_right_and_counted(tmp_path: Path) -> None:
+    written(tmp_path)
+    found = check(tmp_path)
+    assert (found.entries, found.faults, found.notes) == (ENTRIES, [], [])
+    assert [entry["bytes"] for entry in Audit(tmp_path).entries()] == [100, 101, 102, 103, 104, 105]
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("original")
+    written(folder)
+    return folder
+
+
+@given(place=st.integers(0, ENTRIES - 1), data=st.data())
+def test_any_changed_byte_is_found(original: Path, place: int, data: st.DataObject) -> None:
+    path = original / audit.FILE
+    before = path.read_bytes()
+    at = data.draw(st.integers(0, len(before) - 1))
+    byte = data.draw(st.integers(0, 255).filter(lambda value: value != before[at]))
+    try:
+        path.write_bytes(before[:at] + bytes([byte]) + before[at + 1 :])
+        found = check(original)
+        lost_newline = at == len(before) - 1  # nothing of any entry: the next one begins on a line of its own
+        assert found.faults or lost_newline
+    finally:
+        path.write_bytes(before)
+
+
+@given(order=st.permutations(range(ENTRIES)))
+def test_any_other_order_is_found(original: Path, order: list[int]) -> None:
+    path = original / audit.FILE
+    before = lines(path)
+    try:
+        path.write_bytes(b"".join(before[place] for place in order))
+        assert bool(check(original).faults) == (list(order) != sorted(order))
+    finally:
+        path.write_bytes(b"".join(before))
+
+
+@given(gone=st.sets(st.integers(0, ENTRIES - 1), min_size=1))
+def test_any_removed_lines_are_found_those_at_the_end_too(original: Path, gone: set[int]) -> None:
+    path = original / audit.FILE
+    before = lines(path)
+    try:
+        path.write_bytes(b"".join(line for place, line in enumerate(before) if place not in gone))
+        assert check(original).faults
+    finally:
+        path.write_bytes(b"".join(before))
+
+
+def test_a_fault_names_the_line_and_what_became_of_it(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    whole = lines(path)
+    path.write_bytes(b"".join([*whole[:2], whole[2].replace(b"102", b"999"), *whole[3:]]))
+    assert said(tmp_path) == ["audit.jsonl line 3: (entry 3) is not what entry 4 says it was: changed."]
+    path.write_bytes(b"".join([*whole[:2], *whole[4:]]))
+    assert said(tmp_path) == ["audit.jsonl line 3: is entry 5, but entries 3 to 4 are missing before it: removed."]
+    path.write_bytes(b"".join([*whole[:3], whole[1], *whole[3:]]))
+    assert "line 4: is entry 2, but stands after entry 3: inserted, repeated or out of order." in said(tmp_path)[0]
+    path.write_bytes(b"".join([*whole[:3], b"nothing\n", *whole[3:]]))
+    assert "line 4: is no entry, and entry 4 after it does not say that it was torn" in said(tmp_path)[0]
+    path.write_bytes(b"".join(whole[:4]))
+    assert said(tmp_path) == [
+        "audit.jsonl line 4: ends with entry 4; audit.head counts 6: the last 2 were removed or spoiled."
+    ]
+
+
+@pytest.mark.parametrize("cut", [1, 20, 100])
+def test_a_line_torn_by_a_kill_is_closed_off_said_and_the_chain_goes_on(cut: int, tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    torn = lines(path)[2][:cut]
+    with path.open("ab") as file:
+        file.write(torn)
+    assert check(tmp_path).faults == []
+    left = Audit(tmp_path, durable=False).append(record="start")
+    assert left is not None
+    assert left.bytes == cut
+    found = check(tmp_path)
+    assert (found.entries, found.faults) == (4, [])
+    assert found.notes == ["audit.jsonl line 4 was torn by a kill; entry 4 says so."]
+
+
+def test_a_torn_line_that_is_taken_out_or_put_in_later_is_found(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    with path.open("ab") as file:
+        file.write(b'{"n": 4, "ti')
+    Audit(tmp_path, durable=False).append(record="start")
+    whole = lines(path)
+    path.write_bytes(b"".join([*whole[:3], whole[4]]))
+    assert "says that a torn line stands before it, and there is none" in said(tmp_path)[0]
+
+
+@pytest.mark.parametrize("kept", ["line and no newline", "line and no head"])
+def test_a_kill_between_line_and_head_is_no_fault(kept: str, tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    head = (tmp_path / audit.HEAD).read_bytes()
+    Audit(tmp_path, durable=False).append(record="TrainReply")
+    (tmp_path / audit.HEAD).write_bytes(head)
+    if kept == "line and no newline":
+        path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+    assert check(tmp_path).faults == []
+    Audit(tmp_path, durable=False).append(record="TrainReply")
+    found = check(tmp_path)
+    assert (found.entries, found.faults, found.notes) == (5, [], [])
+
+
+def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit, "ROTATED_AT_BYTES", 500)
+    written(tmp_path, 12)
+    assert [path.name for path in files(tmp_path)][:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
+    assert (check(tmp_path).entries, said(tmp_path)) == (12, [])
+    (tmp_path / "audit-000001.jsonl").unlink()
+    assert "are missing before it: removed." in said(tmp_path)[0]
+
+
+def test_a_last_entry_that_is_written_anew_or_added_by_hand_differs_from_the_head(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    whole = lines(path)
+    path.write_bytes(b"".join([*whole[:2], whole[2].replace(b"102", b"103")]))
+    assert said(tmp_path) == ["audit.jsonl line 3: (entry 3) is not what audit.head says it was: changed."]
+    path.write_bytes(b"".join(whole))
+    (tmp_path / audit.HEAD).unlink()
+    assert said(tmp_path) == ["audit.head: is missing: entries that were cut off at the end could not be told."]
+
+
+def test_only_the_owner_may_read_it(tmp_path: Path, lax_umask: None) -> None:
+    assert os.stat(written(tmp_path)).st_mode & 0o077 == 0
+
+
+def test_each_entry_is_one_line_of_json(tmp_path: Path) -> None:
+    Audit(tmp_path, durable=False).append(reason="a\nb\u2028c")
+    assert [json.loads(line)["reason"] for line in lines(tmp_path / audit.FILE)] == ["a\nb\u2028c"]

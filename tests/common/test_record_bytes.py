@@ -1,0 +1,57 @@
+"""A record's one form of bytes: the same on both sides of the wire, and back again."""
+
+import hashlib
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, RecordDict
+
+from common.models.head import Head
+from common.record_bytes import Part, of_bytes, parts, pieces, record_sha256
+from common.wire import Groups, TrainReply, decode, encode
+
+
+def reply() -> TrainReply:
+    head = Head(("a", "b"), np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(2, np.float32))
+    update = Groups(np.arange(5, dtype=np.float32), np.full(4, 2, np.float32), head)
+    told = {"prototypes": np.zeros((2, 2), np.float32)}
+    return TrainReply("run", 3, "north", 40, 0.5, None, 0.25, 1.5, update, statistics=told)
+
+
+def test_a_record_comes_back_from_its_bytes_and_has_their_hash() -> None:
+    content = encode(reply())
+    data = b"".join(pieces(content))
+    again = of_bytes(data)
+    assert b"".join(pieces(again)) == data
+    assert decode(again, TrainReply).update.head.class_names == ("a", "b")  # type: ignore[union-attr]
+    assert record_sha256(content) == hashlib.sha256(data).hexdigest()
+
+
+def test_the_order_in_which_fields_are_kept_does_not_matter() -> None:
+    content = encode(reply())
+    turned = RecordDict({name: content[name] for name in reversed(list(content))})
+    turned["fields"] = ConfigRecord(dict(reversed(list(content["fields"].items()))))  # type: ignore[arg-type]
+    assert record_sha256(turned) == record_sha256(content)
+
+
+def test_every_value_counts() -> None:
+    content = encode(reply())
+    before = record_sha256(content)
+    for name, value in {"train_loss": 0.25, "site": "south", "round": 4, "update.norm": bytes(16)}.items():
+        changed = encode(reply())
+        changed["fields"][name] = value  # type: ignore[index]
+        assert record_sha256(changed) != before
+
+
+def test_the_parts_have_names_shapes_and_sizes() -> None:
+    found = {part.name: part for part in parts(encode(reply()))}
+    assert found["update/trunk"] == Part("update/trunk", (5,), 20)
+    assert found["statistics/prototypes"] == Part("statistics/prototypes", (2, 2), 16)
+    assert found["update.norm"] == Part("update.norm", (4,), 16)
+    assert found["train_loss"].shape is None
+
+
+@pytest.mark.parametrize("data", [b"", b"[]\n", b"{}", b'{"fields": {"a": {"bytes": 9}}}\n1234', b"{}\nmore"])
+def test_bytes_that_are_no_record_are_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        of_bytes(data)
