@@ -60,6 +60,7 @@ class Service:
     make_app: Callable[[SiteOf, Callable[[Refusal], None]], ClientApp] = client_app
     _refusal: Refused | None = None
     _unsent: tuple[bytes, Message, float] | None = None
+    _left_out: str = ""  # why the last reply did not count, as told with the last message
     _first: tuple[str, int, float] | None = None  # run, round and time of the first round that this process saw
 
     def __post_init__(self) -> None:
@@ -231,6 +232,10 @@ class Service:
         fields = _fields(message)
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = str(fields.get("run", ""))[:8]
+        left_out, before = str(fields.get("left_out", "")), self._left_out
+        self._left_out = left_out
+        if left_out and left_out != before:
+            self._failed(f"run {self.status.run}: the reply of this site did not count in {left_out}")
         if message.metadata.message_type == MessageType.TRAIN:
             self._note_pace(int(fields.get("round", 0)), str(fields.get("plan", "{}")))
 

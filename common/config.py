@@ -73,20 +73,31 @@ class EvaluationSection(Section):
     sample_grid: bool | None = None
 
 
+FarUpdates = Literal["off", "warn", "drop"]
+
+
 class ParticipationSection(Section):
-    """How many sites a round needs and how long it waits for them.
+    """How many sites a round needs, how long it waits for them, and what it thinks of updates unlike the others.
 
     Attributes:
         min_sites: Replies that make a round count; 0 stands for all sites.
         sites_per_round: Sites drawn for a round; 0 stands for all.
         round_deadline_s: Seconds after which a round goes on without the missing sites.
         roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
+        far_updates: What becomes of an update that is far longer than the others' of its round.
     """
 
     min_sites: int = Field(0, ge=0)
     sites_per_round: int = Field(0, ge=0)
     round_deadline_s: float = Field(3600.0, gt=0)
     roll_call_deadline_s: float = Field(300.0, gt=0)
+    far_updates: FarUpdates = "warn"
+
+    @model_validator(mode="after")
+    def _an_update_can_be_dropped(self) -> Self:
+        if self.far_updates == "drop" and not self.min_sites:
+            raise ValueError('with far_updates = "drop" a round must count without a site: set min_sites')
+        return self
 
     @model_validator(mode="after")
     def _a_round_can_count(self) -> Self:

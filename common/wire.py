@@ -29,7 +29,7 @@ from common.errors import quoted
 from common.models.state import Head, ModelState
 from common.score_histograms import BINS, ScoreHistogram
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
 
 
@@ -198,6 +198,7 @@ class Request:
         class_names: The head rows the site holds in this run, in the order its head has them.
         counted: Last round in which this site's reply counted, 0 for none: its memory of that round becomes final.
         best: Round after which the model was best so far, -1 for none yet: the site keeps its own parts of that model.
+        left_out: Why this site's last reply did not count, with the round; empty where it did.
     """
 
     run: str
@@ -207,6 +208,7 @@ class Request:
     class_names: tuple[str, ...]
     counted: int
     best: int
+    left_out: str
     model: Groups
 
     def __post_init__(self) -> None:
@@ -508,7 +510,8 @@ def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, 
     form = next((form for form in FORMS if form == array.dtype), None)
     if array.stype != RAW or form is None:
         raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
-    if len(array.shape) != 1 or len(array.data) != packed_bytes(array.shape[0], form):
+    one_length = len(array.shape) == 1 and type(array.shape[0]) is int
+    if not one_length or len(array.data) != packed_bytes(array.shape[0], form):
         raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     try:
         return unpacked(array.data, array.shape[0], form), form

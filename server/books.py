@@ -34,6 +34,7 @@ class Books:
     site_seconds: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
     _pending: tuple[RoundRecord, Mapping[str, Any]] | None = None
+    _plain: tuple[str, ...] = ()
 
     def note(self, record: RoundRecord, state: FederationState, learned: Mapping[str, Any]) -> None:
         """Add a round up, and write the last whose validation figures are known by now: mostly the one before.
@@ -51,6 +52,11 @@ class Books:
         self.epochs.update(record.epochs)
         for site, reason in record.absent.items():
             self.folder.event("absent", round=record.round, site=site, reason=reason)
+        for site, reason in record.far.items():
+            self.folder.event("far_update", round=record.round, site=site, reason=reason)
+        if record.plain != self._plain:
+            self.folder.event("plain_mean", round=record.round, of=list(record.plain))
+            self._plain = record.plain
         if record.after is not None:
             self.close(record.after, state)
 
@@ -65,6 +71,7 @@ class Books:
                 "round": record.round,
                 "sites": list(record.sites),
                 "absent": dict(record.absent),
+                "far": dict(record.far),
                 "train_loss": record.mean_train_loss,
                 "validation_loss": validation.mean_loss,
                 "validation_auroc": validation.mean_auroc,

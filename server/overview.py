@@ -87,6 +87,8 @@ def _run_in_words(run: Mapping[str, Any], now: float) -> str:
         if run["waiting_for"]:
             names = ", ".join(run["waiting_for"])
             lines.append(f"waiting for {names}, at most {max(run['deadline'] - now, 0):.0f} s more")
+    lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
+    lines += [f"{site} counts in {why}" for site, why in sorted(run["far"].items())]
     if run["last_error"]:
         lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
     return "\n".join(lines)

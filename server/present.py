@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
 
@@ -28,6 +28,8 @@ class Present:
         waiting_for: Sites that have not replied; ``lost`` are those of them that give no sign of life.
         deadline: Unix time at which the run goes on without them.
         seconds_left: Of the run, by the pace so far.
+        left_out: Site -> why its reply last did not count, and in which round.
+        far: Site -> why its update was last found far longer than the others', and in which round.
     """
 
     run_folder: str
@@ -43,6 +45,8 @@ class Present:
     lost: tuple[str, ...] = ()
     deadline: float = 0.0
     seconds_left: float | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    far: dict[str, str] = field(default_factory=dict)
     last_error: str = ""
     last_error_time: str = ""
 
@@ -108,6 +112,10 @@ class Reporter:
         for site, reason in record.absent.items():
             self._note_error(f"round {record.round}: {site}: {reason}")
             self._tell(f"round {record.round} went without {site}: {reason}")
+            present.left_out[site] = f"round {record.round}: {reason}"
+        for site, reason in record.far.items():
+            self._tell(f"round {record.round} counts {site}, but {reason}")
+            present.far[site] = f"round {record.round}: {reason}"
         self._write()
 
     def _note_error(self, text: str) -> None:

@@ -11,6 +11,8 @@ bits wherever the mean is computed. They run as updates come: one that has been 
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +25,47 @@ BLOCK = 2**15
 """Numbers added at a time: a quarter of a megabyte in float64, which stays in the processor's cache."""
 STRETCH, THREADS = 2**21, 2
 """Numbers that one thread takes on; each number's sum has the same order in any."""
+
+
+class FlatMean(Protocol):
+    """A mean of flat arrays, however it was made."""
+
+    @property
+    def mean(self) -> NDArray[np.float64]: ...
+
+    def moved(self, state: Float32) -> Float32: ...
+
+
+class RowsMean(Protocol):
+    """A mean of head rows, class by class: of :class:`OwnersMean` the part that moves a model."""
+
+    @property
+    def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]: ...
+
+    def moved(self, head: Head) -> Head: ...
+
+
+@dataclass(frozen=True)
+class GivenMean:
+    """A mean that is there at once."""
+
+    mean: NDArray[np.float64]
+
+    def moved(self, state: Float32) -> Float32:
+        """:func:`moved` by the mean."""
+        return moved(state, self.mean)
+
+
+@dataclass(frozen=True)
+class GivenRows:
+    """Rows' means that are there at once, as :attr:`OwnersMean.mean` has them."""
+
+    mean: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]
+
+    def moved(self, head: Head) -> Head:
+        """Move each row by its mean; a row that nobody sent stays as it was."""
+        weight, bias, _ = self.mean
+        return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
 
 
 class RunningMean:
@@ -41,7 +84,7 @@ class RunningMean:
         def add(block: slice) -> None:
             self._sum[block] += times * array[block]
 
-        _in_blocks(len(array), add)
+        in_blocks(len(array), add)
         self.weight += weight
 
     @property
@@ -56,7 +99,7 @@ class RunningMean:
         def move(block: slice) -> None:
             result[block] = moved(state[block], self._sum[block] / np.float64(self.weight))
 
-        _in_blocks(len(state), move)
+        in_blocks(len(state), move)
         return result
 
 
@@ -93,8 +136,7 @@ class OwnersMean:
 
     def moved(self, head: Head) -> Head:
         """Move each row by the mean of its owners; a row that nobody sent stays as it was."""
-        weight, bias, _ = self.mean
-        return Head(head.class_names, moved(head.weight, weight), moved(head.bias, bias))
+        return GivenRows(self.mean).moved(head)
 
 
 def moved(state: Float32, update: NDArray[np.float64]) -> Float32:
@@ -102,7 +144,7 @@ def moved(state: Float32, update: NDArray[np.float64]) -> Float32:
     return (state.astype(np.float64) + update).astype(np.float32)
 
 
-def _in_blocks(n: int, work: Callable[[slice], None]) -> None:
+def in_blocks(n: int, work: Callable[[slice], None]) -> None:
     """Do all of ``n`` numbers block by block, on a second thread too where there are many."""
 
     def stretch(begin: int) -> None:

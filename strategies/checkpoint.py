@@ -23,6 +23,7 @@ def to_bytes(state: FederationState) -> bytes:
         "best_round": state.best_round,
         "best_losses": dict(state.best_losses),
         "counted": dict(state.counted),
+        "left_out": dict(state.left_out),
         "class_names": list(state.model.head.class_names),
     }
     tensors = _named("model", state.model) | (_named("best", state.best) if state.best else {})
@@ -46,6 +47,7 @@ def of_bytes(content: bytes) -> FederationState:
         counted=MappingProxyType(facts["counted"]),
         moments=MappingProxyType(below("moments", tensors)),
         statistics=MappingProxyType(below("statistics", tensors)),
+        left_out=MappingProxyType(facts["left_out"]),
     )
 
 

@@ -1,18 +1,20 @@
-"""A round's updates, added up as they come, and in the order of site names: the same bits whoever was first."""
+"""A round's updates, added up as they come or kept until all are there.
+
+Either way in the order of site names: the same bits whoever was first.
+"""
 
 import tempfile
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from common.models.state import ModelState
 from common.wire import Groups, TrainReply
 from strategies.method import Weighting
-from strategies.state import Means, site_weight
+from strategies.state import Means, RunningMeans, site_weight
 
 IN_MEMORY = 4
 """Updates that wait for a slower site in memory; the trunks of more wait in files that no kill leaves behind."""
@@ -30,16 +32,16 @@ class Gathering:
     def __init__(
         self, model: ModelState, sites: Iterable[str], weighting: Weighting, folder: Path | None = None
     ) -> None:
-        self._means, self._weighting, self._folder = Means(model), weighting, folder
+        self._means, self._weighting, self._folder = RunningMeans(model), weighting, folder
         self._next = deque(sorted(sites))
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[str, tuple[Groups, float]] = {}
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Add a good reply's update, now or when those before it are there; return the reply without it."""
-        held = _Waiting(reply.update, site_weight(reply, self._weighting))
+        update = reply.update
         if self._next[0] != reply.site and len(self._waiting) >= IN_MEMORY:
-            held = held.put_away(self._folder)
-        self._waiting[reply.site] = held
+            update = put_away(update, self._folder)
+        self._waiting[reply.site] = update, site_weight(reply, self._weighting)
         self._add()
         return replace(reply, update=Groups())
 
@@ -52,36 +54,49 @@ class Gathering:
         """The means of all that came."""
         self._next = deque(sorted(self._waiting))
         self._add()
-        return self._means
+        return self._means.means
 
     def _add(self) -> None:
         while self._next and self._next[0] in self._waiting:
-            held = self._waiting.pop(self._next.popleft())
-            self._means.add(held.taken_out(), held.weight)
+            self._means.add(*self._waiting.pop(self._next.popleft()))
 
 
-@dataclass(frozen=True)
-class _Waiting:
-    """An update with its weight; its trunk in a file without a name where ``file`` is not None."""
+class Assembly:
+    """Keeps a round's updates until all are there, for rules that look at all of them together.
 
-    update: Groups
-    weight: float
-    file: BinaryIO | None = None
+    The first stay in memory; the trunks of the others lie in files and are read from there, a piece at a time.
+    """
 
-    def put_away(self, folder: Path | None) -> "_Waiting":
-        """With the trunk in a file; as it is where there is no trunk, or no room on the disk."""
-        if self.update.trunk is None:
-            return self
-        try:
-            file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - goes with this object
-            file.write(self.update.trunk.tobytes())
-            file.seek(0)
-        except OSError:
-            return self
-        return _Waiting(replace(self.update, trunk=None), self.weight, file)
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._waiting: dict[str, Groups] = {}
 
-    def taken_out(self) -> Groups:
-        if self.file is None:
-            return self.update
-        with self.file as file:
-            return replace(self.update, trunk=np.frombuffer(file.read(), np.float32))
+    def take(self, reply: TrainReply) -> TrainReply:
+        """Keep a good reply's update; return the reply without it."""
+        stays = len(self._waiting) < IN_MEMORY
+        self._waiting[reply.site] = reply.update if stays else put_away(reply.update, self._folder)
+        return replace(reply, update=Groups())
+
+    def leave_out(self, site: str) -> None:
+        """This site's update does not count, whether it is here or not."""
+        self._waiting.pop(site, None)
+
+    def updates(self) -> Mapping[str, Groups]:
+        """Every site's update."""
+        return dict(self._waiting)
+
+
+def put_away(update: Groups, folder: Path | None) -> Groups:
+    """An update with its trunk in a file without a name, which is read where it lies and goes with the last look at it.
+
+    As it is where there is no trunk, or no room on the disk.
+    """
+    if update.trunk is None or not update.trunk.size:
+        return update
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(update.trunk.tobytes())
+            file.flush()
+            return replace(update, trunk=np.memmap(file, np.float32, mode="r"))
+    except OSError:
+        return update

@@ -6,12 +6,18 @@ from common.models.state import ModelState
 from common.wire import TrainReply
 from strategies.guidance import Known
 from strategies.method import Method
+from strategies.robust_state import Merged, robust_means
 from strategies.server_optimizer import Moments
 from strategies.state import Means, means_of, site_weight
 
 
 def means_by(method: Method, known: Known, model: ModelState, accepted: Mapping[str, TrainReply]) -> Means:
-    """The means of a round's updates, by this method's weights.
+    """:func:`merged_by`, without what it says beside the means."""
+    return merged_by(method, known, model, accepted).means
+
+
+def merged_by(method: Method, known: Known, model: ModelState, accepted: Mapping[str, TrainReply]) -> Merged:
+    """The means of a round's updates, by this method's weights or its robust mean.
 
     Args:
         known: When the round began.
@@ -20,7 +26,9 @@ def means_by(method: Method, known: Known, model: ModelState, accepted: Mapping[
     """
     replies = list(accepted.values())
     plain = [site_weight(reply, method.weighting) for reply in replies]
-    return means_of(model, replies, method.shares(known, accepted, plain))
+    if method.mean is not None:
+        return robust_means(model, [reply.update for reply in replies], plain, method.mean)
+    return Merged(means_of(model, replies, method.shares(known, accepted, plain)))
 
 
 def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:

@@ -13,6 +13,7 @@ from common.models.spec import Task
 from strategies.guidance import SILENT, Guidance
 from strategies.local import LocalHalf, minimising, proximal
 from strategies.losses import Loss
+from strategies.robust_mean import RobustMean
 from strategies.server_optimizer import ServerOptimizer
 from strategies.sharing import Settled, Shares, as_averaged, plain_shares
 from strategies.unifed.stopping import Settling
@@ -39,6 +40,7 @@ class Parameters(BaseModel):
         clip_update: Longest Euclidean length of what a site sends.
         compress_update: Form in which the trunk of an update travels; what rounding loses is added to the next one.
         server_optimizer: Takes the mean update for a gradient (FedAdam, FedYogi, momentum).
+        mean: A mean that a few wrong updates cannot move far, in the place of the plain one.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -51,6 +53,7 @@ class Parameters(BaseModel):
     clip_update: float | None = Field(None, gt=0)
     compress_update: Form = "float32"
     server_optimizer: ServerOptimizer | None = None
+    mean: RobustMean | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ class SharedChoices(TypedDict):
     clip_update: float | None
     compress_update: Form
     server_optimizer: ServerOptimizer | None
+    mean: RobustMean | None
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class Method:
         selection: Who picks the best round: the federation by mean validation loss, or each site for itself.
         guidance: What the coordinator tells and learns beside averaging.
         tells: Names of the statistics that a site's reply may hold beside its update; no other leaves a site.
-        server_optimizer: See :class:`Parameters`.
+        server_optimizer, mean: See :class:`Parameters`.
         passing: How the model travels where it is not averaged.
         loss: What validation measures, and what a site minimises where ``local`` is None.
         local: The hospital's half.
@@ -148,6 +152,7 @@ class Method:
     guidance: Guidance = SILENT
     tells: tuple[str, ...] = ()
     server_optimizer: ServerOptimizer | None = None
+    mean: RobustMean | None = None
     passing: Passing | None = None
     local: LocalHalf | None = None
     settling: Settling | None = None
@@ -199,6 +204,9 @@ class Method:
 
     def refuse_unfit(self, contract: LabelContract) -> None:
         """Raise :class:`BadInput` if the method cannot serve this contract."""
+        if self.mean is not None and len(contract.sites) < self.mean.fewest:
+            problem = f"{self.mean.kind} needs {self.mean.fewest} sites or more; there are {len(contract.sites)}."
+            raise BadInput([Fault("method.mean", problem, "Leave it out, or choose another.")])
         if not self.needs_full_coverage or len(contract.shared_classes) == len(contract.class_names):
             return
         partial = [name for name in contract.class_names if name not in contract.shared_classes]
@@ -214,6 +222,7 @@ class Method:
             "clip_update": self.clip_update is not None,
             "compress_update": self.compress_update != "float32",
             "server_optimizer": self.server_optimizer is not None,
+            "mean": self.mean is not None,
             "weighting": self.passing is not None and self.weighting != "uniform",
             "warm_up_epochs": self.passing is not None and self.warm_up.epochs > 0,
         }
@@ -223,6 +232,9 @@ class Method:
             for key, is_set in set_here.items()
             if reason and is_set
         ]
+        if self.mean is not None and self.shares is not plain_shares:
+            problem = f"makes no sense in {self.name}: it weighs the sites by a rule of its own."
+            faults.append(Fault("method.mean", problem, "Leave it out."))
         if self.passing and self.trunk == "fedbn":
             problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
             faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
@@ -255,4 +267,5 @@ def shared_choices(parameters: Parameters) -> SharedChoices:
         "clip_update": parameters.clip_update,
         "compress_update": parameters.compress_update,
         "server_optimizer": parameters.server_optimizer,
+        "mean": parameters.mean,
     }

@@ -50,6 +50,8 @@ class RoundRecord:
         sites: In the order of their names, or in which the model passed through them.
         epochs: Trained at each site.
         after: Validation of the model that the round made, where it is known at once.
+        far: Sites whose update is far longer than the others' and counts all the same, with the reason.
+        plain: What got the plain mean because too few sites sent it for the method's own: ``trunk``, and classes.
     """
 
     round: int
@@ -65,6 +67,8 @@ class RoundRecord:
     epochs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     coordinator: CoordinatorRound | None = None
     after: Validation | None = None
+    far: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    plain: tuple[str, ...] = ()
 
     @property
     def mean_train_loss(self) -> float:

@@ -18,6 +18,7 @@ from strategies.fedmlp.method import FedMLPParameters, fedmlp
 from strategies.fednoro.method import FedNoRoParameters, fednoro
 from strategies.fedsld.method import FedSLDParameters, ScaledParameters, fedavg_scaled, fedsld
 from strategies.method import Method, Parameters
+from strategies.robust_mean import RobustMean
 from strategies.rscfed import RSCFedParameters, rscfed
 from strategies.server_optimizer import ServerOptimizer
 from strategies.surgical import surgical
@@ -64,6 +65,9 @@ STRATEGIES: Mapping[str, Entry] = {
     "fedirm": Entry(fedirm, FedIRMParameters),
 }
 
+TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
+"""Keys of ``[method]`` that are tables."""
+
 
 def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
     """Build a method from its name and its ``[method]`` table.
@@ -96,7 +100,8 @@ def method_of(experiment: Experiment | Plan) -> Method:
 def _explain(one: dict[str, Any], schema: type[BaseModel]) -> Fault:
     key = ".".join(str(step) for step in one["loc"])
     if one["type"] == "extra_forbidden":
-        known = ServerOptimizer.model_fields if "." in key else schema.model_fields
+        table, _, below = key.partition(".")
+        known = TABLES[table].model_fields if below else schema.model_fields
         return Fault(
             f"method.{key}",
             "is not a parameter of this method.",

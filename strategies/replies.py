@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from flwr.app import Message
@@ -28,6 +28,11 @@ class Replies(Generic[Reply]):
     accepted: Mapping[str, Reply]
     absent: Mapping[str, str]
     bytes_up: Mapping[str, int]
+
+    def without(self, dropped: Mapping[str, str]) -> "Replies[Reply]":
+        """These, but for sites whose replies do not count after all, each with the reason."""
+        accepted = {site: reply for site, reply in self.accepted.items() if site not in dropped}
+        return replace(self, accepted=accepted, absent={**self.absent, **dropped})
 
 
 def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:

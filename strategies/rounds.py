@@ -33,21 +33,21 @@ from common.wire import (
     payload_bytes,
 )
 from strategies.exchange import Patience, exchange
-from strategies.gathering import Gathering
 from strategies.guidance import Known
+from strategies.intake import Intake
 from strategies.membership import Membership
-from strategies.merging import means_by, moved_by
+from strategies.merging import moved_by
 from strategies.method import Method
 from strategies.quarantine import fault_in, statistics_fault
 from strategies.records import Arrival, RoundRecord, TooFewSites, Validation, Waiting
 from strategies.replies import Replies, Reply, decoded, validation_of
 from strategies.server_optimizer import Moments
-from strategies.sharing import plain_shares
 from strategies.state import (
     FederationState,
     Means,
     groups_expected,
     groups_for,
+    with_absent,
     with_validation,
 )
 
@@ -189,6 +189,7 @@ class RoundStrategy(Strategy):
             class_names=tuple(rows),
             counted=self.state.counted.get(site, 0),
             best=self.result_round,
+            left_out=self.state.left_out.get(site, ""),
             model=groups_for(model, rows),
         )
 
@@ -204,21 +205,29 @@ class RoundStrategy(Strategy):
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        gathering = self._gathering()
-        streamed = (gathering.take, gathering.leave_out) if gathering else ()
-        received = self._received(server_round, replies, TrainReply, *streamed)
+        method, needed = self.method, self.sites.needed(len(self._sent))
+        far = self.participation.far_updates
+        intake = Intake(self.state.model, self._sent, method, far, self.scratch)
+        received = self._received(server_round, replies, TrainReply, intake.take, intake.leave_out)
         arrived = time.monotonic()
-        accepted = received.accepted
-        if len(accepted) < self.sites.needed(len(self._sent)):
+        if len(received.accepted) < needed:
             raise too_few(f"round {server_round}", received, len(self._sent))
+        sifted = intake.sifted(needed)
+        received = received.without(sifted.dropped)
+        accepted, known = received.accepted, self._known(server_round)
         validation = validation_of(accepted)
         judged = with_validation(self.state, validation.loss)
-        means = gathering.means() if gathering else self._means(server_round, accepted)
-        model, moments = self._moved(server_round, means)
+        merged = intake.merged(known, accepted)
+        model, moments = self._moved(server_round, merged.means)
         counted = MappingProxyType({**self.state.counted, **dict.fromkeys(accepted, server_round)})
-        learned = self.method.guidance.learn(self._known(server_round), accepted)
+        learned = method.guidance.learn(known, accepted)
         self.state = replace(
-            judged, round=server_round, model=model, counted=counted, moments=moments, statistics=learned
+            with_absent(judged, f"round {server_round}", accepted, received.absent),
+            round=server_round,
+            model=model,
+            counted=counted,
+            moments=moments,
+            statistics=learned,
         )
         record = RoundRecord(
             round=server_round,
@@ -232,20 +241,12 @@ class RoundStrategy(Strategy):
             seconds=time.monotonic() - self._began,
             aggregate_seconds=time.monotonic() - arrived,
             epochs={site: reply.epochs for site, reply in accepted.items()},
+            far=sifted.kept,
+            plain=merged.plain,
         )
         self.on_round(record, self.state)
         # No model: it is in the state, which outlives Flower's loop.
         return None, MetricRecord({"train-loss": record.mean_train_loss})
-
-    def _gathering(self) -> Gathering | None:
-        """Adds updates up as they come; None where the method weighs them by what all of them are."""
-        if self.method.shares is not plain_shares:
-            return None
-        return Gathering(self.state.model, self._sent, self.method.weighting, self.scratch)
-
-    def _means(self, server_round: int, accepted: Mapping[str, TrainReply]) -> Means:
-        """The means by this method's own weights."""
-        return means_by(self.method, self._known(server_round), self.state.model, accepted)
 
     def _moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
         """The global model after these updates."""
@@ -262,9 +263,11 @@ class RoundStrategy(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Note the last model's validation losses; it may be the best."""
         received = self._received(server_round, replies, EvaluateReply)
+        self.on_absent("evaluate", received.absent)
         self.last_validation = validation_of(received.accepted)
         mean = self.last_validation.mean_loss
-        self.state = with_validation(self.state, self.last_validation.loss)
+        judged = with_validation(self.state, self.last_validation.loss)
+        self.state = with_absent(judged, "evaluation", received.accepted, received.absent)
         return None if mean is None else MetricRecord({"validation-loss": mean})
 
     def test(self, grid: Grid) -> Replies[EvaluateReply]:

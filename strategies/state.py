@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
 from common.wire import Arrays, Groups, TrainReply, no_arrays
-from strategies.averaging import OwnersMean, RunningMean, moved
+from strategies.averaging import FlatMean, OwnersMean, RowsMean, RunningMean, moved
 from strategies.method import Method, Weighting
 from strategies.server_optimizer import Float64, Moments, ServerOptimizer, stepped
 from strategies.sharing import Weights
@@ -28,6 +28,7 @@ class FederationState:
         counted: Site -> last round in which its reply counted.
         moments: Of the server optimiser, of the coordinator's own training, or of what a method mixes in.
         statistics: What the method's coordinator has learned.
+        left_out: Site -> why its last reply did not count, with the round; a site that counted since is not there.
     """
 
     round: int
@@ -38,6 +39,7 @@ class FederationState:
     counted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
     statistics: Arrays = field(default_factory=no_arrays)
+    left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def selected(self) -> ModelState:
@@ -65,8 +67,47 @@ def groups_expected(sent: Groups, method: Method, annotated: Collection[str]) ->
     )
 
 
+@dataclass(frozen=True)
 class Means:
-    """The means of sites' updates, group by group, to which updates are added one by one.
+    """The means of sites' updates, group by group; None where nobody sent a group.
+
+    Attributes:
+        model: What the sites started from.
+    """
+
+    model: ModelState
+    trunk: FlatMean | None = None
+    norm: FlatMean | None = None
+    head: RowsMean | None = None
+
+    def moved(self) -> ModelState:
+        """The model, moved by the means; a group that nobody sent stays as it was."""
+        model = self.model
+        return ModelState(
+            trunk=self.trunk.moved(model.trunk) if self.trunk else model.trunk,
+            norm=self.norm.moved(model.norm) if self.norm else model.norm,
+            head=self.head.moved(model.head) if self.head else model.head,
+        )
+
+    def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
+        """The model, moved by a server optimiser's steps along the means.
+
+        Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
+        stays, and so do its moments.
+        """
+        trunk, norm, head = self.model.trunk, self.model.norm, self.model.head
+        if self.trunk:
+            step, moments = stepped(optimizer, self.trunk.mean, moments, "trunk")
+            trunk = moved(trunk, step)
+        if self.norm:
+            norm = self.norm.moved(norm)
+        if self.head:
+            head, moments = _stepped_head(optimizer, head, self.head.mean, moments)
+        return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
+
+
+class RunningMeans:
+    """:class:`Means` to which updates are added one by one.
 
     Args:
         model: What the sites started from.
@@ -90,31 +131,10 @@ class Means:
             self._head = self._head or OwnersMean(self._model.head.class_names, self._model.head.features)
             self._head.add(update.head, weight)
 
-    def moved(self) -> ModelState:
-        """The model, moved by the means; a group that nobody sent stays as it was."""
-        model = self._model
-        return ModelState(
-            trunk=self._trunk.moved(model.trunk) if self._trunk else model.trunk,
-            norm=self._norm.moved(model.norm) if self._norm else model.norm,
-            head=self._head.moved(model.head) if self._head else model.head,
-        )
-
-    def stepped(self, optimizer: ServerOptimizer, moments: Moments) -> tuple[ModelState, Moments]:
-        """The model, moved by a server optimiser's steps along the means.
-
-        Batch normalisation moves by the mean itself: a running variance has no gradient. A head row that nobody sent
-        stays, and so do its moments.
-        """
-        model = self._model
-        trunk, norm, head = model.trunk, model.norm, model.head
-        if self._trunk:
-            step, moments = stepped(optimizer, self._trunk.mean, moments, "trunk")
-            trunk = moved(trunk, step)
-        if self._norm:
-            norm = self._norm.moved(norm)
-        if self._head:
-            head, moments = _stepped_head(optimizer, head, self._head.mean, moments)
-        return ModelState(trunk, norm, head), MappingProxyType(dict(moments))
+    @property
+    def means(self) -> Means:
+        """Of those added so far."""
+        return Means(self._model, self._trunk, self._norm, self._head)
 
 
 def _stepped_head(
@@ -141,10 +161,19 @@ def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights)
         replies: Accepted replies in the order of site names; at least one.
         weights: One a reply.
     """
-    means = Means(model)
+    running = RunningMeans(model)
     for reply, weight in zip(replies, weights, strict=True):
-        means.add(reply.update, weight)
-    return means
+        running.add(reply.update, weight)
+    return running.means
+
+
+def with_absent(
+    state: FederationState, where: str, counted: Collection[str], absent: Mapping[str, str]
+) -> FederationState:
+    """Take note of why replies of an exchange did not count, for their sites to be told."""
+    before = {site: why for site, why in state.left_out.items() if site not in counted}
+    now = {site: f"{where}: {why}" for site, why in absent.items()}
+    return replace(state, left_out=MappingProxyType({**before, **now}))
 
 
 def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:

@@ -20,7 +20,7 @@ from strategies.records import CoordinatorRound, RoundRecord, RunStopped, Valida
 from strategies.replies import Replies, validation_of
 from strategies.rounds import RoundStrategy, array_record, too_few
 from strategies.server_optimizer import Moments
-from strategies.state import with_validation
+from strategies.state import with_absent, with_validation
 from strategies.unifed.difficulty import easy_first
 from strategies.unifed.own_training import OwnTraining, mixture
 
@@ -94,7 +94,7 @@ class PassingStrategy(RoundStrategy):
         arrived, before, validation = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._with_own_training(done.model, server_round)
         self.state = replace(
-            before,
+            with_absent(before, f"round {server_round}", done.replies, done.absent),
             round=server_round,
             model=model,
             counted=MappingProxyType({**before.counted, **dict.fromkeys(done.replies, server_round)}),

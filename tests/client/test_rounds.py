@@ -63,7 +63,7 @@ def request(of: Plan, model: ModelState, server_round: int = 1, counted: int = 0
     facts = (of.model_dump_json(), "contract", model.head.class_names)
     even = np.full(len(model.head.class_names), 0.5, np.float32)
     told = {"prior": even, "factor": even[:1]} if of.run.method in ("fedsld", "fedavg_scaled") else {}
-    return TrainRequest("run", server_round, *facts, counted, best, groups, told)
+    return TrainRequest("run", server_round, *facts, counted, best, "", groups, told)
 
 
 def evaluation(of: Plan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:

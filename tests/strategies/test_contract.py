@@ -157,6 +157,24 @@ def test_the_order_of_replies_does_not_matter(method: str, tmp_path: Path) -> No
     assert bits(straight.strategy.state) == bits(turned.strategy.state)
 
 
+ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kind = "krum", keep = 2}'}
+"""Of each kind one in ``make test``; all methods in ``make torture``."""
+TAKES_ROBUST_MEANS = [
+    name if name in ROBUST else pytest.param(name, marks=pytest.mark.torture)
+    for name in AVERAGING
+    if name not in ("rscfed", "cbafed", "fednoro", "individual")
+]
+
+
+@pytest.mark.parametrize("method", TAKES_ROBUST_MEANS)
+def test_the_order_of_replies_does_not_matter_to_a_robust_mean(method: str, tmp_path: Path) -> None:
+    mean = ROBUST.get(method, "coordinate_median")
+    file = unlike(method, tmp_path, "partition.sites=5", f"method.mean={mean}")
+    straight = lead(file, tmp_path / "straight", 1)
+    turned = lead(file, tmp_path / "turned", 1, wire=Turned)
+    assert bits(straight.strategy.state) == bits(turned.strategy.state)
+
+
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
 def test_a_run_that_goes_on_from_a_checkpoint_makes_the_same_next_round(method: str, tmp_path: Path) -> None:
     file = unlike(method, tmp_path)

@@ -11,7 +11,7 @@ import pytest
 from common.models.state import Head, ModelState
 from common.wire import Groups, TrainReply
 from strategies import gathering
-from strategies.gathering import Gathering
+from strategies.gathering import Assembly, Gathering
 from tests.strategies.folds import aggregated
 
 SITES = ("east", "north", "south", "west")
@@ -69,6 +69,28 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
     for site in SITES[::-1]:
         together.take(REPLIES[site])
     assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), [1.0] * 4))
+
+
+@pytest.mark.parametrize("in_memory", [0, 2])
+def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by_name(
+    in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "IN_MEMORY", in_memory)
+    kept = Assembly(tmp_path)
+    for site in ("west", "east", "south", "north"):
+        assert kept.take(REPLIES[site]).update == Groups()
+    kept.leave_out("south")
+    kept.leave_out("nobody")
+    updates = kept.updates()
+    assert sorted(updates) == ["east", "north", "west"]
+    assert not list(tmp_path.iterdir())
+    for site, update in updates.items():
+        came = REPLIES[site].update.named()
+        assert {name: array.tobytes() for name, array in update.named().items()} == {
+            name: array.tobytes() for name, array in came.items()
+        }
+    on_disk = {site for site, update in updates.items() if isinstance(update.trunk, np.memmap)}
+    assert on_disk == ({"east", "north", "west"} if in_memory == 0 else {"north"})  # west and east came first
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:

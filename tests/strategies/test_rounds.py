@@ -144,6 +144,7 @@ def run(
     seed: int = 7,
     parameters: Mapping[str, Any] = {},
     wire: Callable[[Any], Any] = lambda grid: grid,
+    on_absent: Callable[[str, Mapping[str, str]], None] = lambda phase, absent: None,
     **participation: Any,
 ) -> Ran:
     """Run surgical aggregation over these sites."""
@@ -154,6 +155,7 @@ def run(
 
     def main(grid: Any) -> None:
         grid, records = wire(grid), []
+        strategy.on_absent = on_absent
         strategy.on_round = lambda record, state: records.append(record)
         contract = strategy.sites.roll_call(grid, len(peers))
         strategy.start(grid, initial(contract.class_names), rounds)
@@ -240,6 +242,111 @@ def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(
     assert ran.rounds[0].sites == ("east", "north")
     np.testing.assert_array_equal(ran.model.trunk, [0.25 - 1, -4 - 1])  # (-3 + 1) / 2
     assert dict(ran.strategy.state.counted) == {"east": 1, "north": 1}
+
+
+def test_a_site_is_told_once_why_its_reply_did_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[tuple[str, int], str] = {}
+    trained, judged = Peer.trained, Peer.judged
+
+    def listening(peer: Peer, request: TrainRequest) -> RecordDict:
+        said[peer.site, request.round] = request.left_out
+        return trained(peer, request)
+
+    def judging(peer: Peer, request: EvaluateRequest) -> EvaluateReply:
+        said[peer.site, 9] = request.left_out
+        return judged(peer, request)
+
+    monkeypatch.setattr(Peer, "trained", listening)
+    monkeypatch.setattr(Peer, "judged", judging)
+
+    def wrong_in_round_2(reply: TrainReply) -> TrainReply:
+        return with_update(trunk=None)(reply) if reply.round == 2 else reply
+
+    run((EAST, NORTH, replace(SOUTH, spoil=wrong_in_round_2)), rounds=4, min_sites=2)
+    told = {key: reason for key, reason in said.items() if reason}
+    assert told == {("south", 3): "round 2: trunk was expected"}
+
+
+def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:
+    absent: list[tuple[str, dict[str, str]]] = []
+    liar = replace(SOUTH, tested=("q",))
+    strategy = run((EAST, NORTH, liar), on_absent=lambda phase, of: absent.append((phase, dict(of)))).strategy
+    reason = 'tested "q", which it does not annotate'
+    assert absent == [("evaluate", {"south": reason})]
+    assert dict(strategy.state.left_out) == {"south": f"evaluation: {reason}"}
+
+
+FIVE = {"east": 1.0, "lying": -100.0, "north": 2.0, "south": 3.0, "west": 4.0}
+
+
+def five(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Ran:
+    """Five sites, of which one's steps are far longer than the others'."""
+    monkeypatch.setattr("tests.strategies.test_rounds.CLASSES", dict.fromkeys(FIVE, ("a", "b")))
+    monkeypatch.setattr("tests.strategies.test_rounds.STEP", FIVE)
+    return run([Peer(site) for site in FIVE], **options)
+
+
+def test_a_far_update_counts_and_is_told_of_unless_it_is_to_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    off, warned, dropped = (five(monkeypatch, min_sites=2, far_updates=far) for far in ("off", "warn", "drop"))
+    np.testing.assert_allclose(off.model.trunk, [0.25 - 18, -4 - 18])  # (1 - 100 + 2 + 3 + 4) / 5
+    assert off.rounds[0].far == {}
+    assert warned.model.trunk.tobytes() == off.model.trunk.tobytes()
+    reason = "its update is far longer than the others': batch normalisation 100, their median 3"
+    assert warned.rounds[0].far == {"lying": reason}
+    assert warned.rounds[0].absent == {}
+    np.testing.assert_array_equal(dropped.model.trunk, [0.25 + 2.5, -4 + 2.5])
+    assert dropped.rounds[0].far == {}
+    assert dropped.rounds[0].absent == {"lying": reason}
+    assert dropped.rounds[0].sites == ("east", "north", "south", "west")
+    assert set(dropped.strategy.state.counted) == {"east", "north", "south", "west"}
+
+
+def test_a_far_update_counts_where_too_few_sites_would_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = five(monkeypatch, min_sites=5, far_updates="drop")
+    assert ran.rounds[0].absent == {}
+    assert ran.rounds[0].far.keys() == {"lying"}
+    assert len(ran.rounds[0].sites) == 5
+
+
+@pytest.mark.parametrize("in_memory", [0, 4])
+def test_dropping_far_updates_changes_no_bit_where_none_is_far(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("strategies.gathering.IN_MEMORY", in_memory)
+    plain, dropping = (run(ALL, rounds=2, min_sites=2, far_updates=far) for far in ("off", "drop"))
+    for group in ("trunk", "norm"):
+        assert getattr(plain.model, group).tobytes() == getattr(dropping.model, group).tobytes()
+    assert plain.model.head.weight.tobytes() == dropping.model.head.weight.tobytes()
+
+
+@pytest.mark.parametrize("in_memory", [0, 4])
+@pytest.mark.parametrize(
+    ("mean", "moved"),
+    [
+        ("coordinate_median", 2.0),
+        ({"kind": "trimmed_mean", "fraction": 0.2}, 2.0),  # (1 + 2 + 3) / 3
+        ({"kind": "krum"}, 2.0),  # scores of 1 2 3 4: 1 + 4, 1 + 1, 1 + 1, 1 + 4; the first of equals
+        ({"kind": "krum", "keep": 3}, 2.0),  # 1, 2 and 3
+    ],
+)
+def test_a_robust_mean_is_not_moved_by_one_site_that_lies(
+    mean: Any, moved: float, in_memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("strategies.gathering.IN_MEMORY", in_memory)
+    ran = five(monkeypatch, parameters={"mean": mean})
+    np.testing.assert_array_equal(ran.model.trunk, [0.25 + moved, -4 + moved])
+    np.testing.assert_array_equal(ran.model.head.bias, np.array([-2, 0], np.float32) - moved)
+    assert ran.rounds[0].plain == ()
+
+
+def test_rows_with_too_few_owners_for_a_robust_mean_get_the_plain_one_and_are_named() -> None:
+    ran = run(ALL, parameters={"mean": "coordinate_median"})
+    np.testing.assert_array_equal(ran.model.trunk, [0.25 + 0.5, -4 + 0.5])  # of -3, 1 and 0.5
+    np.testing.assert_array_equal(ran.model.head.weight, [[-3, -2], [0.75, 1.75], [-1, 0]])
+    assert ran.rounds[0].plain == ("a", "b", "c")
+
+
+def test_a_run_with_fewer_sites_than_its_mean_needs_does_not_begin() -> None:
+    with pytest.raises(BadInput, match=r"method\.mean: krum needs 5 sites or more; there are 3\."):
+        run(ALL, parameters={"mean": "krum"})
 
 
 def test_a_group_that_was_not_asked_for_is_refused() -> None:
