@@ -36,7 +36,7 @@ CHANGED = 1000
 """Every so many numbers one is new."""
 
 
-def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None]) -> ClientApp:
+def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Callable[[str], None]) -> ClientApp:
     """Answers every request at once, with an update that is new in every part each round: nothing can be sent twice."""
     app, random = ClientApp(), np.random.default_rng(0)
     base: dict[int, Any] = {}

@@ -6,12 +6,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from client.gate import gate
+from client.masking import Masks
 from client.memory import forget_other_runs
 from client.networks import empty_network
 from client.rounds import evaluate_round, train_round
 from client.site import Site
 from common import __version__
 from common.config import Plan
+from common.masking_records import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from common.models.state import layout_of
 from common.wire import (
     UNKNOWN_COUNT,
@@ -24,19 +26,25 @@ from common.wire import (
     decode,
     encode,
 )
+from strategies.masking.questions import STAGES
 from strategies.registry import method_of
 
 SiteOf = Callable[[Context], Site]
 
 
-def client_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None] = lambda refusal: None) -> ClientApp:
+def client_app(
+    site_of: SiteOf,
+    on_refusal: Callable[[Refusal], None] = lambda refusal: None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> ClientApp:
     """Build the app of a process that serves one site, or, in simulation, whichever site is asked for.
 
     Args:
         site_of: Finds the site that a message is for.
         on_refusal: Told when the coordinator does not take the site.
+        tell: Told, in words, what a site's people should know.
     """
-    app = ClientApp(mods=[gate(site_of)])
+    app, masks = ClientApp(mods=[gate(site_of)]), Masks(tell)
 
     @app.query("roll_call")
     def _(message: Message, context: Context) -> Message:
@@ -50,12 +58,33 @@ def client_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None] = lambda r
 
     @app.train()
     def _(message: Message, context: Context) -> Message:
-        return Message(encode(train_round(site_of(context), decode(message.content, TrainRequest))), reply_to=message)
+        site, request = site_of(context), decode(message.content, TrainRequest)
+        return Message(encode(masks.held_back(site, request, train_round(site, request))), reply_to=message)
 
     @app.evaluate()
     def _(message: Message, context: Context) -> Message:
         request = decode(message.content, EvaluateRequest)
         return Message(encode(evaluate_round(site_of(context), request)), reply_to=message)
+
+    @app.query(STAGES[KeysRequest])
+    def _(message: Message, context: Context) -> Message:
+        reply = masks.keys(site_of(context), decode(message.content, KeysRequest))
+        return Message(encode(reply), reply_to=message)
+
+    @app.query(STAGES[SharesRequest])
+    def _(message: Message, context: Context) -> Message:
+        reply = masks.shares(site_of(context), decode(message.content, SharesRequest))
+        return Message(encode(reply), reply_to=message)
+
+    @app.query(STAGES[MaskedRequest])
+    def _(message: Message, context: Context) -> Message:
+        reply = masks.masked(site_of(context), decode(message.content, MaskedRequest))
+        return Message(encode(reply), reply_to=message)
+
+    @app.query(STAGES[RevealRequest])
+    def _(message: Message, context: Context) -> Message:
+        reply = masks.reveal(site_of(context), decode(message.content, RevealRequest))
+        return Message(encode(reply), reply_to=message)
 
     return app
 

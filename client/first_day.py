@@ -31,6 +31,8 @@ label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not ann
 # label_counts = false          # true: how many training images show each class, where the method asks (fedsld)
 # score_histograms = false      # true: how the final model's scores on the test images are spread, if asked
 # smallest_count = 10           # ... but neither of classes with fewer images than this, or fewer without it
+# masked_only = false           # true: send no update but a masked one (secure aggregation)
+# rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
 
 # Where this hospital's words differ from the federation's:
 # [data.synonyms]

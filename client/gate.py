@@ -18,6 +18,7 @@ from common import __version__
 from common.audit import Audit, Torn
 from common.config import Plan
 from common.errors import BadInput
+from common.masking_records import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 from common.record_bytes import parts, record_sha256
 from common.wire import (
     WIRE_VERSION,
@@ -39,6 +40,10 @@ ANSWERS: dict[str, type[Any]] = {
     "Refusal": RefusalNoted,
     "TrainRequest": TrainReply,
     "EvaluateRequest": EvaluateReply,
+    "KeysRequest": KeysAnswer,
+    "SharesRequest": SharesAnswer,
+    "MaskedRequest": MaskedAnswer,
+    "RevealRequest": RevealAnswer,
 }
 
 Handler = Callable[[Message, Context], Message]
@@ -90,6 +95,8 @@ class Passage:
             record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
         except (WireError, KeyError) as error:
             return Verdict("wire", str(error).removesuffix("."))
+        if isinstance(record, MaskingAnswer):
+            return Verdict("secure aggregation")  # of an update that the policy allowed when it was held back
         if asked is None:
             return Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
         return of_reply(self._site.policy, asked, record)

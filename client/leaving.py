@@ -5,9 +5,19 @@ A test holds that every field of every record that a site sends stands here, and
 
 from collections.abc import Mapping
 
+from common.masking_records import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from common.wire import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply, field_names
 
-SENT = (RollCallAnswer, TrainReply, EvaluateReply, RefusalNoted)
+SENT = (
+    RollCallAnswer,
+    TrainReply,
+    EvaluateReply,
+    RefusalNoted,
+    KeysAnswer,
+    SharesAnswer,
+    MaskedAnswer,
+    RevealAnswer,
+)
 """The records that a site sends; besides, errors: a reason in words."""
 
 _RUN = "the run's identifier, as the coordinator gave it"
@@ -72,6 +82,39 @@ MEANING: Mapping[str, Mapping[str, str]] = {
     "RefusalNoted": {
         "run": _RUN,
         "site": _SITE,
+    },
+    "KeysAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "statement": "under secure aggregation: two public keys made for this round, the classes whose head rows this "
+        "site sends, and whether rows that only it has may be seen (`rows_alone`); the other sites read it too",
+        "signature": "of that statement, by the key that this site is admitted with",
+        "identity": "the public half of that key",
+    },
+    "SharesAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "recipients": "the other sites of the round",
+        "letters": "a letter to each, which only that site can open: its shares of this round's secrets",
+    },
+    "MaskedAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "vector": "how training changed the numbers of the network, under masks: random numbers to whoever does not "
+        "have those of all sites of the round",
+    },
+    "RevealAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "owners": "sites whose masked updates arrived",
+        "segments": "of each, which part of its own masks the next share is of",
+        "shares": "this site's shares of those masks",
+        "gone": "sites whose masked updates did not arrive",
+        "key_shares": "this site's shares of their keys; of no site both",
     },
 }
 

@@ -31,6 +31,11 @@ class Policy(Section):
         test_metrics: Whether it tells how good the model is on its own test part, class by class.
         label_counts: Whether it tells how many training images show each class, where a method asks.
         score_histograms: Whether it tells how the final model's scores on its test part are spread, if asked.
+        masked_only: Send no update but under secure aggregation.
+        rows_alone: Whether, under secure aggregation, a head row that no other site of the round owns may be opened:
+            nobody else's hide it. Else it stays masked, and the model's row stays as it was.
+        peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
+            signed with, as OpenSSH lines; where left out, the coordinator is trusted to relay the right ones.
         smallest_count: Of a class with fewer images, or with fewer without it, both stay unknown.
     """
 
@@ -42,6 +47,9 @@ class Policy(Section):
     test_metrics: bool = True
     label_counts: bool = False
     score_histograms: bool = False
+    masked_only: bool = False
+    rows_alone: bool = False
+    peers: dict[str, str] = Field(default_factory=dict)
     smallest_count: int = Field(10, ge=0)
 
     @field_validator("methods")

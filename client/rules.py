@@ -81,12 +81,18 @@ def _clipping(policy: Policy, asked: Asked) -> str:
     return ""
 
 
+def _masked(policy: Policy, asked: Asked) -> str:
+    bare = policy.masked_only and bool(asked.parts) and not asked.plan.privacy.secure_aggregation
+    return "it is true, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
+
+
 REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
     "policy.maximum_rounds": _rounds,
     "policy.parts": _parts,
     "policy.statistics": _statistics,
     "policy.maximum_update_norm": _clipping,
+    "policy.masked_only": _masked,
 }
 
 

@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,10 @@ from client.site import Site
 from client.status import Status
 from common.errors import BadInput, Fault
 from common.files import write_atomically
-from common.identity import SiteKit, read_key
+from common.identity import SiteKit, public_line, read_key
 from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire import Refusal, WireError, WireVersionError, payload_bytes
+from strategies.masking.site import Identity
 
 POLL_S, MAX_POLL_S = 0.03, 1.0
 CERTIFICATE_WARNING_DAYS = 30
@@ -57,17 +58,18 @@ class Service:
     site: Site
     tell: Tell
     status: Status
-    make_app: Callable[[SiteOf, Callable[[Refusal], None]], ClientApp] = client_app
+    make_app: Callable[[SiteOf, Callable[[Refusal], None], Callable[[str], None]], ClientApp] = client_app
     _refusal: Refused | None = None
     _unsent: tuple[bytes, Message, float] | None = None
     _left_out: str = ""  # why the last reply did not count, as told with the last message
     _first: tuple[str, int, float] | None = None  # run, round and time of the first round that this process saw
 
     def __post_init__(self) -> None:
-        self._app = self.make_app(lambda context: self.site, self._note_refusal)
+        self._app = self.make_app(lambda context: self.site, self._note_refusal, self.tell)
         self._in_hand = InHand(self.settings.state / "in-hand")
         self._node_id_file = self.settings.state / "node-id"
         self._key = read_key(self.settings.key_path)
+        self.site = replace(self.site, identity=Identity(self._key, public_line(self._key, "")))
 
     # ------------------------------------------------------------------ connections
 

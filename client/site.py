@@ -10,6 +10,7 @@ from client.policy import Policy
 from common.contract import Declaration
 from common.data.image_set import ImageSet
 from common.inference import channels_first
+from strategies.masking.site import Identity
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Site:
         folder: Where it keeps its memory and its own models.
         device: ``cpu`` or ``cuda``.
         policy: What else may leave.
+        identity: The key that it is admitted with; None in simulation.
         durable: Flush memory to disk; off in simulation, where a crash ends the sites with everything else.
     """
 
@@ -33,6 +35,7 @@ class Site:
     device: str = "cpu"
     policy: Policy = field(default_factory=Policy)
     durable: bool = True
+    identity: Identity | None = None
 
     @property
     def name(self) -> str:

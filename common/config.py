@@ -109,7 +109,7 @@ class ParticipationSection(Section):
 
 
 class PrivacySection(Section):
-    """Differential privacy at the sites; what it covers and what not: docs/privacy.md.
+    """Differential privacy at the sites and secure aggregation; what they cover and what not: docs/privacy.md.
 
     Attributes:
         level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``update``, whatever data a
@@ -122,6 +122,9 @@ class PrivacySection(Section):
         epsilon: Instead, what the whole run may cost a site; it finds its own noise for that.
         delta: At which epsilon is told.
         accountant: How epsilon is found: Renyi divergences, or the tighter and slower privacy loss distribution.
+        secure_aggregation: The coordinator sees sums of updates, and no single one.
+        largest_change: Under secure aggregation, numbers of an update beyond are cut; where left out,
+            ``method.clip_update``, or 16.
     """
 
     level: Literal["none", "sample", "update"] = "none"
@@ -132,6 +135,8 @@ class PrivacySection(Section):
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
     accountant: Literal["rdp", "prv"] = "rdp"
+    secure_aggregation: bool = False
+    largest_change: float | None = Field(None, gt=0)
 
     @model_validator(mode="after")
     def _noise_is_said_once(self) -> Self:
@@ -184,6 +189,12 @@ class Experiment(Section):
                 "with privacy no site need tell its validation loss, and nothing can say which round was best: "
                 'set evaluation.result = "last"'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _nobody_looks_at_what_is_masked(self) -> Self:
+        if self.privacy.secure_aggregation and self.participation.far_updates == "drop":
+            raise ValueError('under secure aggregation no update is seen: participation.far_updates cannot be "drop"')
         return self
 
     @model_validator(mode="after")

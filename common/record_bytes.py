@@ -61,7 +61,14 @@ def _described(value: Any, held: list[bytes]) -> Any:
     if isinstance(value, bytes):
         held.append(value)
         return {_BYTES: len(value)}
+    if _of_bytes(value):
+        held.extend(value)
+        return {_BYTES: [len(one) for one in value]}
     return value
+
+
+def _of_bytes(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], bytes)
 
 
 class _Reader:
@@ -86,6 +93,8 @@ class _Reader:
     def _value(self, entry: Any) -> Any:
         if not isinstance(entry, dict):
             return entry
+        if isinstance(entry[_BYTES], list):
+            return [self._taken(size) for size in entry[_BYTES]]
         taken = self._taken(entry[_BYTES])
         if "stype" not in entry:
             return taken
@@ -127,4 +136,6 @@ def _part(name: str, value: Any, record: ConfigRecord) -> Part:
     if isinstance(value, bytes):
         shape = record.get(f"{name}/shape")
         return Part(name, tuple(shape) if isinstance(shape, list) else (len(value) // 4,), len(value))  # type: ignore[arg-type]
+    if _of_bytes(value):
+        return Part(name, (len(value),), sum(map(len, value)))
     return Part(name, (len(value),) if isinstance(value, list) else None, len(json.dumps(value)))

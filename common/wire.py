@@ -26,8 +26,22 @@ from numpy.typing import NDArray
 
 from common.compact import FORMS, Form, packed, packed_bytes, unpacked
 from common.errors import quoted
+from common.masking_records import (
+    Integers,
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    MaskingRecord,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
 from common.models.state import Head, ModelState
 from common.score_histograms import BINS, ScoreHistogram
+from common.wire_errors import WireError as WireError
+from common.wire_errors import WireVersionError as WireVersionError
 
 WIRE_VERSION = 7
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
@@ -46,14 +60,6 @@ def no_arrays() -> Arrays:
 
 UNKNOWN_COUNT = -1
 """Stands for a label count that a site's policy keeps at home: unknown, not 0."""
-
-
-class WireError(ValueError):
-    """A record that this side does not accept, with the reason."""
-
-
-class WireVersionError(WireError):
-    """The other side speaks another version of these records."""
 
 
 @dataclass(frozen=True)
@@ -334,7 +340,15 @@ class EvaluateReply:
 
 
 Record = (
-    RollCall | RollCallAnswer | Refusal | RefusalNoted | TrainRequest | TrainReply | EvaluateRequest | EvaluateReply
+    RollCall
+    | RollCallAnswer
+    | Refusal
+    | RefusalNoted
+    | TrainRequest
+    | TrainReply
+    | EvaluateRequest
+    | EvaluateReply
+    | MaskingRecord
 )
 R = TypeVar(
     "R",
@@ -346,14 +360,28 @@ R = TypeVar(
     TrainReply,
     EvaluateRequest,
     EvaluateReply,
+    KeysRequest,
+    KeysAnswer,
+    SharesRequest,
+    SharesAnswer,
+    MaskedRequest,
+    MaskedAnswer,
+    RevealRequest,
+    RevealAnswer,
 )
 
 REFUSALS = ("name", "version", "labels")
 
 RAW = "raw-little-endian"
 _FIELDS, _VERSION, _RECORD, _TRUNK = "fields", "wire.version", "wire.record", "trunk"
+_VECTOR = "vector"
 _SMALL = ("norm", "weight", "bias")
-_LISTS: dict[Any, type] = {tuple[str, ...]: str, tuple[float, ...]: float, tuple[int, ...]: int}
+_LISTS: dict[Any, type] = {
+    tuple[str, ...]: str,
+    tuple[float, ...]: float,
+    tuple[int, ...]: int,
+    tuple[bytes, ...]: bytes,
+}
 
 
 Written = dict[int, tuple[NDArray[np.float32], Array]]
@@ -374,6 +402,8 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
             _write_groups(content, fields, name, value, {} if written is None else written)
         elif kind == Arrays:
             _write_arrays(fields, name, value)
+        elif kind == Integers:
+            _write_integers(content, name, value)
         elif kind in _LISTS:
             fields[name] = list(value)
         elif value is not None:
@@ -391,10 +421,12 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     fields = _checked_fields(content, expected.__name__)
     hints = typing.get_type_hints(expected)
     grouped: list[str] = [name for name, kind in hints.items() if kind is Groups]
-    _refuse_unknown(content, {_FIELDS, *grouped}, expected.__name__)
+    integers: list[str] = [name for name, kind in hints.items() if kind == Integers]
+    _refuse_unknown(content, {_FIELDS, *grouped, *integers}, expected.__name__)
     values: dict[str, Any] = {name: _groups(content, fields, name) for name in grouped}
     values |= {name: _arrays(fields, name) for name, kind in hints.items() if kind == Arrays}
-    plain = {name: kind for name, kind in hints.items() if kind not in (Groups, Arrays)}
+    values |= {name: _integers(content, name) for name in integers}
+    plain = {name: kind for name, kind in hints.items() if kind not in (Groups, Arrays, Integers)}
     values |= {name: _value(fields, name, kind, expected.__name__) for name, kind in plain.items()}
     _refuse_unknown(fields, set(), expected.__name__)
     return expected(**values)
@@ -519,6 +551,23 @@ def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, 
         raise WireError(f"{where}: {error}.") from error
 
 
+def _write_integers(content: RecordDict, name: str, vector: Integers) -> None:
+    content[name] = record = ArrayRecord()
+    record[_VECTOR] = Array("uint32", vector.shape, RAW, vector.astype("<u4", copy=False).tobytes())
+
+
+def _integers(content: RecordDict, name: str) -> Integers:
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord) or list(record) != [_VECTOR]:
+        raise WireError(f"the record {name} must hold one array, {_VECTOR}.")
+    array = record[_VECTOR]
+    if array.stype != RAW or array.dtype != "uint32" or len(array.shape) != 1:
+        raise WireError(f"{name} must be flat uint32 as {RAW}, not {array.dtype} as {array.stype}.")
+    if len(array.data) != 4 * array.shape[0]:
+        raise WireError(f"{name} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
+    return np.frombuffer(array.data, "<u4")
+
+
 def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:
     """Float32 numbers, without a copy; read-only."""
     if data is None:
@@ -535,8 +584,11 @@ def payload_bytes(content: RecordDict) -> int:
     """
     arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
     fields = [field for record in content.config_records.values() for field in record.items()]
-    small = sum(len(value) for _, value in fields if isinstance(value, bytes))
-    return arrays + small + len(json.dumps({name: value for name, value in fields if not isinstance(value, bytes)}))
+    raw = {name: value for name, value in fields if isinstance(value, bytes)}
+    raws = {name: value for name, value in fields if isinstance(value, list) and value and isinstance(value[0], bytes)}
+    small = sum(map(len, raw.values())) + sum(len(one) for value in raws.values() for one in value)
+    words = {name: value for name, value in fields if name not in raw and name not in raws}
+    return arrays + small + len(json.dumps(words))
 
 
 def field_names(record: type[Record]) -> tuple[str, ...]:

@@ -57,6 +57,8 @@ class Books:
         if record.plain != self._plain:
             self.folder.event("plain_mean", round=record.round, of=list(record.plain))
             self._plain = record.plain
+        if record.closed_rows:
+            self.folder.event("rows_stayed_masked", round=record.round, classes=list(record.closed_rows))
         if record.after is not None:
             self.close(record.after, state)
 

@@ -1,18 +1,30 @@
 """What a reply may weigh: no more than what was asked for, and some room.
 
 A reply to a model holds at most the groups and head rows that went down with it, the method's statistics and figures;
-to a roll call, names and counts. So it has no more objects and bytes than its request, but for the room left here. A
-single call is bounded by :data:`LARGEST_CALL`, in the place of the 2 GiB of Flower 1.39.
+to a roll call, names and counts; a masked update is as long as its request says. So it has no more objects and bytes
+than its request holds or asks for, but for the room left here. A single call is bounded by :data:`LARGEST_CALL`, in the
+place of the 2 GiB of Flower 1.39.
 """
 
 from collections.abc import Collection
 from dataclasses import dataclass
+
+from flwr.app import ConfigRecord, RecordDict
+
+from common.flower_objects import CHUNK_BYTES
 
 MORE_BYTES = 16 * 2**20
 """For statistics and figures, with the model's parts or without."""
 MORE_OBJECTS = 8
 LARGEST_CALL = 64 * 2**20
 """Four chunks of an array."""
+
+
+def asked_for(content: RecordDict) -> int:
+    """Bytes that a request asks for which it does not hold itself: a masked update, under secure aggregation."""
+    fields = content.get("fields")
+    numbers = fields.get("numbers", 0) if isinstance(fields, ConfigRecord) else 0
+    return 4 * numbers if isinstance(numbers, int) else 0
 
 
 @dataclass(frozen=True)
@@ -23,9 +35,10 @@ class Bound:
     size: int
 
     @classmethod
-    def on_reply_to(cls, sizes: Collection[int]) -> "Bound":
-        """The bound for a request whose objects have these sizes."""
-        return cls(len(sizes) + MORE_OBJECTS, sum(sizes) + MORE_BYTES)
+    def on_reply_to(cls, sizes: Collection[int], asked_for: int = 0) -> "Bound":
+        """The bound for a request whose objects have these sizes, and which asks for so many bytes by itself."""
+        chunks = -(-asked_for // CHUNK_BYTES)
+        return cls(len(sizes) + chunks + MORE_OBJECTS, sum(sizes) + asked_for + MORE_BYTES)
 
     def fault(self, objects: int, size: int) -> str:
         """Say why a reply is refused of which so much has come, or return an empty string."""

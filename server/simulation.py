@@ -142,4 +142,7 @@ def _section_faults(experiment: Experiment) -> list[Fault]:
     if section.gpus_per_site > 0 and not section.address and not torch.cuda.is_available():
         problem = f"is {section.gpus_per_site}, but this machine shows no GPU."
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
+    if experiment.privacy.secure_aggregation and section.backend == "ray":
+        problem = "keeps nothing in a site's memory from message to message, where the secrets of a round have to be."
+        faults.append(Fault("simulation.backend", f"ray {problem}", 'Set "inline" with privacy.secure_aggregation.'))
     return faults

@@ -62,7 +62,7 @@ from common.flower_objects import cut, message_of, names_in
 from common.memory import LARGE_BUFFERS
 from server.coordinator import Coordinator
 from server.object_files import ObjectFiles
-from server.reply_bounds import Bound
+from server.reply_bounds import Bound, asked_for
 
 START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
 TASK_TIMEOUT_S = 60.0
@@ -351,7 +351,10 @@ class NetworkGrid(HttpGrid):
         for name in dict.fromkeys(answer.objects_to_push):
             self._files.write(name, objects[name].deflate())
             announce(name, b"")
-        bounds = (Bound.on_reply_to([sizes[name] for name in below]) for below in of_messages)
+        bounds = (
+            Bound.on_reply_to([sizes[name] for name in below], asked_for(message.content))
+            for message, below in zip(sent, of_messages, strict=True)
+        )
         self._bounds |= dict(zip(answer.message_ids, bounds, strict=True))
         return list(answer.message_ids)
 

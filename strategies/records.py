@@ -52,6 +52,7 @@ class RoundRecord:
         after: Validation of the model that the round made, where it is known at once.
         far: Sites whose update is far longer than the others' and counts all the same, with the reason.
         plain: What got the plain mean because too few sites sent it for the method's own: ``trunk``, and classes.
+        closed_rows: Head rows that stayed masked, because only one site was left that owns them.
     """
 
     round: int
@@ -69,6 +70,7 @@ class RoundRecord:
     after: Validation | None = None
     far: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     plain: tuple[str, ...] = ()
+    closed_rows: tuple[str, ...] = ()
 
     @property
     def mean_train_loss(self) -> float:
@@ -108,7 +110,7 @@ class Waiting:
     """What a run waits for, for whoever watches it.
 
     Attributes:
-        phase: ``roll call``, ``train``, ``evaluate`` or ``test``.
+        phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.
         round: 0 before the first.
         sites: Names of the sites that have not replied, sorted; at the roll call, of those that are not there.
         lost: Those of them that give no sign of life; they may come back.

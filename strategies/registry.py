@@ -17,6 +17,7 @@ from strategies.fedlsr import FedLSRParameters, fedlsr
 from strategies.fedmlp.method import FedMLPParameters, fedmlp
 from strategies.fednoro.method import FedNoRoParameters, fednoro
 from strategies.fedsld.method import FedSLDParameters, ScaledParameters, fedavg_scaled, fedsld
+from strategies.masking.limits import contradictions
 from strategies.method import Method, Parameters
 from strategies.robust_mean import RobustMean
 from strategies.rscfed import RSCFedParameters, rscfed
@@ -93,8 +94,15 @@ def statistics_told() -> list[str]:
 
 
 def method_of(experiment: Experiment | Plan) -> Method:
-    """:func:`method_named` by an experiment, or by the part of it that a hospital gets."""
-    return method_named(experiment.run.method, experiment.method, experiment.model.task)
+    """:func:`method_named` by an experiment, or by the part of it that a hospital gets.
+
+    Raises:
+        BadInput: Also where the experiment asks for secure aggregation and the method needs more than sums.
+    """
+    method = method_named(experiment.run.method, experiment.method, experiment.model.task)
+    if experiment.privacy.secure_aggregation:
+        stop_on(contradictions(method))
+    return method
 
 
 def _explain(one: dict[str, Any], schema: type[BaseModel]) -> Fault:

@@ -35,12 +35,15 @@ from common.wire import (
 from strategies.exchange import Patience, exchange
 from strategies.guidance import Known
 from strategies.intake import Intake
+from strategies.masking.limits import largest_change
+from strategies.masking.questions import Questions, Unmasked, unmasked_mean
 from strategies.membership import Membership
 from strategies.merging import moved_by
 from strategies.method import Method
 from strategies.quarantine import fault_in, statistics_fault
 from strategies.records import Arrival, RoundRecord, TooFewSites, Validation, Waiting
 from strategies.replies import Replies, Reply, decoded, validation_of
+from strategies.robust_state import Merged
 from strategies.server_optimizer import Moments
 from strategies.state import (
     FederationState,
@@ -155,7 +158,7 @@ class RoundStrategy(Strategy):
         """One message a site, each with that site's own head rows."""
         if server_round > 1:
             self.sites.admit_late_joiners(server_round)
-        self._began = time.monotonic()
+        self._began, self._grid = time.monotonic(), grid
         self._begin_exchange()
         chosen, told = self.sites.drawn(server_round), self._told(server_round)
         return [self._train_message(server_round, site, self.state.model, told(site)) for site in chosen]
@@ -172,9 +175,9 @@ class RoundStrategy(Strategy):
 
     def _train_message(self, server_round: int, site: str, model: ModelState, told: Arrays) -> Message:
         request = self._request(partial(TrainRequest, statistics=told), server_round, site, model)
-        ranks = server_round == 0
+        without_update = server_round == 0 or self.plan.privacy.secure_aggregation
         self._sent[site] = (
-            Groups() if ranks else groups_expected(request.model, self.method, self.sites.contract.sites[site])
+            Groups() if without_update else groups_expected(request.model, self.method, self.sites.contract.sites[site])
         )
         return self._message(site, MessageType.TRAIN, server_round, encode(request, self._written))
 
@@ -194,8 +197,9 @@ class RoundStrategy(Strategy):
         )
 
     def _message(self, site: str, kind: str, server_round: int, content: RecordDict) -> Message:
-        self._down[site] = payload_bytes(content)
-        self.sites.bytes_down[site] += self._down[site]
+        size = payload_bytes(content)
+        self._down[site] = self._down.get(site, 0) + size
+        self.sites.bytes_down[site] += size
         deadline = self.participation.round_deadline_s
         return Message(content, self.sites.members[site].node_id, kind, group_id=str(server_round), ttl=deadline)
 
@@ -206,18 +210,22 @@ class RoundStrategy(Strategy):
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
         method, needed = self.method, self.sites.needed(len(self._sent))
-        far = self.participation.far_updates
+        secure = self.plan.privacy.secure_aggregation
+        far = "off" if secure else self.participation.far_updates
         intake = Intake(self.state.model, self._sent, method, far, self.scratch)
         received = self._received(server_round, replies, TrainReply, intake.take, intake.leave_out)
+        self._refuse_too_few(server_round, received)
+        unmasked = self._unmasked(server_round, received) if secure else None
+        if unmasked:
+            received = unmasked.received
+            self._refuse_too_few(server_round, received)
         arrived = time.monotonic()
-        if len(received.accepted) < needed:
-            raise too_few(f"round {server_round}", received, len(self._sent))
         sifted = intake.sifted(needed)
         received = received.without(sifted.dropped)
         accepted, known = received.accepted, self._known(server_round)
         validation = validation_of(accepted)
         judged = with_validation(self.state, validation.loss)
-        merged = intake.merged(known, accepted)
+        merged = Merged(unmasked.means) if unmasked else intake.merged(known, accepted)
         model, moments = self._moved(server_round, merged.means)
         counted = MappingProxyType({**self.state.counted, **dict.fromkeys(accepted, server_round)})
         learned = method.guidance.learn(known, accepted)
@@ -243,10 +251,42 @@ class RoundStrategy(Strategy):
             epochs={site: reply.epochs for site, reply in accepted.items()},
             far=sifted.kept,
             plain=merged.plain,
+            closed_rows=unmasked.closed_rows if unmasked else (),
         )
         self.on_round(record, self.state)
         # No model: it is in the state, which outlives Flower's loop.
         return None, MetricRecord({"train-loss": record.mean_train_loss})
+
+    def _refuse_too_few(self, server_round: int, received: Replies[TrainReply]) -> None:
+        if len(received.accepted) < self.sites.needed(len(self._sent)):
+            raise too_few(f"round {server_round}", received, len(self._sent))
+
+    def _unmasked(self, server_round: int, received: Replies[TrainReply]) -> Unmasked:
+        """The mean of updates that nobody sees.
+
+        Raises:
+            TooFewSites: If too few sites stay to the end.
+        """
+        contract, method = self.sites.contract, self.method
+        rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in self._sent}
+        largest = largest_change(self.plan, method)
+        questions = Questions(self.run, server_round, partial(self._queried, server_round))
+        unmasked = unmasked_mean(questions, method, self.state.model, received, rows=rows, largest=largest)
+        self.sites.bytes_up.update(questions.bytes_up)
+        return unmasked
+
+    def _queried(
+        self, server_round: int, contents: Mapping[str, RecordDict], kind: str, enough: int
+    ) -> Iterator[tuple[str, Message]]:
+        """Send a query to some sites of the round; yield the replies with the sites' names."""
+        names = {self.sites.members[site].node_id: site for site in contents}
+        messages = [self._message(site, kind, server_round, content) for site, content in contents.items()]
+        enough = max(enough, min(self.sites.needed(len(self._sent)), len(messages)))
+        replies = self._exchanged(
+            self._grid, messages, "masking", server_round, self.participation.round_deadline_s, enough
+        )
+        for reply in replies:
+            yield names[reply.metadata.src_node_id], reply
 
     def _moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
         """The global model after these updates."""

@@ -83,6 +83,12 @@ DECLINES: list[tuple[dict[str, Any], Plan, str]] = [
         "declines: policy.maximum_update_norm: it is 0.4, and the plan clips to 0.5.",
     ),
     (
+        {"masked_only": True},
+        SURGICAL,
+        "declines: policy.masked_only: it is true, and the plan has updates bare: "
+        "privacy.secure_aggregation is not set.",
+    ),
+    (
         {"maximum_update_norm": 0.4},
         SURGICAL,
         "declines: policy.maximum_update_norm: it is 0.4, and the plan does not clip: method.clip_update is not set.",

@@ -11,6 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.masking_records import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from common.models.head import Head
 from common.score_histograms import BINS
 from common.wire import (
@@ -50,6 +51,13 @@ SPREAD = replace(
     positive_scores=(0,) * (BINS - 1) + (1,),
     negative_scores=(2,) + (0,) * (BINS - 1),
 )
+MASKING = (
+    KeysAnswer("run", 4, "north", b"{}", b"", "line"),
+    SharesRequest("run", 4, (b"{}", b"{ }"), (b"", b"s"), ("", "line")),
+    MaskedRequest("run", 4, ("south",), (b"letter",), 12.0, 3),
+    MaskedAnswer("run", 4, "north", np.array([0, 2**32 - 1, 7], np.uint32)),
+    RevealAnswer("run", 4, "north", ("north", "south"), ("", "b"), (b"1", b"2"), (), ()),
+)
 
 
 def same(left: Record, right: Record) -> bool:
@@ -64,7 +72,7 @@ def shown(value: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "record", [RollCall("run", "{}"), ANSWER, REQUEST, REPLY, SCORES, SPREAD], ids=lambda r: type(r).__name__
+    "record", [RollCall("run", "{}"), ANSWER, REQUEST, REPLY, SCORES, SPREAD, *MASKING], ids=lambda r: type(r).__name__
 )
 def test_every_record_comes_back_as_it_went(record: Record) -> None:
     assert same(decode(encode(record), type(record)), record)
@@ -329,3 +337,23 @@ def test_scores_that_cannot_be_are_refused(name: str, value: list[int] | list[st
     content = encode(SPREAD)
     content["fields"] = ConfigRecord({**content["fields"], name: value})  # type: ignore[dict-item]
     assert refusal(content, EvaluateReply) == reason
+
+
+@pytest.mark.parametrize(
+    ("array", "reason"),
+    [
+        (Array("float32", (2,), RAW, bytes(8)), f"vector must be flat uint32 as {RAW}, not float32 as {RAW}."),
+        (Array("uint32", (2,), "pickle", bytes(8)), f"vector must be flat uint32 as {RAW}, not uint32 as pickle."),
+        (Array("uint32", (3,), RAW, bytes(8)), "vector announces shape (3,) and has 8 bytes."),
+    ],
+)
+def test_a_masked_vector_that_is_none_is_refused(array: Array, reason: str) -> None:
+    content = encode(MASKING[3])
+    content["vector"] = ArrayRecord({"vector": array})
+    assert refusal(content, MaskedAnswer) == reason
+
+
+def test_letters_without_a_sender_are_refused() -> None:
+    content = encode(MASKING[2])
+    content["fields"]["letters"] = []
+    assert refusal(content, MaskedRequest) == "letters must have one entry a site."

@@ -86,6 +86,11 @@ def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
     assert over_network == simulated
 
 
+def test_under_secure_aggregation_too(partly: Federation, tmp_path: Path) -> None:
+    over_network, simulated = partly.models(tmp_path, "privacy.secure_aggregation=true")
+    assert over_network == simulated
+
+
 def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Path) -> None:
     command = ("run", partly.coordinator.folder, partly.experiment, "--out", tmp_path / "run")
     ended = flwr_server(*command, "--set", "run.method=centralised")

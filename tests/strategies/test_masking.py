@@ -1,0 +1,455 @@
+"""Secure aggregation without a network: sums to the bit, whoever is lost, and what a site never does."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.identity import public_line
+from common.masking_records import (
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
+from common.models.head import Head
+from common.wire import Groups, R, Record, decode, encode
+from strategies.masking.coordinator import Asked, MaskingFailed, Opened, Summing
+from strategies.masking.fixed_point import ONE, cut, fixed_point, from_fixed_point
+from strategies.masking.segments import Layout, flat, segments_of, threshold
+from strategies.masking.site import Identity, MaskingRefused, SiteRound, Terms
+
+LAYOUT = Layout(trunk=5, norm=2, features=3)
+STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
+NEVER = len(STAGES)
+NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak", "yew")
+
+
+def update_of(seed: int, rows: tuple[str, ...]) -> Groups:
+    """Numbers of both signs, none like another; rows in an order of the site's own."""
+    numbers = np.random.default_rng(seed).normal(size=7 + 4 * len(rows)).astype(np.float32)
+    own = tuple(reversed(rows))
+    head = Head(own, numbers[7 : 7 + 3 * len(rows)].reshape(-1, 3), numbers[7 + 3 * len(rows) :]) if rows else None
+    return Groups(numbers[:5], numbers[5:7], head)
+
+
+@dataclass
+class Ward:
+    """Sites that answer in this process; each is lost at a stage, or never.
+
+    Attributes:
+        lost_at: Site -> the first stage that it does not answer.
+        said: Every answer, as the coordinator had it.
+        asked_of: Every stage that anybody was asked for.
+    """
+
+    rows: Mapping[str, tuple[str, ...]]
+    weights: Mapping[str, float]
+    lost_at: Mapping[str, int] = field(default_factory=dict)
+    alone: bool = False
+    sites: dict[str, SiteRound] = field(default_factory=dict)
+    said: list[tuple[str, Record]] = field(default_factory=list)
+    asked_of: list[type] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for seed, (site, rows) in enumerate(self.rows.items()):
+            terms = Terms(self.weights[site], largest=8.0, alone=self.alone)
+            self.sites[site] = SiteRound("run", 3, site, update_of(seed, rows), terms)
+
+    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+        for site, request in requests.items():
+            stage = STAGES.index(type(request))  # type: ignore[arg-type]
+            self.asked_of.append(type(request))
+            if self.lost_at.get(site, NEVER) > stage:
+                one = self.sites[site]
+                said = (one.keys, one.shares, one.masked, one.reveal)[stage](request)  # type: ignore[operator]
+                self.said.append((site, said))
+                yield site, decode(encode(said), expected)
+
+    @property
+    def asked(self) -> Asked:
+        classes = tuple(sorted({name for rows in self.rows.values() for name in rows}))
+        return Asked("run", 3, self.weights, self.rows, classes, LAYOUT, 8.0)
+
+    def opened(self) -> Opened:
+        return Summing(self.asked, self).opened()
+
+    def plain_sum(self, opened: Opened) -> np.ndarray:
+        """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
+        took_part = [site for site in self.rows if self.lost_at.get(site, NEVER) > 1]
+        total = sum(self.weights[site] for site in took_part)
+        result = np.zeros(LAYOUT.size(opened.asked.classes), np.uint32)
+        for seed, (site, rows) in enumerate(self.rows.items()):
+            if self.lost_at.get(site, NEVER) > 2:
+                vector = fixed_point(flat(update_of(seed, rows))[2], self.weights[site] / total, 8.0)
+                result[:7] += vector[:7]
+                for place, name in enumerate(rows):
+                    if name in opened.rows:
+                        start = 7 + 4 * opened.asked.classes.index(name)
+                        result[start : start + 4] += vector[7 + 4 * place : 11 + 4 * place]
+        return result
+
+
+def ward_of(rows: Mapping[str, str], lost_at: Mapping[str, int] | None = None, *, alone: bool = False) -> Ward:
+    """Sites whose classes are letters."""
+    weights = {site: float(place + 1) for place, site in enumerate(rows)}
+    return Ward({site: tuple(names) for site, names in rows.items()}, weights, lost_at or {}, alone)
+
+
+@st.composite
+def wards(draw: st.DrawFn) -> Ward:
+    """Up to seven sites of any classes and weights, of whom up to a third are lost, each at any stage."""
+    names = NAMES[: draw(st.integers(2, len(NAMES)))]
+    rows = {site: tuple(sorted(draw(st.sets(st.sampled_from("abc"))))) for site in names}
+    weights = {site: draw(st.floats(0.5, 1000)) for site in names}
+    lost = draw(st.permutations(names))[: draw(st.integers(0, len(names) // 3))]
+    return Ward(rows, weights, {site: draw(st.integers(0, 3)) for site in lost}, alone=draw(st.booleans()))
+
+
+def masked_vectors(ward: Ward) -> list[list[int]]:
+    return [said.vector.tolist() for _, said in ward.said if isinstance(said, MaskedAnswer)]
+
+
+@given(wards())
+@settings(max_examples=25, deadline=None)
+def test_masked_sums_are_plain_sums_to_the_bit_whoever_of_a_third_is_lost_at_whatever_stage(ward: Ward) -> None:
+    opened = ward.opened()
+    assert opened.integers.tolist() == ward.plain_sum(opened).tolist()
+    assert set(opened.parts) == {site for site in ward.rows if ward.lost_at.get(site, NEVER) > 2}
+
+
+@pytest.mark.parametrize("stage", range(4))
+@pytest.mark.parametrize("lost", ["ash", "cedar"])
+def test_one_of_three_may_be_lost_at_any_stage(stage: int, lost: str) -> None:
+    ward = ward_of({"ash": "ab", "birch": "ab", "cedar": "ab"}, {lost: stage})
+    opened = ward.opened()
+    assert opened.integers.tolist() == ward.plain_sum(opened).tolist()
+    assert (lost in opened.parts) == (stage == 3)
+
+
+def test_the_mean_is_the_plain_weighted_mean_within_the_stated_error() -> None:
+    ward = ward_of({"ash": "ab", "birch": "b", "cedar": "ab"})
+    opened = ward.opened()
+    vectors = [flat(update_of(seed, rows))[2].astype(np.float64) for seed, rows in enumerate(ward.rows.values())]
+    body = sum(weight / 6 * vector[:7] for weight, vector in zip((1, 2, 3), vectors, strict=True))
+    assert np.abs(opened.vector[:7] - body).max() <= 3 * 8.0 / 2**31
+    row_a = (1 / 6 * vectors[0][7:11] + 3 / 6 * vectors[2][7:11]) / (4 / 6)
+    share = sum(opened.parts[site] for site in opened.rows["a"])
+    assert np.abs(opened.vector[7:11] / share - row_a).max() <= 3 * 8.0 / 2**31 / share
+
+
+def test_what_is_sent_shows_nothing_of_an_update() -> None:
+    ward = ward_of({"ash": "", "birch": "", "cedar": ""})
+    big = {site: SiteRound("run", 3, site, Groups(np.zeros(20_000, np.float32)), Terms(1.0, 8.0)) for site in ward.rows}
+    ward.sites, ward.weights = big, dict.fromkeys(big, 1.0)
+    layout = Layout(20_000, 0, 0)
+    opened = Summing(replace(ward.asked, layout=layout, weights=ward.weights), ward).opened()
+    assert not opened.integers.any()
+    sent = [said.vector for _, said in ward.said if isinstance(said, MaskedAnswer)]
+    # 80,000 bytes of each site: were they all alike likely, each of 256 would be there 312 times, give or take 18.
+    counts = np.stack([np.bincount(vector.view(np.uint8), minlength=256) for vector in sent])
+    assert counts.min() > 312 - 6 * 18
+    assert counts.max() < 312 + 6 * 18
+
+
+def test_a_round_makes_new_keys_and_new_masks() -> None:
+    wards_ = [ward_of({"ash": "a", "birch": "a"}) for _ in range(2)]
+    assert wards_[0].opened().integers.tolist() == wards_[1].opened().integers.tolist()
+    first, second = (
+        [said.vector.tolist() for _, said in ward.said if isinstance(said, MaskedAnswer)] for ward in wards_
+    )
+    assert first != second
+
+
+@pytest.mark.parametrize(("sites", "stay"), [(2, 2), (3, 2), (4, 3), (6, 4), (7, 5), (12, 8)])
+def test_two_thirds_must_stay(sites: int, stay: int) -> None:
+    assert threshold(sites) == stay
+    assert stay > sites / 2
+
+
+# ---------------------------------------------------------------------- beyond the threshold
+
+
+@pytest.mark.parametrize(
+    ("stage", "why"),
+    [
+        (1, r"1 sites shared their secrets \(\"cedar\"\), 2 are needed."),
+        (2, r"1 sites sent a masked update \(\"cedar\"\), 2 are needed."),
+        (3, r"1 sites gave their shares \(\"cedar\"\), 2 are needed."),
+    ],
+)
+def test_a_round_that_loses_more_fails_with_the_reason(stage: int, why: str) -> None:
+    ward = ward_of({"ash": "a", "birch": "a", "cedar": "a"}, {"ash": stage, "birch": stage})
+    with pytest.raises(MaskingFailed, match=why):
+        ward.opened()
+
+
+def test_where_too_few_masked_updates_came_nobody_is_asked_for_shares() -> None:
+    ward = ward_of({"ash": "a", "birch": "a", "cedar": "a"}, {"ash": 2, "birch": 2})
+    with pytest.raises(MaskingFailed):
+        ward.opened()
+    assert RevealRequest not in ward.asked_of
+
+
+def test_nobody_but_one_is_no_sum() -> None:
+    with pytest.raises(MaskingFailed, match="1 sites stated their keys"):
+        ward_of({"ash": "a", "birch": "a"}, {"birch": 0}).opened()
+
+
+# ---------------------------------------------------------------------- rows of few owners
+
+
+def test_a_row_of_one_owner_stays_masked() -> None:
+    opened = ward_of({"ash": "ab", "birch": "b", "cedar": "b"}).opened()
+    assert opened.closed == ("a",)
+    assert not opened.vector[7:11].any()
+    assert opened.rows == {"b": ("ash", "birch", "cedar")}
+
+
+def test_a_row_whose_other_owner_is_lost_stays_masked_too() -> None:
+    opened = ward_of({"ash": "ab", "birch": "ab", "cedar": "b"}, {"birch": 2}).opened()
+    assert opened.closed == ("a",)
+    assert opened.rows == {"b": ("ash", "cedar")}
+
+
+def test_the_owner_may_let_it_be_opened() -> None:
+    ward = ward_of({"ash": "ab", "birch": "b", "cedar": "b"}, alone=True)
+    opened = ward.opened()
+    assert opened.closed == ()
+    assert opened.integers.tolist() == ward.plain_sum(opened).tolist()
+    assert opened.vector[7:11].any()
+
+
+def test_shares_of_a_closed_rows_mask_are_given_by_nobody() -> None:
+    ward = ward_of({"ash": "ab", "birch": "b", "cedar": "b"})
+    ward.opened()
+    revealed = [said for _, said in ward.said if isinstance(said, RevealAnswer)]
+    assert len(revealed) == 3
+    assert all("a" not in said.segments for said in revealed)
+
+
+def test_rows_of_the_same_owners_are_one_segment_and_those_of_all_go_with_the_trunk() -> None:
+    found = segments_of({"ash": "abcd", "birch": "bcd", "cedar": "d"})
+    assert [(one.name, one.classes, one.owners) for one in found] == [
+        ("", ("d",), ("ash", "birch", "cedar")),
+        ("a", ("a",), ("ash",)),
+        ("b", ("b", "c"), ("ash", "birch")),
+    ]
+
+
+# ---------------------------------------------------------------------- what a site refuses
+
+
+@dataclass
+class Stages:
+    """The requests of a round of three, as an honest coordinator makes them."""
+
+    ward: Ward
+    shares: SharesRequest
+    masked: MaskedRequest
+
+    @property
+    def site(self) -> SiteRound:
+        return self.ward.sites["ash"]
+
+
+TERMS = Terms(1.0, 8.0)
+
+
+def begun(lines: Mapping[str, Identity] | None = None, terms: Terms = TERMS) -> Stages:
+    """Three sites that have stated their keys, and what two have written to the first."""
+    names = ("ash", "birch", "cedar")
+    identities = lines or {}
+    sites = {
+        site: SiteRound("run", 3, site, update_of(7, ()), replace(terms, identity=identities.get(site)))
+        for site in names
+    }
+    ward = ward_of(dict.fromkeys(names, ""))
+    ward.sites = sites
+    said = [sites[site].keys(KeysRequest("run", 3)) for site in names]
+    shares = SharesRequest(
+        "run",
+        3,
+        tuple(one.statement for one in said),
+        tuple(one.signature for one in said),
+        tuple(one.identity for one in said),
+    )
+    letters = {site: sites[site].shares(shares) for site in names[1:]}
+    to_ash = tuple(one.letters[one.recipients.index("ash")] for one in letters.values())
+    return Stages(ward, shares, MaskedRequest("run", 3, names[1:], to_ash, 3.0, 7))
+
+
+def masked_by_ash() -> Stages:
+    stages = begun()
+    stages.site.shares(stages.shares)
+    stages.site.masked(stages.masked)
+    return stages
+
+
+def reveal(*survivors: str) -> RevealRequest:
+    return RevealRequest("run", 3, survivors)
+
+
+def test_of_each_site_one_secret_is_given_and_never_the_other() -> None:
+    stages = masked_by_ash()
+    given = stages.site.reveal(reveal("ash", "birch"))
+    assert set(given.owners) == {"ash", "birch"}
+    assert given.gone == ("cedar",)
+    for survivors in (("ash", "birch", "cedar"), ("ash", "cedar")):
+        with pytest.raises(MaskingRefused, match="has answered another RevealRequest"):
+            stages.site.reveal(reveal(*survivors))
+
+
+def test_the_same_question_gets_the_same_answer() -> None:
+    stages = masked_by_ash()
+    assert stages.site.masked(stages.masked) is stages.site.masked(stages.masked)
+    assert stages.site.reveal(reveal("ash", "birch")) is stages.site.reveal(reveal("ash", "birch"))
+
+
+@pytest.mark.parametrize(
+    ("survivors", "why"),
+    [
+        (("ash",), "1 of 3 sites are left, 2 are needed."),
+        (("birch", "cedar"), "not sites that masked"),
+        (("ash", "birch", "zebra"), "not sites that masked"),
+    ],
+)
+def test_survivors_that_cannot_be_are_refused(survivors: tuple[str, ...], why: str) -> None:
+    with pytest.raises(MaskingRefused, match=why):
+        masked_by_ash().site.reveal(reveal(*survivors))
+
+
+def test_nothing_is_revealed_before_the_update_is_masked() -> None:
+    stages = begun()
+    stages.site.shares(stages.shares)
+    with pytest.raises(MaskingRefused, match="not sites that masked"):
+        stages.site.reveal(reveal("ash", "birch"))
+
+
+def test_an_update_is_masked_for_one_set_of_sites() -> None:
+    stages = masked_by_ash()
+    with pytest.raises(MaskingRefused, match="has answered another MaskedRequest"):
+        stages.site.masked(replace(stages.masked, senders=("birch",), letters=stages.masked.letters[:1]))
+    stages.site.reveal(reveal("ash", "birch"))
+    with pytest.raises(MaskingRefused, match="let it go"):
+        stages.site.masked(stages.masked)
+
+
+def test_too_few_senders_or_a_weight_beyond_all_are_refused() -> None:
+    stages = begun()
+    stages.site.shares(stages.shares)
+    with pytest.raises(MaskingRefused, match="1 of 3 sites are left"):
+        stages.site.masked(replace(stages.masked, senders=(), letters=()))
+    with pytest.raises(MaskingRefused, match=r"ash weighs 1.0, all sites together 0.5"):
+        stages.site.masked(replace(stages.masked, total_weight=0.5))
+
+
+def test_a_letter_from_elsewhere_is_refused() -> None:
+    stages = begun()
+    stages.site.shares(stages.shares)
+    with pytest.raises(ValueError, match="a letter cannot be opened"):
+        stages.site.masked(replace(stages.masked, letters=tuple(reversed(stages.masked.letters))))
+
+
+@pytest.mark.parametrize("kept", [(0,), (1, 2), (0, 1, 1)])
+def test_statements_of_one_site_of_others_only_or_twice_are_refused(kept: tuple[int, ...]) -> None:
+    stages = begun()
+    columns = (stages.shares.statements, stages.shares.signatures, stages.shares.identities)
+    relayed = SharesRequest("run", 3, *(tuple(column[place] for place in kept) for column in columns))  # type: ignore[arg-type]
+    with pytest.raises(MaskingRefused):
+        stages.site.shares(relayed)
+
+
+def test_a_second_list_of_statements_is_refused() -> None:
+    stages = begun()
+    stages.site.shares(stages.shares)
+    fewer = SharesRequest("run", 3, stages.shares.statements[:2], stages.shares.signatures[:2], ("", ""))
+    with pytest.raises(MaskingRefused, match="has answered another SharesRequest"):
+        stages.site.shares(fewer)
+
+
+def test_another_round_is_refused() -> None:
+    with pytest.raises(MaskingRefused, match="holds an update of round 3, not of 4"):
+        begun().site.keys(KeysRequest("run", 4))
+
+
+# ---------------------------------------------------------------------- who is who
+
+
+def identity() -> Identity:
+    key = ec.generate_private_key(ec.SECP256R1())
+    return Identity(key, public_line(key, ""))
+
+
+def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refused() -> None:
+    stages = begun({site: identity() for site in ("ash", "birch", "cedar")})
+    changed = stages.shares.statements[1].replace(b'"birch"', b'"maple"')
+    relayed = replace(stages.shares, statements=(stages.shares.statements[0], changed, stages.shares.statements[2]))
+    with pytest.raises(MaskingRefused, match="is not signed by the site's key"):
+        stages.site.shares(relayed)
+    stages.site.shares(stages.shares)
+
+
+def test_a_site_that_knows_its_peers_takes_no_key_that_the_coordinator_made() -> None:
+    real = {site: identity() for site in ("ash", "birch", "cedar")}
+    known = {site: f"{one.line} {site}@hospital" for site, one in real.items()}
+    honest = begun(real, Terms(1.0, 8.0, peers=known))
+    honest.site.shares(honest.shares)
+    made = {**real, "cedar": identity()}
+    with pytest.raises(MaskingRefused, match="of cedar is signed with a key that this site's policy does not know"):
+        begun(made, Terms(1.0, 8.0, peers=known))
+
+
+def test_masks_that_do_not_fit_are_told_from_a_sum() -> None:
+    ward = ward_of({"ash": "a", "birch": "a", "cedar": "a"})
+    honest = ward.sites["birch"].masked
+
+    def other(request: MaskedRequest) -> MaskedAnswer:
+        answer = honest(request)
+        return replace(answer, vector=np.random.default_rng(5).integers(0, 2**32, len(answer.vector), np.uint32))
+
+    ward.sites["birch"].masked = other  # type: ignore[method-assign]
+    with pytest.raises(MaskingFailed, match="the sum is not one of updates"):
+        ward.opened()
+
+
+# ---------------------------------------------------------------------- fixed point
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-20, 20, width=32), min_size=1), st.floats(0, 1))
+def test_a_number_comes_back_within_half_a_step_and_one_beyond_the_range_at_its_end(
+    numbers: list[float], part: float
+) -> None:
+    update = np.array(numbers, np.float32)
+    back = from_fixed_point(fixed_point(update, part, 8.0), 8.0)
+    wanted = np.clip(update.astype(np.float64), -8, 8) * part
+    assert np.abs(back - wanted).max() <= 8.0 / ONE / 2 * (1 + 1e-6)
+    assert cut(update, 8.0) == sum(abs(number) > 8 for number in numbers)
+
+
+def test_fixed_point_by_hand() -> None:
+    # r = 8, p = 0.5: one step is 8 / 2**30; 1.5 * 0.5 = 0.75 = 0.75 / 8 * 2**30 = 100663296 steps.
+    found = fixed_point(np.array([1.5, -1.5, 100.0], np.float32), 0.5, 8.0)
+    assert found.view(np.int32).tolist() == [100663296, -100663296, 2**29]
+
+
+def test_what_is_not_finite_is_not_masked() -> None:
+    with pytest.raises(ValueError, match="not finite"):
+        fixed_point(np.array([np.nan], np.float32), 1.0, 8.0)
+
+
+def test_stages_are_answered_by_their_own_records() -> None:
+    ward = ward_of({"ash": "a", "birch": "a"})
+    ward.opened()
+    assert [type(said) for _, said in ward.said] == 2 * [KeysAnswer] + 2 * [SharesAnswer] + 2 * [MaskedAnswer] + 2 * [
+        RevealAnswer
+    ]

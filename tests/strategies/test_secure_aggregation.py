@@ -1,0 +1,102 @@
+"""Secure aggregation in whole federations: what is on the wire, and that the model is the plain one."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from safetensors.numpy import load_file
+
+from common.errors import BadInput
+from common.wire import TrainReply, decode
+from server import backends
+from strategies.masking.limits import contradictions
+from strategies.registry import method_named
+from tests.federations import FULL_COVERAGE, experiment, federation, of_type, overheard
+
+MASKED = "privacy.secure_aggregation=true"
+ONE_ROUND = ("run.rounds=1", "partition.shared=2")
+
+
+def model_of(folder: Path, out: str) -> dict[str, np.ndarray]:
+    return load_file(folder / out / "model.safetensors")
+
+
+def rows_that_stayed(run: Path) -> list[str]:
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    return next(event["classes"] for event in events if event["event"] == "rows_stayed_masked")
+
+
+@pytest.mark.slow
+def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_the_wire(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    federation(tmp_path, *ONE_ROUND, "method.weighting=samples", out="plain")
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, *ONE_ROUND, "method.weighting=samples", MASKED, out="masked")
+
+    replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
+    assert len(replies) == len(of_type(traffic.up, "query.masked_update")) == 3
+    assert all(not reply.update.named() for reply in replies)
+
+    plain, masked = model_of(tmp_path, "plain"), model_of(tmp_path, "masked")
+    alone = rows_that_stayed(tmp_path / "masked")
+    rows = [row for row in range(10) if str(row) not in alone]
+    assert 0 < len(rows) < 10  # the experiment has classes of one owner and of more
+    heads = {name for name in plain if len(plain[name]) == 10 and name.startswith("head")}
+    worst = max(float(np.abs(plain[name] - masked[name]).max()) for name in plain.keys() - heads)
+    worst_row = max(float(np.abs(plain[name][rows] - masked[name][rows]).max()) for name in heads)
+    assert 0 < worst < 2e-7  # 3 sites' halves of 16 / 2**30, and one rounding to float32
+    assert 0 < worst_row < 2e-7
+
+
+@pytest.mark.slow
+def test_a_site_lost_between_training_and_masking_costs_its_own_update_only(tmp_path: Path, monkeypatch: Any) -> None:
+    answered = backends.InlineGrid._answered
+
+    def losing(grid: backends.InlineGrid, message: Message) -> Message:
+        reply = answered(grid, message)
+        if message.metadata.message_type == "query.masked_update" and reply.content["fields"]["site"] == "site-1":
+            reply.content["fields"]["site"] = "nobody"
+        return reply
+
+    monkeypatch.setattr(backends.InlineGrid, "_answered", losing)
+    federation(tmp_path, *ONE_ROUND, MASKED, "participation.min_sites=2")
+    line = (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8")
+    assert '"site-1": "reply belongs to run, round, site' in line
+    assert '"sites": ["site-2", "site-3"]' in line
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "reason"),
+    [
+        ("fedmlp", {}, "its statistics would travel beside the update, unmasked"),
+        ("rscfed", {}, "it weighs each update by what that update is"),
+        ("unifed", {}, "the model is passed on from site to site"),
+        ("individual", {}, "every site trains by itself, and nothing is summed"),
+        ("centralised", {}, "there is one pseudo-site"),
+        ("surgical", {"mean": {"kind": "median"}}, "a robust mean looks at each update by itself"),
+        ("surgical", {"compress_update": "int8"}, "masked numbers take the same room"),
+    ],
+)
+def test_a_method_that_needs_more_than_sums_is_refused_with_the_reason(
+    method: str, parameters: dict[str, Any], reason: str
+) -> None:
+    found = [str(fault) for fault in contradictions(method_named(method, parameters))]
+    assert any(reason in fault for fault in found)
+
+
+@pytest.mark.parametrize("method", ["surgical", "fedprox", "partial_loss", "vanilla", "pfl", "fedsld", *FULL_COVERAGE])
+def test_averaging_methods_can_do_with_sums(method: str) -> None:
+    assert contradictions(method_named(method, {})) == []
+
+
+def test_ray_is_refused_as_its_sites_keep_nothing_in_memory(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"inline\" with privacy.secure_aggregation"):
+        federation(tmp_path, MASKED, "simulation.backend=ray")
+
+
+def test_the_experiment_says_so_to_the_sites(tmp_path: Path) -> None:
+    assert experiment(tmp_path, MASKED).experiment.privacy.secure_aggregation
