@@ -77,7 +77,7 @@ def test_a_site_lost_between_training_and_masking_costs_its_own_update_only(tmp_
         ("unifed", {}, "the model is passed on from site to site"),
         ("individual", {}, "every site trains by itself, and nothing is summed"),
         ("centralised", {}, "there is one pseudo-site"),
-        ("surgical", {"mean": {"kind": "median"}}, "a robust mean looks at each update by itself"),
+        ("surgical", {"mean": {"kind": "coordinate_median"}}, "a robust mean looks at each update by itself"),
         ("surgical", {"compress_update": "int8"}, "masked numbers take the same room"),
     ],
 )
