@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
+from cryptography import x509
+
 from client.refusals import ExitCode, Refused, Unreachable
 from common.identity import split_address
 from common.timers import TLS_TIMEOUT_S
@@ -33,8 +35,26 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
         Refused: If the other side speaks no TLS, or its certificate is not the coordinator's.
         Unreachable: If nobody answers.
     """
+    shown = _shown(address, ssl.create_default_context(cadata=ca_certificate), environment)
+    return (x509.load_der_x509_certificate(shown).not_valid_after_utc.timestamp() - time.time()) / 86400
+
+
+def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
+    """The certificate that is shown at an address, whoever issued it: to be read, never to be believed.
+
+    Raises:
+        Refused: If the other side speaks no TLS.
+        Unreachable: If nobody answers.
+        ValueError: If it cannot be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return x509.load_der_x509_certificate(_shown(address, context, environment))
+
+
+def _shown(address: str, context: ssl.SSLContext, environment: Mapping[str, str]) -> bytes:
+    """The certificate that is shown to a caller with this context, which may refuse it."""
     host, port = split_address(address)
-    context = ssl.create_default_context(cadata=ca_certificate)
     context.set_alpn_protocols(["h2"])
     url = _proxy(host, environment)
     proxy = _address(url)
@@ -43,7 +63,7 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
         connection.set_tunnel(host, port, _authorization(url))
     try:
         connection.connect()
-        certificate = connection.sock.getpeercert() or {}
+        return connection.sock.getpeercert(binary_form=True) or b""
     except ssl.SSLCertVerificationError as error:
         raise _certificate_refused(error, host) from None
     except ssl.SSLError as error:
@@ -58,7 +78,6 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
         raise Unreachable(f"{_way(address, proxy)}: {error.strerror or error}") from None
     finally:
         connection.close()
-    return (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - time.time()) / 86400
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:

@@ -4,7 +4,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """How ``flwr-client start`` ends."""
+    """How ``flwr-client`` ends: ``start`` with one of those below 20, ``check`` with any."""
 
     STOPPED = 0
     FAILED = 1
@@ -18,6 +18,19 @@ class ExitCode(IntEnum):
     NAME = 16
     VERSION = 17
     LABELS = 18
+    HOST_UNKNOWN = 20
+    NO_ANSWER = 21
+    DISK = 30
+    MEMORY = 31
+    GPU = 32
+    PERMISSIONS = 33
+    COLUMN = 40
+    EMPTY_FILES = 41
+    UNREADABLE = 42
+    INVERTED = 43
+    PATIENTS = 44
+    DUPLICATES = 45
+    TRAINING = 50
 
 
 class Unreachable(Exception):

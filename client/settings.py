@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 from client.policy import Policy
 from client.site import Site
 from common.contract import Declaration, merge
-from common.data.image_set import ImageSet, Splits
+from common.data.image_set import ImageSet
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.data.spec import DataSpec
@@ -88,11 +88,39 @@ class Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """Read ``site.toml`` of a folder.
+    """Read ``site.toml`` of a folder, and check what it says of the data, but for the pictures.
 
     Raises:
         BadInput: With every fault.
     """
+    settings, found = _read(folder)
+    found += data_faults_of(settings)
+    if settings.file.device == "cuda" and not torch.cuda.is_available():
+        found.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
+    stop_on(found)
+    return settings
+
+
+def read_file_only(folder: Path) -> Settings:
+    """Read ``site.toml`` of a folder; the data it names is not looked at.
+
+    Raises:
+        BadInput: With every fault.
+    """
+    settings, found = _read(folder)
+    stop_on(found)
+    return settings
+
+
+def data_faults_of(settings: Settings) -> list[Fault]:
+    """What is wrong with the data of a site, without reading its pictures."""
+    return [
+        replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(settings.file.data, settings.folder)
+    ]
+
+
+def _read(folder: Path) -> tuple[Settings, list[Fault]]:
+    """Settings, and what is wrong with their class names; of a file with other faults there are no settings."""
     tree = read_toml(folder / FILE)
     data = tree.get("data")
     labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
@@ -101,11 +129,7 @@ def read_settings(folder: Path) -> Settings:
         file = validated(SiteFile, tree, FILE)
     except BadInput as error:
         raise BadInput([*error.faults, *wrong]) from None
-    found = [*wrong, *(replace(fault, where=f"{FILE}: {fault.where}") for fault in data_faults(file.data, folder))]
-    if file.device == "cuda" and not torch.cuda.is_available():
-        found.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
-    stop_on(found)
-    return Settings(folder, file, tuple(labels), synonyms)
+    return Settings(folder, file, tuple(labels), synonyms), wrong
 
 
 def _list_faults(labels: Any) -> list[Fault]:
@@ -165,7 +189,7 @@ def open_site(settings: Settings) -> Site:
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
     names = settings.labels or splits.class_names
-    stop_on(_label_faults(names, splits))
+    stop_on(label_faults(settings, splits.class_names))
     declaration = Declaration(settings.file.name, names, settings.synonyms)
     merge([declaration])  # for the faults of the one
     if not len(splits.train):
@@ -181,15 +205,16 @@ def open_site(settings: Settings) -> Site:
     )
 
 
-def _label_faults(names: tuple[str, ...], splits: Splits) -> list[Fault]:
-    known = splits.class_names
+def label_faults(settings: Settings, known: tuple[str, ...]) -> list[Fault]:
+    """Classes that the site annotates, but that its data does not have."""
     return [
         Fault(
             f"{FILE}: data.annotates",
             f'"{name}" is not a class of the data. Classes: {quoted(known)}.',
             did_you_mean(name, known),
+            cause="column",
         )
-        for name in names
+        for name in settings.labels
         if name not in known
     ]
 

@@ -3,7 +3,10 @@
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+Cause = Literal["", "column", "patients", "unreadable"]
+"""Kinds of faults that a program tells apart by an exit code of their own."""
 
 
 @dataclass(frozen=True)
@@ -15,12 +18,14 @@ class Fault:
         problem: What came and what was expected, one sentence with its full stop.
         remedy: What to do about it, or empty where the problem says it.
         site: The site at which it has to be mended, where it is one's.
+        cause: Its kind: a column that is not there, patients on two sides of a split, images that cannot be read.
     """
 
     where: str
     problem: str
     remedy: str = ""
     site: str = ""
+    cause: Cause = ""
 
     def __str__(self) -> str:
         return " ".join(part for part in (f"{self.where}: {self.problem}", self.remedy) if part)

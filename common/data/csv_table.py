@@ -58,6 +58,7 @@ def column_faults(table: str, columns: Columns, wanted: Mapping[str, str | None]
             where,
             f'"{column}" is not a column of {table}, whose columns are {quoted(columns)}.',
             did_you_mean(column, columns),
+            cause="column",
         )
         for where, column in wanted.items()
         if column is not None and column not in columns
@@ -85,6 +86,20 @@ def label_matrix(
         matrix[:, place] = np.array([value_of.get(cell.strip(), np.nan) for cell in cells])[inverse]
     stop_on(faults)
     return matrix
+
+
+def count_uncertain_and_blank(path: Path, names: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Cells of -1 and empty ones in each label column, by its name.
+
+    Raises:
+        BadInput: If the table cannot be read.
+    """
+    columns = read_columns(path, "data.labels")
+    cells = {name: np.char.strip(columns[name]) for name in names if name in columns}
+    return {
+        name: (int(np.isin(of_class, _UNCERTAIN).sum()), int(np.isin(of_class, _BLANK).sum()))
+        for name, of_class in cells.items()
+    }
 
 
 def finding_matrix(findings: Names, separator: str, class_names: Sequence[str]) -> NDArray[np.float32]:

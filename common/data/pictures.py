@@ -176,4 +176,4 @@ def stop_over_budget(where: str, skipped: Sequence[Skipped], total: int, budget:
     more = f" and {len(skipped) - 20} more" if len(skipped) > 20 else ""
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{listed}{more}."
-    raise BadInput([Fault(where, problem, "Mend or remove them, or raise skip_budget.")])
+    raise BadInput([Fault(where, problem, "Mend or remove them, or raise skip_budget.", cause="unreadable")])

@@ -113,5 +113,6 @@ def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fau
         both = ascending(np.intersect1d(of_one, of_other))
         if len(both):
             problem = f"{len(both)} patients stand in both {one} and {other}: {quoted(both, limit=5)}."
-            faults.append(Fault(where, problem, "Put all images of a patient on one side of the split."))
+            remedy = "Put all images of a patient on one side of the split."
+            faults.append(Fault(where, problem, remedy, cause="patients"))
     return faults
