@@ -59,8 +59,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.refusals import Refused, Unreachable
 from common.flower_objects import cut, message_of, names_in
+from common.hello import METHOD, SERVICE, Hello
 from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
-from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S
+from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
@@ -113,6 +114,9 @@ class Link:
             request_serializer=PullObjectRequest.SerializeToString,
             response_deserializer=lambda data: cut_out(data, CONTENT_OF_PULL),
         )
+        self._hello = channel.unary_unary(
+            f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=Hello.model_validate_json
+        )
         self._version = RuntimeVersionMetadata.from_local_component("SuperNode").append_to_grpc_metadata(None)
         self._public_key = public_key_to_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
@@ -125,6 +129,20 @@ class Link:
         self._raw.close()
 
     # ------------------------------------------------------------------ presence
+
+    def hello(self) -> Hello | None:
+        """What the coordinator says of itself, without signing on; None of one that cannot be asked.
+
+        Raises:
+            Unreachable: If nobody answers.
+        """
+        with _translated():
+            try:
+                return cast(Hello, self._call(self._hello, b"", timeout=TLS_TIMEOUT_S))
+            except grpc.RpcError as error:
+                if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                    return None
+                raise
 
     def activate(self, known_node_id: int) -> int:
         """Sign on; return the number that the coordinator's SuperLink has for this key.

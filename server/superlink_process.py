@@ -24,6 +24,7 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import RunStatus
 
+from server import hello
 from server.object_files import ObjectFiles
 from server.object_service import handlers
 from server.object_store import ObjectStore, OneAtATime
@@ -84,7 +85,10 @@ class _WithOurHandlers:
 
 
 def add_servicer(servicer: FleetServicer, server: grpc.Server) -> None:
-    """Flower's ``add_FleetServicer_to_server`` with our way for the bytes."""
+    """Flower's ``add_FleetServicer_to_server`` with our way for the bytes, and with what sites may ask beforehand."""
+    server.add_generic_rpc_handlers(
+        (hello.handler(lambda key: servicer.state_factory.state().get_node_id_by_public_key(key)),)
+    )
     ours = handlers(servicer, ObjectStore.files, lambda name: name in servicer.objectstore_factory.store())
     add_FleetServicer_to_server(servicer, _WithOurHandlers(server, ours))
 

@@ -1,0 +1,28 @@
+"""What a coordinator says of itself to whoever asks before taking part: the time, its release, whether a key is known.
+
+Flower's own calls tell none of it: a site's clock is only ever refused, and another release shows at the roll call.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict
+
+SERVICE, METHOD = "polyclinic.Coordinator", "Hello"
+
+
+class Hello(BaseModel):
+    """The answer, as JSON; a later release may say more.
+
+    Attributes:
+        time: Unix time on the coordinator's clock.
+        release: Of Polyclinic, there.
+        wire: Version of the wire records.
+        key: Whether the key that signed the question belongs to a site that takes part.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    time: float
+    release: str
+    wire: int
+    key: Literal["admitted", "unknown"]
