@@ -9,6 +9,7 @@ from client.gate import gate
 from client.masking import Masks
 from client.memory import forget_other_runs
 from client.networks import empty_network
+from client.plans import remember
 from client.rounds import evaluate_round, train_round
 from client.site import Site
 from common import __version__
@@ -93,6 +94,8 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
     """Say who the site is, what it annotates and how many images it has."""
     forget_other_runs(site.folder / "memory", call.run)
     plan = Plan.model_validate_json(call.plan)
+    if site.durable:
+        remember(site.folder, call.plan)
     asks = method_of(plan).needs_label_counts
     positives, negatives = label_counts(site) if asks and site.policy.label_counts else ((), ())
     layout = layout_of(empty_network(plan.model, site.declaration.canonical, site.device))

@@ -87,6 +87,57 @@ def start(folder: Folder) -> None:
 
 
 @app.command()
+def check(
+    folder: Folder,
+    images: Annotated[int, typer.Option("--images", min=1, help="How many images to decode.")] = 200,
+    every: Annotated[bool, typer.Option("--all", help="Decode all of them.")] = False,
+    offline: Annotated[bool, typer.Option("--offline", help="Leave the connection out.")] = False,
+    experiment: Annotated[
+        Path | None, typer.Option("--experiment", help="What will be run, if the coordinator has sent it (TOML).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find what would go wrong: connection, machine, data, one training step. Nothing is changed, nothing leaves.
+
+    The exit code is that of the gravest finding, 0 where there is none; docs/troubleshooting.md lists them all.
+
+    Example: flwr-client check north
+    """
+    from client.check.present import narrow, show
+    from client.check.run import check as checked
+    from common.config import read_experiment
+
+    planned = read_experiment(experiment).experiment if experiment else None
+    result, classes = checked(folder, images=None if every else images, offline=offline, experiment=planned)
+    if as_json:
+        print(json.dumps(result.as_json(), indent=2))
+    else:
+        show(result, classes, narrow())
+    raise SystemExit(int(result.exit_code))
+
+
+@app.command("preview-data")
+def preview_data(
+    folder: Folder,
+    out: Annotated[Path | None, typer.Option("--out", help="The page; DIR/preview.html where left out.")] = None,
+    experiment: Annotated[
+        Path | None, typer.Option("--experiment", help="What will be run, if the coordinator has sent it (TOML).")
+    ] = None,
+    each: Annotated[int, typer.Option("--each", min=1, help="Images of each class.")] = 4,
+) -> None:
+    """Write a page with images of each class as the network will see them. For this hospital only; sent to nobody.
+
+    Example: flwr-client preview-data north
+    """
+    from client.preview import write_preview
+    from common.config import read_experiment
+
+    planned = read_experiment(experiment).experiment if experiment else None
+    page = write_preview(folder, out or folder / "preview.html", planned, each)
+    console.print(f"{page}: images of patients, readable by you only. Delete it when you have looked.", soft_wrap=True)
+
+
+@app.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
     """Say what the running flwr-client of this folder is doing."""
     from client.status import asked, in_words

@@ -5,17 +5,16 @@ patients must not be in it unless somebody has decided so.
 """
 
 import base64
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from common.config import Experiment
 from common.data.image_set import ImageSet
+from common.data.thumbnails import png
 from common.files import write_atomically
 from common.inference import Precision, channels_first, label_matrix, scores_of
 from common.models.network import SplitNetwork
@@ -92,15 +91,7 @@ def _chosen(
 def _within_budget(images: list[NDArray[np.uint8]]) -> list[str]:
     """PNG files as base64, all at the largest size at which they fit; at the smallest if none does."""
     for side in SIDES:
-        files = [_png(image, side) for image in images]
+        files = [png(image, side) for image in images]
         if sum(map(len, files)) <= BUDGET:
             break
     return [base64.b64encode(file).decode() for file in files]
-
-
-def _png(image: NDArray[np.uint8], side: int) -> bytes:
-    """Never larger than the image is."""
-    picture, file = Image.fromarray(image), io.BytesIO()
-    picture.thumbnail((side, side))
-    picture.save(file, format="PNG", optimize=True)
-    return file.getvalue()

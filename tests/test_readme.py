@@ -35,7 +35,15 @@ def test_the_readme_has_commands_and_every_make_target_is_in_the_makefile() -> N
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/hospital-it.md", "docs/what-leaves.md", "docs/experiments.md", "docs/benchmarks.md"]
+    "page",
+    [
+        "README.md",
+        "docs/troubleshooting.md",
+        "docs/hospital-it.md",
+        "docs/what-leaves.md",
+        "docs/experiments.md",
+        "docs/benchmarks.md",
+    ],
 )
 def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")

@@ -59,11 +59,16 @@ class SplitNetwork(nn.Module):
 
     def _prepared(self, images: Tensor) -> Tensor:
         """Bring pixels to the backbone's channels, size and scale."""
-        pixels = _with_channels(images.to(self.pixel_mean.dtype), self.spec.channels)
-        size = (self.spec.image_size, self.spec.image_size)
-        if pixels.shape[2:] != size:
-            pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
-        return (pixels - self.pixel_mean) / self.pixel_std
+        return (as_seen(images.to(self.pixel_mean.dtype), self.spec) - self.pixel_mean) / self.pixel_std
+
+
+def as_seen(images: Tensor, spec: ModelSpec) -> Tensor:
+    """Float pixels 0..255 in the channels and the size of a backbone; it sees them shifted and scaled."""
+    pixels = _with_channels(images, spec.channels)
+    size = (spec.image_size, spec.image_size)
+    if pixels.shape[2:] != size:
+        pixels = functional.interpolate(pixels, size, mode="bilinear", antialias=True)
+    return pixels
 
 
 def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = Path()) -> SplitNetwork:

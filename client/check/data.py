@@ -1,0 +1,145 @@
+"""The hospital's data, as far as a machine can judge it: files, pictures, labels, patients."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from client.check.duplicates import Duplicates, duplicates
+from client.check.findings import Checked, Finding, fault, note, of_input, warning
+from client.check.labels import ClassCounts, class_counts
+from client.check.pictures import FEWEST, Look, in_words, inverted_by_mode, look_at
+from client.check.source import PARTS, Source, chosen_rows, open_source
+from client.refusals import ExitCode
+from client.settings import FILE, Settings, data_faults_of, label_faults
+from common.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Data:
+    """What the other areas need of it.
+
+    Attributes:
+        source, looks: None and nothing where the data cannot be opened.
+        classes: Counts for the table.
+    """
+
+    checked: Checked
+    source: Source | None = None
+    looks: tuple[Look, ...] = ()
+    classes: tuple[ClassCounts, ...] = ()
+
+
+def check_data(settings: Settings, images: int | None) -> Data:
+    """Look at a site's data.
+
+    Args:
+        images: How many to decode; None for all.
+    """
+    try:
+        if faults := data_faults_of(settings):
+            raise BadInput(faults)
+        source = open_source(settings)
+    except BadInput as bad:
+        unseen = note("the images were not looked at.", "Mend this first, then run the check again.")
+        return Data(Checked("data", (), (*of_input(bad), unseen)))
+    if faults := label_faults(settings, source.class_names):
+        return Data(Checked("data", (), tuple(of_input(BadInput(faults)))), source)
+    empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
+    filled = np.setdiff1d(np.arange(len(source)), empty)
+    looks = look_at(source, filled[chosen_rows(len(filled), images)])
+    good, classes = [look for look in looks if not look.reason], class_counts(source, settings)
+    same = duplicates(source, (int(row) for row in filled))
+    findings = [*_lost(source, empty, looks), *_inverted(good), *_twice(source, same), *_notes(source, classes)]
+    counts = Counter(str(part) for part in source.parts)
+    by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
+    patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
+    passed = [f"{len(source):,} images {patients}: {by_part}"]
+    if good:
+        passed.append(f"{len(good):,} of them decoded: {in_words(good)}")
+    if same.compared == len(filled) and not same.groups:
+        passed.append("no image is there twice")
+    facts = {
+        "images": len(source),
+        "parts": dict(counts),
+        "decoded": len(good),
+        "looked_at": len(looks),
+        "empty": len(empty),
+        "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
+        "classes": {one.name: one.as_json() for one in classes},
+    }
+    return Data(Checked("data", tuple(passed), tuple(findings), facts), source, tuple(good), tuple(classes))
+
+
+def _lost(source: Source, empty: Sequence[int], looks: Sequence[Look]) -> Iterator[Finding]:
+    """Empty files, counted over all; unreadable ones, among those that were looked at."""
+    budget, total = source.skip_budget, len(source)
+    rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
+    if empty:
+        problem = f"{len(empty):,} of {total:,} image files are empty ({len(empty) / total:.1%})."
+        over = len(empty) > budget * total
+        remedy = rules + ("flwr-client start will end." if over else "they are left out, the rest is used.")
+        remedy += " Export them again: an interrupted copy leaves empty files."
+        names = (source.names[row] for row in empty)
+        yield (fault if over else warning)(ExitCode.EMPTY_FILES, problem, remedy, names)
+    broken = [look for look in looks if look.reason]
+    lost = [f"{source.names[look.row]}: {look.reason}" for look in broken]
+    lost += [f"{skip.name}: {skip.reason}" for skip in source.skipped]
+    if lost:
+        seen = len(looks) + len(source.skipped)
+        problem = f"{len(lost):,} of {seen:,} images that were decoded cannot be read ({len(lost) / seen:.1%})."
+        over = len(lost) > budget * seen
+        remedy = rules + ("with so many flwr-client start will end." if over else "they are left out.")
+        yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Mend or remove them.", lost)
+
+
+def _inverted(looks: Sequence[Look]) -> Iterator[Finding]:
+    found = inverted_by_mode(looks)
+    if found.majority:
+        counted = f"{found.inverted:,} of the {found.telling:,} images that tell"
+        problem = f"black and white look exchanged ({found.sure}): in {counted} the border is white, the middle darker."
+        remedy = "In a radiograph air is black. Look with flwr-client preview-data; if so, export them again"
+        if set(found.modes) & {"MONOCHROME1", "MONOCHROME2"}:
+            remedy += (
+                f" with the right PhotometricInterpretation (now {', '.join(found.modes)}; MONOCHROME1 is turned)."
+            )
+        else:
+            remedy += "; a DICOM viewer's export often forgets to turn MONOCHROME1."
+        yield warning(ExitCode.INVERTED, problem, remedy)
+    elif len(found.modes) and found.inverted >= FEWEST:
+        part = f"those of mode {', '.join(found.modes)}"
+        problem = f"{found.inverted:,} of {found.telling:,} images look inverted, most of {part}."
+        yield warning(ExitCode.INVERTED, problem, "Look at them with flwr-client preview-data.")
+
+
+def _twice(source: Source, same: Duplicates) -> Iterator[Finding]:
+    across = same.across([str(part) for part in source.parts])
+    within = [group for group in same.groups if group not in across]
+
+    def named(groups: Sequence[Sequence[int]]) -> list[str]:
+        return [" = ".join(f"{source.names[row]} ({source.parts[row]})" for row in group) for group in groups]
+
+    if across:
+        problem = f"{len(across):,} images stand in two parts of the split under different names."
+        remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient."
+        yield warning(ExitCode.DUPLICATES, problem, remedy, named(across))
+    if within:
+        copies = sum(len(group) - 1 for group in within)
+        problem = f"{copies:,} images are exact copies of another one."
+        yield warning(ExitCode.DUPLICATES, problem, "Remove the copies; they count twice.", named(within))
+
+
+def _notes(source: Source, classes: Sequence[ClassCounts]) -> Iterator[Finding]:
+    if not source.patients_known:
+        problem = "no column says whose images they are: one patient's may stand on two sides of a split."
+        yield note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
+    if source.missing:
+        yield note(f"{source.missing:,} rows of the table have no image; they are left out.")
+    for what, names in (
+        ("shows", [one.name for one in classes if not one.present]),
+        ("is without", [one.name for one in classes if not one.absent]),
+    ):
+        if names:
+            remedy = f"If this hospital does not annotate it, leave it out of data.annotates in {FILE}."
+            yield note(f"no image {what} {', '.join(names)}.", remedy)

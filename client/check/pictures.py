@@ -1,0 +1,150 @@
+"""Pictures one by one: what kind of file, how large, how grey, and whether black and white look exchanged."""
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pydicom
+from numpy.typing import NDArray
+from PIL import Image
+
+from client.check.source import Source
+from common.data.dicom import is_dicom
+from common.data.pictures import IN_MEMORY, picture, shaped
+
+BORDER = 1 / 16
+"""Of an image's side: what counts as its border."""
+DARK, BRIGHT = 64, 191
+MAJORITY = 0.8
+"""Of the images that look like radiographs at all: so many must look inverted before it is said."""
+FEWEST = 10
+"""Images without which nothing is said."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One picture, looked at.
+
+    Attributes:
+        kind: ``PNG``, ``JPEG``, ``DICOM`` or ``array``.
+        mode: As in the file: ``grey``, ``colour``, ``16 bit``, or a DICOM file's photometric interpretation.
+        inverted: Whether air looks white; None where this picture does not tell.
+        pixels: As the network is given it, uint8 ``(height, width[, 3])``; None where it cannot be read.
+        reason: Why it cannot be read.
+    """
+
+    row: int
+    kind: str = ""
+    width: int = 0
+    height: int = 0
+    mode: str = ""
+    inverted: bool | None = None
+    pixels: NDArray[np.uint8] | None = None
+    reason: str = ""
+
+
+def look_at(source: Source, rows: Iterable[int]) -> list[Look]:
+    """Read and decode these images on several threads; what is wrong with one is its own."""
+    with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
+        return list(pool.map(lambda row: _looked(source, int(row)), rows))
+
+
+def _looked(source: Source, row: int) -> Look:
+    # Whatever a decoder makes of a broken file ends here, as it does when a run reads the images.
+    try:
+        data = source.read(row)
+        if not isinstance(data, bytes):
+            return _of_pixels(row, "array", "colour" if data.ndim == 3 else "grey", data)
+        shown = picture(data)
+        kind, mode = _form_of(data)
+        grey = np.asarray(shown)
+        form = source.form
+        return Look(row, kind, *shown.size, mode, looks_inverted(grey), shaped(shown, form) if form else grey)
+    except Exception as error:
+        return Look(row, reason=str(error) or type(error).__name__)
+
+
+def _of_pixels(row: int, kind: str, mode: str, pixels: NDArray[np.uint8]) -> Look:
+    return Look(row, kind, pixels.shape[1], pixels.shape[0], mode, looks_inverted(pixels), pixels)
+
+
+def _form_of(data: bytes) -> tuple[str, str]:
+    """Kind and mode of a file that could be decoded."""
+    if is_dicom(data):
+        header = pydicom.dcmread(io.BytesIO(data), stop_before_pixels=True)
+        return "DICOM", str(header.PhotometricInterpretation)
+    with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+        mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"
+        return str(image.format), mode
+
+
+def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
+    """Whether air looks white in a radiograph, a CT or an ultrasound image.
+
+    Air, and what the beam did not reach, is black and lies at the border; the body is bright and lies in the middle.
+    A picture is taken for inverted where its border is brighter than its middle, and more of the border is nearly white
+    than nearly black; for right where both are the other way round; else, and in colour, it does not tell.
+    """
+    if pixels.ndim == 3:
+        if not (pixels[..., 0] == pixels[..., 1]).all() or not (pixels[..., 1] == pixels[..., 2]).all():
+            return None
+        pixels = pixels[..., 0]
+    border, middle = _border(pixels)
+    brighter = border.mean() - middle.mean()
+    whiter = (border > BRIGHT).mean() - (border < DARK).mean()
+    if brighter == 0 or whiter == 0 or (brighter > 0) != (whiter > 0):
+        return None
+    return bool(brighter > 0)
+
+
+def _border(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """The pixels of the frame, and those of the middle half."""
+    height, width = pixels.shape
+    wide = max(1, round(min(height, width) * BORDER))
+    inside = np.zeros(pixels.shape, dtype=np.bool_)
+    inside[wide : height - wide, wide : width - wide] = True
+    middle = pixels[height // 4 : height - height // 4, width // 4 : width - width // 4]
+    return pixels[~inside], middle
+
+
+@dataclass(frozen=True)
+class Inverted:
+    """Of the pictures that tell."""
+
+    inverted: int
+    telling: int
+    modes: tuple[str, ...]
+
+    @property
+    def majority(self) -> bool:
+        return self.telling >= FEWEST and self.inverted >= MAJORITY * self.telling
+
+    @property
+    def sure(self) -> str:
+        """In words: by how many of them agree, and how many there are."""
+        share = self.inverted / self.telling
+        return "nearly sure" if share >= 0.95 and self.telling >= 5 * FEWEST else "likely"
+
+
+def inverted_by_mode(looks: Sequence[Look]) -> Inverted:
+    """Count; name the modes most of whose pictures look inverted."""
+    telling = [look for look in looks if look.inverted is not None]
+    inverted = Counter(look.mode for look in telling if look.inverted)
+    total = Counter(look.mode for look in telling)
+    modes = tuple(sorted(mode for mode, count in inverted.items() if count >= MAJORITY * total[mode]))
+    return Inverted(sum(inverted.values()), len(telling), modes)
+
+
+def in_words(looks: Sequence[Look]) -> str:
+    """Kinds, modes and sizes, the most frequent first."""
+    modes = Counter(f"{look.kind} {look.mode}" for look in looks)
+    sizes = Counter((look.width, look.height) for look in looks)
+    listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common(4))
+    if len(sizes) == 1:
+        ((width, height),) = sizes
+        return f"{listed}; {width} × {height} pixels"
+    widths, heights = [width for width, _ in sizes], [height for _, height in sizes]
+    return f"{listed}; {min(widths)} × {min(heights)} to {max(widths)} × {max(heights)} pixels"

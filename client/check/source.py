@@ -1,0 +1,114 @@
+"""A site's images for looking at: files beside a table, or arrays of a set that is read whole."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.settings import Settings
+from common.data.image_set import ImageSet, Skipped
+from common.data.load import load, open_table
+from common.data.pictures import Form
+from common.data.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec
+from common.data.splits import Names
+
+PARTS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Rows of all fields belong together.
+
+    Attributes:
+        names: What an image is called.
+        labels: float32 ``(n, classes)``, NaN unknown.
+        parts: "train", "validation" or "test".
+        read: The bytes of an image, or the image itself where it is there already.
+        files: Paths, where there are any.
+        form: What pictures are brought into before the network sees them; None where they are.
+        patients_known: Whether the data says whose images they are.
+        skipped: What the reader of a whole set has left out.
+        missing: Rows of the table without a file.
+        skip_budget: Part of the images that may be unreadable.
+    """
+
+    names: tuple[str, ...]
+    labels: NDArray[np.float32]
+    class_names: tuple[str, ...]
+    patients: Names
+    parts: Names
+    read: Callable[[int], bytes | NDArray[np.uint8]]
+    files: tuple[Path, ...] = ()
+    form: Form | None = None
+    patients_known: bool = True
+    skipped: tuple[Skipped, ...] = ()
+    missing: int = 0
+    skip_budget: float = 0.05
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def side(self) -> int:
+        """Pixels of the longer side of an image as the network is given it."""
+        if self.form:
+            return self.form.size
+        first = self.read(0)
+        return max(first.shape[:2]) if isinstance(first, np.ndarray) else 0
+
+
+def open_source(settings: Settings) -> Source:
+    """Find a site's images and labels; of pictures in files none is read.
+
+    Raises:
+        BadInput: With every fault.
+    """
+    spec = settings.file.data
+    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec):
+        return _of_arrays(settings)
+    table = open_table(spec, settings.folder)
+    return Source(
+        names=tuple(file.name for file in table.files),
+        labels=table.labels,
+        class_names=table.class_names,
+        patients=table.patients,
+        parts=table.parts,
+        read=lambda row: table.files[row].read_bytes(),
+        files=table.files,
+        form=Form(spec.image_size, spec.color, spec.resize),
+        patients_known=getattr(spec, "patient_column", "in the table") is not None,
+        missing=table.missing,
+        skip_budget=spec.skip_budget,
+    )
+
+
+def _of_arrays(settings: Settings) -> Source:
+    splits = load(settings.file.data, settings.folder)
+    sets: list[ImageSet] = [splits.train, splits.validation, splits.test]
+    starts = np.cumsum([0, *map(len, sets)])
+
+    def read(row: int) -> NDArray[np.uint8]:
+        part = int(np.searchsorted(starts, row, side="right")) - 1
+        pixels: NDArray[np.uint8] = sets[part].images[row - starts[part]]
+        return pixels
+
+    spec = settings.file.data
+    return Source(
+        names=tuple(f"{part}[{row}]" for part, one in zip(PARTS, sets, strict=True) for row in range(len(one))),
+        labels=np.concatenate([one.labels for one in sets]),
+        class_names=splits.class_names,
+        patients=np.concatenate([one.patients for one in sets]),
+        parts=np.repeat(np.array(PARTS), [len(one) for one in sets]),
+        read=read,
+        patients_known=not isinstance(spec, NpzSpec) or spec.patient_key is not None,
+        skipped=tuple(skip for one in sets for skip in one.skipped),
+    )
+
+
+def chosen_rows(total: int, images: int | None) -> NDArray[np.intp]:
+    """``images`` rows spread evenly over all, first and last among them; all where None."""
+    if images is None or images >= total:
+        return np.arange(total)
+    return np.unique(np.linspace(0, total - 1, images).round().astype(np.intp))

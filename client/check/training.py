@@ -1,0 +1,191 @@
+"""One real training step with the run's model on this site's images; from it, minutes and megabytes a round."""
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from client.check.findings import Checked, Finding, fault, note
+from client.check.needs import Needs, in_words, needs_of
+from client.check.pictures import Look
+from client.check.source import Source
+from client.networks import empty_network
+from client.plans import last_plan
+from client.refusals import ExitCode
+from client.rounds import difference
+from client.settings import Settings
+from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
+from common.data.image_set import ImageSet
+from common.inference import channels_first, logits_of
+from common.models.network import SplitNetwork
+from common.models.spec import ModelSpec
+from common.models.state import read_state
+from common.wire import Groups, TrainReply, encode, payload_bytes
+from strategies.compression import compressed
+from strategies.local import LocalRound
+from strategies.method import Method
+from strategies.registry import method_of
+from strategies.training import Exercise, Frozen, examples_of, optimizer_for, plain, reproducible, train_epoch
+
+PATIENCE_S = 15.0
+"""Where the first step takes longer, it stands for the ones that follow."""
+LINE_MBIT = 10.0
+"""Of the line for which the time of a transfer is told."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What would be trained, and where it says so."""
+
+    plan: Plan
+    known_from: str
+    assumed: bool = False
+
+
+def work_of(settings: Settings, experiment: Experiment | None, source: Source) -> Work:
+    """The plan that is checked: of the experiment given, of the last roll call, or a guess."""
+    if experiment is not None:
+        return Work(plan_of(experiment), "the experiment given")
+    if plan := last_plan(settings.state):
+        return Work(plan, "the last roll call")
+    model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.side)))
+    guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
+    return Work(plan_of(guess), "no run is known here: ResNet-18 assumed", assumed=True)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A network, and some of the site's images to try it on.
+
+    Attributes:
+        totals: Images of the training and of the validation part, of which the trial has but some.
+    """
+
+    work: Work
+    method: Method
+    network: SplitNetwork
+    images: ImageSet
+    device: str
+    totals: tuple[int, int]
+
+    @property
+    def needs(self) -> Needs:
+        one = channels_first(self.images.images[:1]).to(self.device)
+        return needs_of(self.network, self.work.plan, one, sum(self.totals))
+
+
+def trial_of(settings: Settings, work: Work, source: Source, looks: tuple[Look, ...], device: str) -> Trial:
+    """Build the run's network, and a batch of images to train it on.
+
+    Raises:
+        BadInput: If the plan's method does not exist here, or its parameters do not fit.
+    """
+    names = settings.labels or source.class_names
+    canonical = tuple(settings.synonyms.get(name, name) for name in names)
+    columns = [source.class_names.index(name) for name in names]
+    pixels = [look for look in looks if look.pixels is not None][: work.plan.training.batch_size]
+    rows = np.array([look.row for look in pixels], dtype=np.intp)
+    images = ImageSet(
+        np.stack([look.pixels for look in pixels if look.pixels is not None]),
+        np.ascontiguousarray(source.labels[rows][:, columns]),
+        canonical,
+        source.patients[rows],
+        np.full(len(rows), ""),
+    )
+    network = empty_network(work.plan.model, canonical, device)
+    totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
+    return Trial(work, method_of(work.plan), network, images, device, totals)
+
+
+def check_training(trial: Trial, needs: Needs) -> Checked:
+    """Train a step or two, and reckon what a round takes."""
+    try:
+        tried = _tried(trial)
+    except torch.cuda.OutOfMemoryError:
+        remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
+        return Checked("training", (), (fault(ExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy),))
+    except Exception as error:  # whatever torch, its drivers or the data make of it is what is looked for
+        problem = f"a training step failed: {type(error).__name__}: {error}."
+        return Checked("training", (), (fault(ExitCode.TRAINING, problem, "Send the coordinator this line."),))
+    plan, (train, validation) = trial.work.plan, trial.totals
+    seconds = plan.training.epochs * train * tried.train_s + validation * tried.validate_s
+    down, up = tried.down / 1e6, tried.up / 1e6
+    transfer = (down + up) * 8 / LINE_MBIT
+    model = f"{plan.model.architecture}, {plan.model.image_size} pixels, batches of {plan.training.batch_size}"
+    passed = [
+        f"{plan.run.method}, {model} ({trial.work.known_from}): a step on {trial.device} works",
+        f"a round: about {_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
+        f" ({_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
+    ]
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    passed.append(f"a model of {in_words(needs.model)}; this check took {in_words(peak)} of memory")
+    facts = {
+        "method": plan.run.method,
+        "architecture": plan.model.architecture,
+        "known_from": trial.work.known_from,
+        "device": trial.device,
+        "seconds_a_round": round(seconds, 1),
+        "mb_down": round(down, 2),
+        "mb_up": round(up, 2),
+        "peak_memory": peak,
+    }
+    return Checked("training", tuple(passed), tuple(_unsure(trial)), facts)
+
+
+def _unsure(trial: Trial) -> Iterator[Finding]:
+    if trial.work.assumed:
+        yield note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
+    if trial.method.local is not None:
+        problem = f"the step is a plain one; {trial.method.name}'s own may take two or three times as long."
+        yield note(problem)
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """Seconds an image, bytes either way."""
+
+    train_s: float
+    validate_s: float
+    down: int
+    up: int
+
+
+def _tried(trial: Trial) -> _Tried:
+    """Train a batch, and once more if that was quick: the first step of a process is slow."""
+    plan, network = trial.work.plan, trial.network
+    pixels = channels_first(trial.images.images).to(trial.device)
+    examples = examples_of(trial.images, pixels, network.class_names)
+    local = LocalRound(plain(trial.method.loss))
+    exercise = Exercise(examples, local.objective, plan.training, plan.augmentation, Frozen())
+    received = read_state(network)
+    with reproducible(0, plan.training.threads) as generator:
+        optimizer = optimizer_for(network, plan.training, plan.training.lr)
+
+        def step() -> object:
+            return train_epoch(network, exercise, optimizer, generator)
+
+        train_s = _timed(step)
+        train_s = train_s if train_s > PATIENCE_S else _timed(step)
+        validate_s = _timed(lambda: logits_of(network, pixels, plan.training.precision).cpu())
+    update = difference(read_state(network), received, trial.method, trial.images.class_names)
+    sent, _ = compressed(update, Groups(), trial.method.compress_update)
+    count = len(examples)
+    return _Tried(train_s / count, validate_s / count, _wire_bytes(Groups.of_model(received)), _wire_bytes(sent))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    return time.monotonic() - began
+
+
+def _wire_bytes(groups: Groups) -> int:
+    """As a reply that holds them."""
+    return payload_bytes(encode(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

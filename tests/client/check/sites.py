@@ -1,0 +1,122 @@
+"""A hospital's folder as it should be, to be broken in one way at a time."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from client.check.findings import Finding, Result
+from client.check.machine import Gpu, Machine
+from client.check.run import check
+from client.first_day import prepare
+from client.settings import Settings
+from common.config import read_experiment
+from common.data.phantom import PHANTOM_CLASSES, phantoms
+from common.identity import SiteKit, public_line, read_key, write_toml
+from server.authority import issue_server_certificate, make_authority
+from server.coordinator import Coordinator, CoordinatorFile
+from tests.federations import DIGITS
+
+CLASSES = ("Cardiomegaly", "Effusion")
+SITE = f"""name = "north"
+[data]
+kind = "folder"
+images = "images"
+labels = "labels.csv"
+image_column = "image"
+patient_column = "patient"
+split_column = "part"
+label_columns = ["{CLASSES[0]}", "{CLASSES[1]}"]
+image_size = 32
+"""
+GB = 10**9
+GOOD_MACHINE = Machine(
+    disk_free=80 * GB,
+    memory=32 * GB,
+    memory_free=24 * GB,
+    cores=8,
+    gpu=None,
+    user=10001,
+    writable=True,
+    key_mode=0o600,
+    folder_mode=0o700,
+)
+SMALL_GPU = Gpu("Quadro P400", GB // 2, 300_000_000)
+
+
+@dataclass(frozen=True)
+class Hospital:
+    """Its folder, and the coordinator that it has a kit of."""
+
+    folder: Path
+    coordinator: Coordinator
+
+    @property
+    def table(self) -> list[dict[str, str]]:
+        with (self.folder / "labels.csv").open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+
+    def rewrite(self, rows: list[dict[str, str]]) -> None:
+        with (self.folder / "labels.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+    def edit(self, old: str, new: str) -> None:
+        """Change site.toml by hand."""
+        text = (self.folder / "site.toml").read_text(encoding="utf-8")
+        assert old in text
+        (self.folder / "site.toml").write_text(text.replace(old, new), encoding="utf-8")
+
+    def at(self, address: str) -> "Hospital":
+        """With a kit for this address."""
+        line = public_line(read_key(self.folder / "north.key"), "north")
+        authority = self.coordinator.ca_certificate.read_text(encoding="ascii")
+        kit = SiteKit(coordinator="trial", address=address, site="north", public_key=line, ca_certificate=authority)
+        write_toml(self.folder / "north.kit", kit, "For tests.")
+        return self
+
+    def checked(self, machine: Machine = GOOD_MACHINE, **options: object) -> Result:
+        """What ``flwr-client check`` finds, on this machine."""
+
+        def look(settings: Settings) -> Machine:
+            return machine
+
+        (self.folder / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+        experiment = read_experiment(self.folder / "experiment.toml").experiment
+        settings: dict[str, object] = {"environment": {}, "experiment": experiment, "look": look, **options}
+        return check(self.folder, **settings)[0]
+
+
+def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
+    """Phantom radiographs, a table, a key, a kit of a coordinator that nobody has started."""
+    prepare(folder, "north")
+    write_images(folder, images, size)
+    (folder / "site.toml").write_text(SITE, encoding="utf-8")
+    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
+    coordinator = Coordinator(folder.parent / "coordinator", file)
+    make_authority(coordinator)
+    issue_server_certificate(coordinator)
+    return Hospital(folder, coordinator).at("127.0.0.1:9")
+
+
+def write_images(folder: Path, count: int, size: int = 32) -> None:
+    """PNG files and labels.csv; every fifth patient tests, every fifth validates."""
+    drawn = phantoms(count, size, np.random.default_rng(4))
+    (folder / "images").mkdir(parents=True)
+    columns = [PHANTOM_CLASSES.index(name) for name in CLASSES]
+    parts = ("train", "train", "train", "val", "test")
+    lines = [",".join(("image", "patient", "part", *CLASSES))]
+    for row in range(count):
+        name, patient = f"{row:05}.png", str(drawn.patients[row])
+        Image.fromarray(drawn.images[row]).save(folder / "images" / name)
+        part = parts[int(patient.split("-")[1]) % len(parts)]
+        lines.append(",".join((name, patient, part, *(f"{drawn.labels[row, c]:.0f}" for c in columns))))
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def of_code(result: Result, code: int) -> list[Finding]:
+    """Everything found with this exit code."""
+    return [finding for area in result.areas for finding in area.findings if finding.exit_code == code]

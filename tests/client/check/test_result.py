@@ -1,0 +1,232 @@
+"""What the check tells of what it found: to a person on one screen, to a machine as JSON, and what it keeps back."""
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from client.check.data import check_data
+from client.check.findings import Checked, Result, fault, note, warning
+from client.check.labels import ClassCounts
+from client.check.needs import needs_of
+from client.check.pictures import looks_inverted
+from client.check.present import narrow, show
+from client.check.training import work_of
+from client.plans import remember
+from client.refusals import ExitCode
+from client.settings import read_file_only
+from common.config import Plan, plan_of, read_experiment
+from common.data.phantom import phantoms
+from common.models.network import build
+from common.wire import RollCall
+from tests.client.check.sites import CLASSES, Hospital, hospital_in
+from tests.common.data.test_pictures import dicom
+from tests.federations import DIGITS
+from tests.network.real import flwr_client
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> Hospital:
+    return hospital_in(tmp_path / "north")
+
+
+# ---------------------------------------------------------------------- the label table
+
+
+def labelled(hospital: Hospital, cells: list[tuple[str, str]], images_a_patient: int = 1) -> dict[str, ClassCounts]:
+    """Give the first images these labels, and leave the others out."""
+    rows = hospital.table[: len(cells)]
+    for place, (row, of_row) in enumerate(zip(rows, cells, strict=True)):
+        row |= dict(zip(CLASSES, of_row, strict=True), patient=str(place // images_a_patient), part="train")
+    hospital.rewrite(rows)
+    return {one.name: one for one in check_data(read_file_only(hospital.folder), 1).classes}
+
+
+def test_a_class_of_fewer_than_ten_patients_is_hidden_and_what_would_tell_it_too(hospital: Hospital) -> None:
+    counts = labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 20 + [("0", "0")] * 11)
+    assert counts["Cardiomegaly"].told() == ("<10", "not told")
+    assert counts["Effusion"].told() == ("29", "11")
+
+
+def test_patients_are_counted_not_images(hospital: Hospital) -> None:
+    counts = labelled(hospital, [("1", "1")] * 18 + [("0", "1")] * 22, images_a_patient=2)
+    assert counts["Cardiomegaly"].told() == ("<10", "not told")
+    assert counts["Effusion"].told() == ("40", "0")
+
+
+def test_a_site_that_hides_more_in_its_policy_hides_more_here_and_none_hides_less(hospital: Hospital) -> None:
+    cells = [("1", "1")] * 9 + [("0", "1")] * 15 + [("0", "0")] * 20
+    hospital.edit("[data]", "[policy]\nsmallest_count = 25\n[data]")
+    assert labelled(hospital, cells)["Effusion"].told() == ("<25", "<25")
+    hospital.edit("smallest_count = 25", "smallest_count = 0")
+    assert labelled(hospital, cells)["Cardiomegaly"].told() == ("<10", "not told")
+
+
+def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None:
+    one = labelled(hospital, [("-1", "1")] * 3 + [("", "0")] * 2 + [("1", "1")] * 12)["Cardiomegaly"]
+    assert (one.present, one.absent, one.unknown, one.uncertain, one.blank) == (12, 0, 5, 3, 2)
+
+
+# ---------------------------------------------------------------------- inverted
+
+
+def chests() -> NDArray[np.uint8]:
+    return phantoms(40, 48, np.random.default_rng(1)).images
+
+
+def test_every_phantom_radiograph_tells_whether_it_is_inverted() -> None:
+    assert [looks_inverted(image) for image in chests()] == [False] * 40
+    assert [looks_inverted(255 - image) for image in chests()] == [True] * 40
+
+
+def test_a_colour_picture_and_an_even_one_do_not_tell() -> None:
+    colour = np.random.default_rng(0).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    assert looks_inverted(colour) is None
+    assert looks_inverted(np.full((32, 32), 255, dtype=np.uint8)) is None
+
+
+def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(hospital: Hospital) -> None:
+    for place, row in enumerate(hospital.table[:20]):
+        pixels = chests()[place].astype(np.uint16) * 16
+        wrong = dicom(pixels, PhotometricInterpretation="MONOCHROME1")
+        (hospital.folder / "images" / row["image"]).write_bytes(wrong)
+    hospital.rewrite(hospital.table[:20])
+    result = hospital.checked(offline=True)
+    assert result.exit_code == ExitCode.INVERTED
+    assert result.gravest is not None
+    assert "in 20 of the 20 images that tell" in result.gravest.problem
+    assert "(now MONOCHROME1; MONOCHROME1 is turned)" in result.gravest.remedy
+
+
+# ---------------------------------------------------------------------- needs and the plan
+
+
+def test_what_a_run_needs_grows_with_model_and_batch(tmp_path: Path) -> None:
+    plan = written_plan(tmp_path)
+    network = build(plan.model, ("a", "b"), 0)
+    image, double = torch.zeros(1, 1, 16, 16, dtype=torch.uint8), plan.training.batch_size * 2
+    one = needs_of(network, plan, image, 100)
+    bigger = plan.model_copy(update={"training": plan.training.model_copy(update={"batch_size": double})})
+    other = needs_of(network, bigger, image, 100)
+    assert one.model == 4 * sum(tensor.numel() for tensor in network.state_dict().values())
+    assert other.gpu - one.gpu == other.memory - one.memory > 0
+    assert (other.gpu - one.gpu) % (2 * 4 * plan.training.batch_size) == 0
+    assert needs_of(network, plan, image, 1100).gpu - one.gpu == 1000 * 16 * 16
+    assert other.disk == one.disk == 10**9 + 24 * one.model
+
+
+def written_plan(folder: Path) -> Plan:
+    (folder / "run.toml").write_text(DIGITS, encoding="utf-8")
+    return plan_of(read_experiment(folder / "run.toml").experiment)
+
+
+def test_the_plan_of_the_last_roll_call_is_what_a_site_is_checked_for(hospital: Hospital, tmp_path: Path) -> None:
+    plan = written_plan(tmp_path)
+    remember(hospital.folder / "state", RollCall("run", plan.model_dump_json()).plan)
+    (line, pace, _) = hospital.checked(offline=True, experiment=None).areas[-1].passed
+    assert line.startswith("surgical, tiny_cnn, 16 pixels, batches of 64 (the last roll call): a step on cpu works")
+    assert re.match(r"a round: about \d+ s of training, 0\.\d MB down, 0\.\d MB up \(\d+ s at 10 Mbit/s\)", pace)
+
+
+def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hospital) -> None:
+    settings = read_file_only(hospital.folder)
+    work = work_of(settings, None, check_data(settings, 1).source)
+    assert (work.plan.model.architecture, work.plan.model.image_size) == ("resnet18", 32)
+    assert work.assumed
+
+
+# ---------------------------------------------------------------------- words
+
+
+def worst() -> Result:
+    long = "A very long sentence about what is wrong, " * 5
+    data = Checked(
+        "data",
+        ("1,910 images",),
+        (
+            warning(ExitCode.EMPTY_FILES, long, long, [f"{row:05}.png" for row in range(48)]),
+            note("a note"),
+            fault(ExitCode.COLUMN, "no [Effusion] column", "Name it."),
+        ),
+    )
+    return Result("north", (Checked("connection", ("well",)), data))
+
+
+def on_screen(result: Result) -> str:
+    file = io.StringIO()
+    show(result, [ClassCounts("Mass", 3, 90, 0, (True, False), 10)], narrow(file))
+    return file.getvalue()
+
+
+def test_a_screen_is_at_most_100_wide_and_without_colour_where_no_terminal_is() -> None:
+    text = on_screen(worst())
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "\x1b" not in text
+
+
+def test_faults_stand_before_warnings_and_the_first_is_said_again_at_the_end() -> None:
+    text = on_screen(worst())
+    assert text.index("no [Effusion] column [40]") < text.index("wrong, A very") < text.index("a note")
+    assert [line.strip() for line in text.splitlines()[-2:]] == ["no [Effusion] column [40]", "→ Name it."]
+    assert "north: begin with this one, exit code 40:" in text
+
+
+def test_five_names_are_printed_and_the_rest_is_counted() -> None:
+    text = " ".join(on_screen(worst()).split())
+    assert "00000.png; 00001.png; 00002.png; 00003.png; 00004.png; and 43 more" in text
+
+
+def test_nothing_but_notes_is_exit_code_0() -> None:
+    assert Result("north", (Checked("data", (), (note("a note"),)),)).exit_code == 0
+    assert "north: nothing stands in the way." in on_screen(Result("north", (Checked("data"),)))
+
+
+def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospital) -> None:
+    (hospital.folder / "images" / "00003.png").write_bytes(b"")
+    (hospital.folder / "run.toml").write_text(DIGITS, encoding="utf-8")
+    ended = flwr_client("check", hospital.folder, "--offline", "--json", "--experiment", hospital.folder / "run.toml")
+    told = json.loads(ended.out)
+    assert set(told) == {"schema", "site", "exit_code", "areas"}
+    assert list(told["areas"]) == ["connection", "machine", "data", "training"]
+    codes = {one["exit_code"] for area in told["areas"].values() for one in area["findings"]}
+    assert ended.code == told["exit_code"]
+    assert ExitCode.EMPTY_FILES in codes
+    (empty,) = [one for one in told["areas"]["data"]["findings"] if one["exit_code"] == ExitCode.EMPTY_FILES]
+    assert set(empty) == {"severity", "cause", "exit_code", "problem", "remedy", "names"}
+    assert (empty["severity"], empty["cause"], empty["names"]) == ("warning", "empty_files", ["00003.png"])
+
+
+def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital) -> None:
+    (hospital.folder / "north.kit").unlink()
+    result = hospital.checked()
+    assert result.exit_code == ExitCode.BAD_INPUT
+    assert result.gravest is not None
+    assert "Send north.request to the coordinator" in result.gravest.remedy
+    assert [area.area for area in result.areas if area.passed] == ["machine", "data", "training"]
+
+
+# ---------------------------------------------------------------------- the documentation
+
+
+def listed_codes() -> Iterator[int]:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    section = text.split("## Exit codes")[1].split("\n## ")[0]
+    yield from (int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE))
+
+
+def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
+    assert list(listed_codes()) == [int(code) for code in ExitCode]
+
+
+def test_both_pages_for_hospitals_list_the_codes_of_start_alike() -> None:
+    text = (ROOT / "docs" / "hospital-it.md").read_text(encoding="utf-8").split("## When it ends")[1]
+    ours = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
+    assert ours == [int(code) for code in ExitCode if code < 20]
