@@ -18,3 +18,16 @@ def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
 
 def test_other_requests_ask_for_no_more_than_they_hold() -> None:
     assert asked_for(encode(RevealRequest("run", 1, ("north",)))) == 0
+
+
+def test_a_reply_as_large_as_its_request_fits_with_room_for_figures() -> None:
+    bound = Bound.on_reply_to([100, 44_000_000, 3])
+    assert bound.fault(3, 44_000_103) == ""
+    assert bound.fault(3 + MORE_OBJECTS, 44_000_103 + MORE_BYTES) == ""
+
+
+def test_a_reply_of_more_parts_or_more_bytes_is_refused_with_the_figures() -> None:
+    bound = Bound.on_reply_to([100, 44_000_000, 3])
+    assert bound.fault(12, 10) == "its reply has 12 parts; what was asked for has at most 11"
+    said = "its reply weighs more than 61 MB, the most that what was asked for can weigh"
+    assert bound.fault(3, 44_000_104 + MORE_BYTES) == said

@@ -29,6 +29,7 @@ from strategies.records import RoundRecord, TooFewSites
 from strategies.registry import method_named
 from strategies.replies import Replies
 from strategies.rounds import RoundStrategy, array_record
+from tests.harms import FORMS, Harm
 
 CLASSES = {"east": ("c", "a"), "north": ("a", "b"), "south": ("b",)}
 STEP = {"east": -3.0, "north": 1.0, "south": 0.5}
@@ -242,6 +243,29 @@ def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(
     assert ran.rounds[0].sites == ("east", "north")
     np.testing.assert_array_equal(ran.model.trunk, [0.25 - 1, -4 - 1])  # (-3 + 1) / 2
     assert dict(ran.strategy.state.counted) == {"east": 1, "north": 1}
+
+
+@pytest.mark.parametrize("harm", FORMS, ids=lambda harm: harm.kind)
+def test_what_a_site_may_send_that_cannot_count_changes_the_model_no_more_than_its_absence(
+    harm: Harm, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("survived", harm.kind)
+    record_property("same model", harm.kind)
+
+    def spoilt(reply: TrainReply) -> RecordDict:
+        content = encode(reply)
+        harm.spoil(content)
+        return content
+
+    harmed = run((EAST, NORTH, replace(SOUTH, spoil=spoilt)), rounds=2, min_sites=2)
+    alone = run((EAST, NORTH, replace(SOUTH, spoil=raising)), rounds=2, min_sites=2)
+    for record in harmed.rounds:
+        assert set(record.absent) == {"south"}
+        assert harm.reason in record.absent["south"]
+    after, expected = (Groups.of_model(ran.model).named() for ran in (harmed, alone))
+    assert {name: array.tobytes() for name, array in after.items()} == {
+        name: array.tobytes() for name, array in expected.items()
+    }
 
 
 def test_a_site_is_told_once_why_its_reply_did_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,103 @@
+"""What a site may send that cannot count, each with words of the reason that both sides must hear."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+
+from common.wire import RAW
+
+Spoil = Callable[[RecordDict], None]
+
+
+@dataclass(frozen=True)
+class Harm:
+    """One way to spoil a training reply, as the records that are about to leave.
+
+    Attributes:
+        kind: As the table of ``make torture`` counts it.
+        reason: Words of the coordinator's reason.
+    """
+
+    kind: str
+    spoil: Spoil
+    reason: str
+
+
+def raw(values: np.ndarray, dtype: str = "float32") -> Array:
+    """An array as our records hold it."""
+    return Array(dtype=dtype, shape=values.shape, stype=RAW, data=values.astype(f"<{values.dtype.str[1:]}").tobytes())
+
+
+def trunk(change: Callable[[np.ndarray], np.ndarray], dtype: str = "float32") -> Spoil:
+    """Send another trunk in the place of the trained one."""
+
+    def spoil(content: RecordDict) -> None:
+        values = np.frombuffer(content["update"]["trunk"].data, "<f4").copy()
+        content["update"] = ArrayRecord({"trunk": raw(change(values), dtype)})
+
+    return spoil
+
+
+def says(**fields: object) -> Spoil:
+    """Say something else in small fields; ``__`` stands for a dot."""
+
+    def spoil(content: RecordDict) -> None:
+        for name, value in fields.items():
+            content["fields"][name.replace("__", ".")] = value
+
+    return spoil
+
+
+def first_is(value: float) -> Callable[[np.ndarray], np.ndarray]:
+    def change(values: np.ndarray) -> np.ndarray:
+        values[0] = value
+        return values
+
+    return change
+
+
+def another_class(content: RecordDict) -> None:
+    own = list(content["fields"]["update.classes"])
+    content["fields"]["update.classes"] = ["of nobody", *own[1:]]
+
+
+def nothing_known(content: RecordDict) -> None:
+    for name in list(content):
+        del content[name]
+
+
+FORMS = (
+    Harm("NaN in an update", trunk(first_is(np.nan)), "trunk holds values that are not finite"),
+    Harm("infinity in an update", trunk(first_is(-np.inf)), "trunk holds values that are not finite"),
+    Harm("wrong shape", trunk(lambda values: values[1:]), "trunk has shape"),
+    Harm("two dimensions", trunk(lambda values: values[None]), "trunk of update announces shape (1, "),
+    Harm("wrong dtype", trunk(lambda values: values.astype(np.float64), "float64"), "not float64 as raw-little-endian"),
+    Harm("fewer bits than asked for", trunk(lambda values: values.astype(np.float16), "float16"), "expected float32"),
+    Harm(
+        "unknown group",
+        lambda content: content.update({"extra": ArrayRecord({"trunk": raw(np.ones(3, np.float32))})}),
+        "TrainReply does not have extra",
+    ),
+    Harm("missing group", lambda content: content.pop("update"), "trunk was expected"),  # type: ignore[arg-type, return-value]
+    Harm("class of another site", another_class, "head rows are ['of nobody'"),
+    Harm("reply of another round", says(round=77), "reply belongs to run, round, site"),
+    Harm("reply of another run", says(run="another"), "reply belongs to run, round, site ('another'"),
+    Harm("reply in another's name", says(site="somebody"), "'somebody')"),
+    Harm("absurd number of images", says(train_samples=10**12), "trained on 1000000000000 images, said"),
+    Harm("statistics nobody asked for", says(statistics__names=["prior"]), "statistics/prior must be float32 numbers"),
+    Harm("a loss that is no number", says(train_loss=float("nan")), "TrainReply.train_loss must be finite"),
+    Harm("no record of ours", nothing_known, "without a wire version"),
+)
+"""What is wrong with a reply by itself."""
+
+FAR = Harm(
+    "far longer than the others'", trunk(lambda values: -1e4 * values), "its update is far longer than the others'"
+)
+"""Only among four sites or more."""
+
+OVERSIZED = Harm(
+    "oversized reply", trunk(lambda values: np.zeros(12_000_000, np.float32)), "its reply weighs more than"
+)
+"""Refused while it comes: over the network only."""

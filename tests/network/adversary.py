@@ -1,0 +1,51 @@
+"""A site whose program was changed to do harm: each round it sends something else that cannot count.
+
+It has a key, was admitted, answers the roll call and evaluates as it should; what lies around its replies at an honest
+site, the policy and its gate, is not in its way. ``python -m tests.network.adversary start FOLDER``.
+"""
+
+import copy
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Message
+
+import client.cli
+from client.link import Link
+from tests.harms import FAR, FORMS, OVERSIZED, Harm
+
+DUPLICATED = Harm("duplicated reply", FORMS[0].spoil, FORMS[0].reason)
+"""A bad reply, and after it a good one to the same message."""
+HARMS = (*FORMS, FAR, OVERSIZED, DUPLICATED)
+"""By round, from 1."""
+
+Reply = Callable[[Link, bytes, Message, float], None]
+
+
+def harmful(reply: Reply) -> Reply:
+    """Spoil each training reply as it leaves."""
+
+    def replied(link: Link, received: bytes, message: Message, seconds: float) -> None:
+        if message.metadata.message_type != "train" or not message.has_content():
+            reply(link, received, message, seconds)
+            return
+        harm = HARMS[int(message.content["fields"]["round"]) - 1]  # type: ignore[arg-type, index]
+        good = copy.deepcopy(message)
+        harm.spoil(message.content)
+        reply(link, received, message, seconds)
+        if harm is DUPLICATED:
+            reply(link, received, good, seconds)
+
+    return replied
+
+
+def main() -> None:
+    """``flwr-client`` with another way to reply."""
+    reply: Any = Link.reply
+    Link.reply = harmful(reply)  # type: ignore[method-assign]
+    client.cli.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

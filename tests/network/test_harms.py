@@ -1,0 +1,88 @@
+"""A site that does harm in every round of one run, each time in another way, over the real wire."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import app
+from common.wire import TrainReply, TrainRequest
+from tests.network.adversary import HARMS
+from tests.network.real import (
+    PARTIAL,
+    Coordinator,
+    eventually,
+    exported,
+    flwr_client,
+    flwr_server,
+    flwr_sim,
+    lines_of,
+    machine,
+    written,
+)
+
+pytestmark = pytest.mark.torture
+FOUR = f"""{PARTIAL}
+west = ["2", "3", "8"]
+"""
+LIAR = "south"
+CHANGES = (f"run.rounds={len(HARMS)}", "participation.min_sites=3", "participation.far_updates=drop")
+
+
+def without_the_liar(experiment: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The summary of a simulation in which that site fails in every round."""
+    train = app.train_round
+
+    def train_or_fail(at: Any, request: TrainRequest) -> TrainReply:
+        if at.name == LIAR:
+            raise OSError("not there")
+        return train(at, request)
+
+    monkeypatch.setattr(app, "train_round", train_or_fail)
+    sets = [part for change in CHANGES for part in ("--set", change)]
+    done = flwr_sim("run", experiment, "--backend", "inline", "--out", out, *sets)
+    assert done.code == 0, done.err
+    return dict(json.loads((out / "summary.json").read_text(encoding="utf-8")))
+
+
+def test_a_site_that_sends_something_else_that_cannot_count_in_every_round_changes_nothing_and_is_told_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Any
+) -> None:
+    for harm in HARMS:
+        record_property("survived", harm.kind)
+        record_property("same model", harm.kind)
+    experiment = written(FOUR, tmp_path)
+    with machine(tmp_path / "machine") as here:
+        coordinator = Coordinator(here)
+        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, here.folder / "data")]
+        coordinator.start()
+        (liar,) = (site for site in sites if site.name == LIAR)
+        for site in sites:
+            if site is liar:
+                site.start_by("-m", "tests.network.adversary", "start", site.folder)
+            else:
+                site.start()
+        coordinator.sees(*sites)
+        run = coordinator.run(experiment, tmp_path / "run", *CHANGES)
+        eventually(lambda: not run.runs, "the run ends", within_s=900)
+        assert run.ends() == 0, run.said
+        status, words = coordinator.now["run"], flwr_server("status", coordinator.folder).out
+        at_site = flwr_client("status", liar.folder).out
+    absent = {
+        event["round"]: event for event in lines_of(tmp_path / "run" / "events.jsonl") if event["event"] == "absent"
+    }
+    assert {event["site"] for event in absent.values()} == {LIAR}
+    for number, harm in enumerate(HARMS, start=1):
+        reason = absent[number]["reason"]
+        assert harm.reason in reason, harm.kind
+        assert f"round {number} went without {LIAR}: {reason}" in run.said
+        assert f"the reply of this site did not count in round {number}: {reason}" in liar.program.said
+    last = f"round {len(HARMS)}: {absent[len(HARMS)]['reason']}"
+    assert status["left_out"] == {LIAR: last}
+    assert f"{LIAR} was left out of {last}" in words
+    assert f"did not count in {last}" in at_site
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    alone = without_the_liar(experiment, tmp_path / "simulation", monkeypatch)
+    assert summary["rounds"] == alone["rounds"] == len(HARMS)
+    assert summary["model_sha256"] == alone["model_sha256"]
