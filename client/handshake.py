@@ -145,6 +145,7 @@ def _certificate_refused(error: ssl.SSLCertVerificationError, host: str) -> Refu
         return Refused(ExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong.")
     problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
     remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
+    remedy += " flwr-client check names who issued what is shown."
     return Refused(ExitCode.OTHER_AUTHORITY, problem, remedy)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from client.check.pictures import Look, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.check.training import Work, work_of
-from client.settings import Settings, data_faults_of, label_faults, read_file_only
+from client.settings import Settings, data_faults_of, declaration_of, read_file_only
 from common.augmentation import AugmentationSpec, augment
 from common.config import Experiment, Plan
 from common.data.thumbnails import png
@@ -71,7 +71,7 @@ def write_preview(folder: Path, out: Path, experiment: Experiment | None, each: 
     settings = read_file_only(folder)
     stop_on(data_faults_of(settings))
     source = open_source(settings)
-    stop_on(label_faults(settings, source.class_names))
+    declaration_of(settings, source.class_names)
     work = work_of(settings, experiment, source)
     groups = tuple(_groups(settings, source, work.plan, each))
     content = _rendered(settings, work, groups, _rows(settings, source), source)

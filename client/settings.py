@@ -188,10 +188,7 @@ def open_site(settings: Settings) -> Site:
         splits = load(settings.file.data, settings.folder)
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{FILE}: {fault.where}") for fault in error.faults) from None
-    names = settings.labels or splits.class_names
-    stop_on(label_faults(settings, splits.class_names))
-    declaration = Declaration(settings.file.name, names, settings.synonyms)
-    merge([declaration])  # for the faults of the one
+    declaration = declaration_of(settings, splits.class_names)
     if not len(splits.train):
         raise BadInput([Fault(f"{FILE}: data", "has no training image.")])
     return Site(
@@ -205,8 +202,23 @@ def open_site(settings: Settings) -> Site:
     )
 
 
-def label_faults(settings: Settings, known: tuple[str, ...]) -> list[Fault]:
-    """Classes that the site annotates, but that its data does not have."""
+def declaration_of(settings: Settings, known: tuple[str, ...]) -> Declaration:
+    """What the site says about its labels.
+
+    Args:
+        known: Classes of its data.
+
+    Raises:
+        BadInput: With every fault.
+    """
+    names = settings.labels or known
+    stop_on(_label_faults(names, known))
+    declaration = Declaration(settings.file.name, names, settings.synonyms)
+    merge([declaration])  # for the faults of the one
+    return declaration
+
+
+def _label_faults(names: tuple[str, ...], known: tuple[str, ...]) -> list[Fault]:
     return [
         Fault(
             f"{FILE}: data.annotates",
@@ -214,7 +226,7 @@ def label_faults(settings: Settings, known: tuple[str, ...]) -> list[Fault]:
             did_you_mean(name, known),
             cause="column",
         )
-        for name in settings.labels
+        for name in names
         if name not in known
     ]
 

@@ -12,7 +12,7 @@ from client.check.labels import ClassCounts, class_counts
 from client.check.pictures import FEWEST, Look, in_words, inverted_by_mode, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.refusals import ExitCode
-from client.settings import FILE, Settings, data_faults_of, label_faults
+from client.settings import FILE, Settings, data_faults_of, declaration_of
 from common.errors import BadInput
 
 
@@ -41,17 +41,22 @@ def check_data(settings: Settings, images: int | None) -> Data:
         if faults := data_faults_of(settings):
             raise BadInput(faults)
         source = open_source(settings)
+        declaration_of(settings, source.class_names)
     except BadInput as bad:
         unseen = note("the images were not looked at.", "Mend this first, then run the check again.")
         return Data(Checked("data", (), (*of_input(bad), unseen)))
-    if faults := label_faults(settings, source.class_names):
-        return Data(Checked("data", (), tuple(of_input(BadInput(faults)))), source)
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
     looks = look_at(source, filled[chosen_rows(len(filled), images)])
     good, classes = [look for look in looks if not look.reason], class_counts(source, settings)
     same = duplicates(source, (int(row) for row in filled))
-    findings = [*_lost(source, empty, looks), *_inverted(good), *_twice(source, same), *_notes(source, classes)]
+    findings = [
+        *_parts(source),
+        *_lost(source, empty, looks),
+        *_inverted(good),
+        *_twice(source, same),
+        *_notes(source, classes),
+    ]
     counts = Counter(str(part) for part in source.parts)
     by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
     patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
@@ -70,6 +75,20 @@ def check_data(settings: Settings, images: int | None) -> Data:
         "classes": {one.name: one.as_json() for one in classes},
     }
     return Data(Checked("data", tuple(passed), tuple(findings), facts), source, tuple(good), tuple(classes))
+
+
+def _parts(source: Source) -> Iterator[Finding]:
+    if not (source.parts == "train").any():
+        yield fault(ExitCode.BAD_INPUT, f"{FILE}: data: there is no training image.", "Put some into that part.")
+    for part in PARTS[1:]:
+        if not (source.parts == part).any():
+            yield note(f"there is no {part} image: {_WITHOUT[part]}.")
+
+
+_WITHOUT = {
+    "validation": "this hospital has no say in which round's model is best",
+    "test": "no figure of this hospital's will be told",
+}
 
 
 def _lost(source: Source, empty: Sequence[int], looks: Sequence[Look]) -> Iterator[Finding]:
@@ -118,16 +137,21 @@ def _twice(source: Source, same: Duplicates) -> Iterator[Finding]:
     within = [group for group in same.groups if group not in across]
 
     def named(groups: Sequence[Sequence[int]]) -> list[str]:
-        return [" = ".join(f"{source.names[row]} ({source.parts[row]})" for row in group) for group in groups]
+        part = {row: f" ({source.parts[row]})" if source.files else "" for group in groups for row in group}
+        return [" = ".join(f"{source.names[row]}{part[row]}" for row in group) for group in groups]
 
     if across:
-        problem = f"{len(across):,} images stand in two parts of the split under different names."
+        problem = f"{_images(len(across))} in two parts of the split under different names."
         remedy = "A model is tested on what it was trained on: remove one of each, or give both the same patient."
         yield warning(ExitCode.DUPLICATES, problem, remedy, named(across))
     if within:
         copies = sum(len(group) - 1 for group in within)
-        problem = f"{copies:,} images are exact copies of another one."
+        problem = f"{copies:,} exact {'copy' if copies == 1 else 'copies'} of other images."
         yield warning(ExitCode.DUPLICATES, problem, "Remove the copies; they count twice.", named(within))
+
+
+def _images(count: int) -> str:
+    return "1 image stands" if count == 1 else f"{count:,} images stand"
 
 
 def _notes(source: Source, classes: Sequence[ClassCounts]) -> Iterator[Finding]:

@@ -103,7 +103,8 @@ def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> 
         used = "" if settings.file.device != "cpu" else '; not used: device = "cpu"'
         passed.append(f"{machine.gpu.name}, {in_words(machine.gpu.free)} free{_of(needs.gpu if needs else None)}{used}")
     if ExitCode.PERMISSIONS not in short:
-        passed.append(f"{settings.folder} is writable for user {machine.user}; the private key is its owner's alone")
+        key = "; the private key is its owner's alone" if machine.key_mode is not None else ""
+        passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
     versions = _versions()
     passed.append(", ".join(f"{name} {number}" for name, number in versions.items()))
     return Checked("machine", tuple(passed), tuple(findings), {**asdict(machine), "versions": versions} | _asked(needs))

@@ -1,5 +1,8 @@
 """Sites that are broken on purpose, each in one way: the check's exit code names it, the remedy mends it."""
 
+import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -229,7 +232,7 @@ def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hos
     (images / test).write_bytes((images / train).read_bytes())
     result = hospital.checked(**DATA_ONLY)
     said = the_finding(result, ExitCode.DUPLICATES, Severity.WARNING)
-    assert "1 images stand in two parts of the split under different names." in said
+    assert "1 image stands in two parts of the split under different names." in said
     assert result.gravest is not None
     assert set(result.gravest.names[0].split(" = ")) == {f"{train} (train)", f"{test} (test)"}
 
@@ -239,6 +242,21 @@ def test_a_class_that_the_data_does_not_have(hospital: Hospital) -> None:
     said = the_finding(hospital.checked(**DATA_ONLY), ExitCode.COLUMN)
     assert 'data.annotates: "Cardiomegali" is not a class of the data.' in said
     assert 'Did you mean "Cardiomegaly"?' in said
+
+
+def test_two_columns_that_mean_one_class(hospital: Hospital) -> None:
+    toml = hospital.folder / "site.toml"
+    toml.write_text(
+        toml.read_text(encoding="utf-8") + '[data.synonyms]\n"Effusion" = "Cardiomegaly"\n', encoding="utf-8"
+    )
+    said = the_finding(hospital.checked(**DATA_ONLY), ExitCode.BAD_INPUT)
+    assert "both mean" in said
+    assert "Keep one of them" in said
+
+
+def test_a_split_without_training_images(hospital: Hospital) -> None:
+    hospital.rewrite([row | {"part": "test"} for row in hospital.table])
+    assert "there is no training image" in the_finding(hospital.checked(**DATA_ONLY), ExitCode.BAD_INPUT)
 
 
 # ---------------------------------------------------------------------- the machine
@@ -311,3 +329,22 @@ def test_images_of_another_size_are_counted_in_full_though_few_are_decoded(tmp_p
     (data,) = [area for area in hospital.checked(images=None, **DATA_ONLY).areas if area.area == "data"]
     assert data.facts["decoded"] == 90
     assert any("32 × 32 to 48 × 48 pixels" in line for line in data.passed)
+
+
+@pytest.mark.torture
+def test_a_real_file_system_of_8_mb(hospital: Hospital) -> None:
+    small = hospital.folder.parent / "small"
+    small.mkdir()
+    steps = (
+        f"mount -t tmpfs -o size=8m,mode=700 tmpfs {small}",
+        f"cp -r {hospital.folder}/. {small}",
+        f"{sys.executable} -m client.cli check {small} --offline --json",
+    )
+    ended = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", " && ".join(steps)], capture_output=True, text=True, timeout=300, check=False
+    )
+    if "unshare" in ended.stderr or "mount:" in ended.stderr:
+        pytest.skip(f"needs a mount of its own: {ended.stderr.strip()}")
+    told = json.loads(ended.stdout)
+    assert ended.returncode == told["exit_code"] == ExitCode.DISK
+    assert told["areas"]["machine"]["facts"]["disk_free"] < 8 * 2**20
