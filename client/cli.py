@@ -17,15 +17,12 @@ from rich.console import Console
 
 from client.refusals import ExitCode, Refused
 from common.memory import keep_large_buffers
-from common.terminal import end_on_sigterm, run_program, teller
+from common.terminal import end_on_sigterm, program, run_program, teller
 
-app = typer.Typer(
-    name="flwr-client",
-    help="Take part in a federation with this hospital's images, which stay here.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+app = program(
+    "flwr-client",
+    "Take part in a federation with this hospital's images, which stay here.",
+    "0 done or stopped on request, 1 the answer is no, 2 a fault in what was given, 10 to 18 refused: see start --help",
 )
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
@@ -52,6 +49,8 @@ def init(
 @app.command()
 def start(folder: Folder) -> None:
     """Connect, and train when asked; goes on until it is stopped, whatever happens to the connection.
+
+    Example: flwr-client start north
 
     Exit codes: 0 stopped on request, 2 a fault in site.toml or the data, 10 no TLS, 11 certificate of another
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
@@ -139,7 +138,10 @@ def preview_data(
 
 @app.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Say what the running flwr-client of this folder is doing."""
+    """Say what the running flwr-client of this folder is doing.
+
+    Example: flwr-client status north
+    """
     from client.status import asked, in_words
 
     found = asked(folder / "state")
@@ -151,7 +153,10 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
 @app.command()
 def health(folder: Folder) -> None:
-    """Exit with 0 if the running flwr-client of this folder is well, else with 1: for health checks of containers."""
+    """Exit with 0 if the running flwr-client of this folder is well, else with 1: for health checks of containers.
+
+    Example: flwr-client health north
+    """
     from client.status import asked
 
     found = asked(folder / "state")

@@ -4,13 +4,48 @@ import datetime as dt
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
+from common import __version__
 from common.errors import BadInput
+
+
+def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
+    """A program as all three are: commands that teach by example, ``--version``, shell completion.
+
+    Args:
+        name: As it is typed.
+        purpose: One sentence.
+        exit_codes: Code and meaning, comma-separated.
+    """
+    app = typer.Typer(
+        name=name,
+        help=purpose,
+        epilog=f"Exit codes: {exit_codes}. Each command's own help has an example. No colours with NO_COLOR=1.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+
+    def tell_version(wanted: bool) -> None:
+        if wanted:
+            print(f"{name} {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def about(
+        version: Annotated[
+            bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Say which release this is.")
+        ] = False,
+    ) -> None:
+        """What goes for every command."""
+
+    return app
 
 
 def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[Exception], ...] = ()) -> None:
@@ -21,7 +56,7 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
     """
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        app(arguments)
+        app(arguments, prog_name=app.info.name)
     except BadInput as error:
         for fault in error.faults:
             errors.print(f"[bold red]error[/] {escape(str(fault))}")

@@ -10,24 +10,25 @@ os.environ.update(
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from common.memory import keep_large_buffers
-from common.terminal import end_on_sigterm, run_program, teller
+from common.terminal import end_on_sigterm, program, run_program, teller
 from server.tracking import Track
 
-app = typer.Typer(
-    name="flwr-server",
-    help="Coordinate a federation of hospitals: admit them, keep the connection up, lead runs.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+if TYPE_CHECKING:
+    from server.coordinator import Coordinator
+
+app = program(
+    "flwr-server",
+    "Coordinate a federation of hospitals: admit them, keep the connection up, lead runs.",
+    "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given",
 )
 console = Console()
+WEB_PORT = 9443
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
@@ -141,21 +142,54 @@ def run(
 
 
 @app.command()
-def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Say who is connected, and what the present run is doing."""
+def status(
+    folder: Folder,
+    as_json: AsJson = False,
+    web: Annotated[bool, typer.Option("--web", help="Serve a page that shows it as it goes; see --port.")] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the page; 0 for any.")] = WEB_PORT,
+    listen: Annotated[str, typer.Option("--listen", help="Address that the page's port is bound to.")] = "127.0.0.1",
+) -> None:
+    """Say who is connected, and what the present run is doing.
+
+    Example: flwr-server status trial
+
+    With --web: on a page that follows the run, over TLS with the coordinator's own certificate, for whoever has the
+    printed address. It reads files only, and changes nothing.
+    """
     from server.coordinator import read_coordinator
     from server.overview import in_words, overview
 
-    found = overview(read_coordinator(folder))
+    coordinator = read_coordinator(folder)
+    if web:
+        _show(coordinator, listen, port, as_json=as_json)
+        return
+    found = overview(coordinator)
     if as_json:
         print(json.dumps(found))
     else:
         console.print(in_words(found), highlight=False)
 
 
+def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
+    from common.errors import Fault, stop_on
+    from server.live.of_coordinator import show
+
+    stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
+    end_on_sigterm()
+    tell = teller(console)
+    try:
+        show(coordinator, listen, port, tell)
+    except (SystemExit, KeyboardInterrupt):
+        tell("the live view is closed; no run notices")
+        raise SystemExit(0) from None
+
+
 @app.command()
 def health(folder: Folder) -> None:
-    """Exit with 0 if the SuperLink answers, else with 1: for health checks of containers."""
+    """Exit with 0 if the SuperLink answers, else with 1: for health checks of containers.
+
+    Example: flwr-server health trial
+    """
     from server.coordinator import read_coordinator
     from server.superlink import answers
 
@@ -184,12 +218,48 @@ def revoke(
 
 
 @app.command()
+def plan(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    drop: Annotated[
+        list[str], typer.Option("--drop", metavar="SITE", help="A site that is never there. Repeatable.")
+    ] = [],  # noqa: B006
+    late: Annotated[
+        list[str],
+        typer.Option("--late", metavar="SITE=TIME", help="A site that takes so much longer, e.g. 2h. Repeatable."),
+    ] = [],  # noqa: B006
+    min_sites: Annotated[int | None, typer.Option("--min-sites", min=0, help="To try; the run's own else.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option("--deadline", metavar="TIME", help="Of a round, to try, e.g. 90m; the run's own else.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a run's recorded times: what would min_sites and round_deadline_s have done?
+
+    Example: flwr-server plan runs/first --drop south --late north=2h --min-sites 2 --deadline 90m
+    """
+    from server import planning_tables
+    from server.planning import past_of, what_if_of
+
+    past = past_of(run_folder)
+    found = planning_tables.plan_of(past, what_if_of(past, drop, late, min_sites, deadline))
+    if as_json:
+        print(json.dumps(planning_tables.as_json(found)))
+    else:
+        console.print(planning_tables.in_words(found), highlight=False)
+
+
+@app.command()
 def deadlines(
     folder: Folder,
     experiment: Annotated[Path | None, typer.Argument(help="Experiment file, for a run's own deadlines.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """List every timer: its value, where it comes from, and what happens when it fires."""
+    """List every timer: its value, where it comes from, and what happens when it fires.
+
+    Example: flwr-server deadlines trial experiment.toml
+
+    start and run refuse a timer that is shorter than what has to fit inside it.
+    """
     from common.config import read_experiment
     from server.coordinator import read_coordinator
     from server.deadlines import timers, timers_table

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from common.config import Experiment, ParticipationSection
+from common.errors import Fault
 from common.timers import (
     CALL_TIMEOUT_S,
     HEARTBEAT_INTERVAL_S,
@@ -29,21 +30,59 @@ class Timer:
     effect: str
 
 
+@dataclass(frozen=True)
+class Inside:
+    """A timer that has to fit inside another, by their names, and what goes wrong where it does not."""
+
+    inner: str
+    outer: str
+    consequence: str
+
+
+ORDER = (
+    Inside("heartbeat of a site", "site taken for lost", "a site would be taken for lost between two heartbeats"),
+    Inside("heartbeat of a site", "participation.roll_call_deadline_s", "a site that is there could be missed"),
+    Inside("heartbeat of a site", "participation.round_deadline_s", "a site at work could be left out unheard"),
+    Inside("TLS check of a site", "call of a site", "a call would end before it is checked who answers"),
+    Inside("call of a site", "SuperLink away during a run", "a run would stop while its sites still try"),
+    Inside("SuperLink's start", "SuperLink away during a run", "a run would stop while the SuperLink comes back"),
+)
+
+
+def order_faults(found: Sequence[Timer]) -> list[Fault]:
+    """Say which timer is too short for what has to fit inside it; both are named."""
+    by_name = {timer.name: timer for timer in found}
+    faults = []
+    for pair in ORDER:
+        inner, outer = by_name[pair.inner], by_name[pair.outer]
+        if inner.seconds >= outer.seconds:
+            problem = (
+                f"is {outer.seconds:g} s ({outer.source}), but {inner.name}, {inner.seconds:g} s ({inner.source}), "
+                f"has to fit inside it: {pair.consequence}."
+            )
+            faults.append(Fault(outer.name, problem, f"Set it to more than {inner.seconds:g}."))
+    return faults
+
+
+def _source(experiment: Experiment | None, key: str) -> str:
+    said = experiment is not None and key in experiment.participation.model_fields_set
+    return "the experiment" if said else "the experiment (here: default)"
+
+
 def timers(experiment: Experiment | None) -> list[Timer]:
     """All timers; a run's own at their defaults where no experiment is given."""
     section = experiment.participation if experiment else ParticipationSection()
-    own = "the experiment" if experiment else "the experiment (here: default)"
     return [
         Timer(
             "participation.roll_call_deadline_s",
             section.roll_call_deadline_s,
-            own,
+            _source(experiment, "roll_call_deadline_s"),
             "the run begins with min_sites sites, or stops and says who is missing",
         ),
         Timer(
             "participation.round_deadline_s",
             section.round_deadline_s,
-            own,
+            _source(experiment, "round_deadline_s"),
             "the round goes on without the missing sites if min_sites replied, or the run stops",
         ),
         Timer("late joiner's roll call", JOIN_DEADLINE_S, "fixed", "the site is not asked again before it reconnects"),

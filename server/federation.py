@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, Protocol
 
@@ -38,6 +38,30 @@ class Watcher(Protocol):
     def joined(self, server_round: int, site: str) -> None: ...
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None: ...
+
+
+@dataclass(frozen=True)
+class Both:
+    """Two watchers as one."""
+
+    first: Watcher
+    second: Watcher
+
+    def waiting(self, waiting: Waiting) -> None:
+        self.first.waiting(waiting)
+        self.second.waiting(waiting)
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        self.first.began(sites, rounds)
+        self.second.began(sites, rounds)
+
+    def joined(self, server_round: int, site: str) -> None:
+        self.first.joined(server_round, site)
+        self.second.joined(server_round, site)
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        self.first.round_done(record, state)
+        self.second.round_done(record, state)
 
 
 def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watcher) -> dict[str, Any]:

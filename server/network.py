@@ -16,11 +16,14 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.network import model_faults
 from server.admission import members
 from server.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
+from server.connections import note_connections
 from server.coordinator import Coordinator, alone
+from server.deadlines import order_faults, timers
 from server.federation import federate
 from server.outcome import Setting
-from server.present import Present, Reporter
+from server.present import Present
 from server.report import write_model_card, write_run_report
+from server.reporter import Reporter
 from server.resuming import finished, opened
 from server.superlink import Control, Node, SuperLink, answers, flower_key, run_on
 from server.trackers import store_for, tracked
@@ -41,7 +44,7 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
     Raises:
         BadInput: If the certificate is of no use, or the SuperLink does not start.
     """
-    stop_on(certificate_faults(coordinator))
+    stop_on([*certificate_faults(coordinator), *order_faults(timers(None))])
     with alone(coordinator, "start"):
         link = SuperLink(coordinator)
         try:
@@ -59,6 +62,7 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
 
 def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Tell) -> None:
     before, problem = dict[str, bool](), ""
+    note_connections(coordinator.state, before)
     while True:
         if (code := link.ended()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
@@ -74,6 +78,8 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
         for site in sorted(now.keys() | before.keys()):
             if now.get(site, False) != before.get(site, False):
                 tell(f"{site} {'connected' if now.get(site) else 'is gone'}")
+        if now != before:
+            note_connections(coordinator.state, now)
         before = now
         time.sleep(LOOK_S)
 
@@ -172,7 +178,7 @@ def _own_images(file: ExperimentFile) -> Splits | None:
             found.append(Fault("run.method", problem, "Only flwr-sim runs it."))
     except BadInput as error:
         found += error.faults
-    found += model_faults(experiment.model, file.base)
+    found += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
     stop_on([Fault(f"{file.path.name}: {fault.where}", fault.problem, fault.remedy) for fault in found])
     return own
 

@@ -15,7 +15,7 @@ from common.identity import fingerprint
 from server.admission import admitted_sites
 from server.authority import days_valid
 from server.coordinator import Coordinator
-from server.present import read_present
+from server.present import Present, part_of, read_present
 from server.superlink import Control, answers
 
 
@@ -61,19 +61,11 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     )
     table = Table("site", "connection", "in the run", "key")
     run = found["run"] or {}
+    present = Present(**run) if run else None
     for name, site in found["sites"].items():
-        table.add_row(name, site["state"], _part_in(run, name), site["fingerprint"])
+        part = part_of(present, name) if present else ""
+        table.add_row(name, site["state"], part, site["fingerprint"])
     return Group(Text(heading), table, Text(_run_in_words(run, found["time"])))
-
-
-def _part_in(run: Mapping[str, Any], site: str) -> str:
-    if run.get("state") != "running":
-        return ""
-    if site in run["lost"]:
-        return "lost, may come back"
-    if site in run["waiting_for"]:
-        return f"at work ({run['phase']})" if run["phase"] != "roll call" else "waited for"
-    return "done with this step" if site in run["sites"] else ""
 
 
 def _run_in_words(run: Mapping[str, Any], now: float) -> str:

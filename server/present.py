@@ -1,19 +1,8 @@
-"""What the present run is doing: told to a person line by line, and written down for ``flwr-server status``."""
+"""What the present run is doing, as it is written down for ``flwr-server status`` and the live view."""
 
-import datetime as dt
 import json
-import os
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-
-import numpy as np
-
-from common.files import write_atomically
-from strategies.records import RoundRecord, Waiting
-from strategies.state import FederationState
 
 FILE = "present.json"
 
@@ -51,81 +40,6 @@ class Present:
     last_error_time: str = ""
 
 
-class Reporter:
-    """Tells and writes. A :class:`server.federation.Watcher`."""
-
-    def __init__(self, present: Present, state: Path, tell: Callable[[str], None]) -> None:
-        self._present, self._path, self._tell = present, state / FILE, tell
-        self._training_began = 0.0
-
-    def __enter__(self) -> "Reporter":
-        self._present.pid, self._present.began = os.getpid(), time.time()
-        self._write()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        present = self._present
-        present.state = "done" if kind is None else "stopped" if issubclass(kind, Exception) else "interrupted"
-        present.waiting_for = present.lost = ()
-        if error is not None and kind is not SystemExit:
-            self._note_error(str(error) or type(error).__name__)
-        self._write()
-
-    def waiting(self, waiting: Waiting) -> None:
-        present = self._present
-        if waiting.phase == "roll call" and waiting.sites:
-            names = ", ".join(waiting.sites)
-            self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
-        for site in sorted(set(waiting.lost) - set(present.lost)):
-            self._note_error(f"lost contact with {site} in round {waiting.round}")
-            self._tell(
-                f"lost contact with {site}; if it comes back within {waiting.deadline_s:.0f} s it gets its work again"
-            )
-        for site in sorted(set(present.lost) - set(waiting.lost)):
-            self._tell(f"{site} is back")
-        present.phase, present.round = waiting.phase, waiting.round
-        present.waiting_for, present.lost = waiting.sites, waiting.lost
-        present.deadline = time.time() + waiting.deadline_s
-        self._write()
-
-    def began(self, sites: Sequence[str], rounds: int) -> None:
-        self._present.sites, self._present.rounds = tuple(sites), rounds
-        self._training_began = time.monotonic()
-        self._tell(f"{len(sites)} sites take part: {', '.join(sites)}")
-
-    def joined(self, server_round: int, site: str) -> None:
-        self._present.sites = tuple(sorted({*self._present.sites, site}))
-        self._tell(f"{site} joins in round {server_round}")
-
-    def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        present = self._present
-        pace = (time.monotonic() - self._training_began) / record.round
-        present.seconds_left = pace * (present.rounds - record.round)
-        facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
-        facts.append(f"loss {np.mean(list(record.train_loss.values())):.3f}")
-        if (loss := record.validation.mean_loss) is not None:
-            facts.append(f"round before: validation {loss:.3f}")
-        facts.append(f"{record.seconds:.1f} s, about {_minutes(present.seconds_left)} left")
-        self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
-        for site, reason in record.absent.items():
-            self._note_error(f"round {record.round}: {site}: {reason}")
-            self._tell(f"round {record.round} went without {site}: {reason}")
-            present.left_out[site] = f"round {record.round}: {reason}"
-        for site, reason in record.far.items():
-            self._tell(f"round {record.round} counts {site}, but {reason}")
-            present.far[site] = f"round {record.round}: {reason}"
-        self._write()
-
-    def _note_error(self, text: str) -> None:
-        self._present.last_error = text
-        self._present.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
-
-    def _write(self) -> None:
-        write_atomically(self._path, json.dumps(asdict(self._present)).encode(), durable=False)
-
-
 def read_present(state: Path) -> Present | None:
     """What the last run did, or does; None where there was none. A run whose process is gone was interrupted."""
     try:
@@ -137,5 +51,12 @@ def read_present(state: Path) -> Present | None:
     return present
 
 
-def _minutes(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+def part_of(present: Present, site: str) -> str:
+    """What a site does in the run, in a few words; empty where it has no part or the run is over."""
+    if present.state != "running":
+        return ""
+    if site in present.lost:
+        return "lost, may come back"
+    if site in present.waiting_for:
+        return f"at work ({present.phase})" if present.phase != "roll call" else "waited for"
+    return "done with this step" if site in present.sites else ""

@@ -163,6 +163,8 @@ class RoundRecord(_Record):
     test_accuracy: RoundAccuracy | None = None
     learned: LearnedInRound = LearnedInRound()
     epochs: dict[str, int] = Field(default_factory=dict)
+    site_seconds: dict[str, float] = Field(default_factory=dict)
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)

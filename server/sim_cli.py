@@ -18,16 +18,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from common.terminal import run_program
+from common.terminal import program, run_program
 from server.tracking import Track
 
-app = typer.Typer(
-    name="flwr-sim",
-    help="Train one classifier over simulated hospitals that label different things.",
-    no_args_is_help=True,
-    add_completion=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+app = program(
+    "flwr-sim",
+    "Train one classifier over simulated hospitals that label different things.",
+    "0 done, 1 a run failed, 2 a fault in what was given",
 )
 console = Console()
 Overrides = Annotated[
@@ -50,6 +47,8 @@ def run(
     backend: Backend = None,
     track: TrackTo = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Show the run on a page of 127.0.0.1 while it lasts.")] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of that page; 0 for any.")] = 0,
 ) -> None:
     """Run one experiment.
 
@@ -61,7 +60,7 @@ def run(
     from server.simulation import simulate
 
     file = read_experiment(experiment, _with_backend(overrides, backend))
-    summary = simulate(file, out, console, track, resume=resume)
+    summary = simulate(file, out, console, track, resume=resume, web_port=port if web else None)
     _print_result(summary, out)
 
 
@@ -160,7 +159,10 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the two runs; made anew.")] = Path("runs/demo"),
     backend: Annotated[str, typer.Option("--backend", help="ray or inline.")] = "ray",
 ) -> None:
-    """Show in under two minutes, offline, why hospitals that label different things need more than FedAvg."""
+    """Show in under two minutes, offline, why hospitals that label different things need more than FedAvg.
+
+    Example: flwr-sim demo --backend inline
+    """
     from server.demo import run_demo
 
     run_demo(out, backend, console)

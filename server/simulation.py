@@ -1,5 +1,6 @@
 """flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import SimulatedData, own_tests, simulated_data
 from server.backends import choose_workers, inline, on_ray, site_app
-from server.federation import federate
+from server.federation import Both, Watcher, federate
+from server.live.beside import beside
 from server.outcome import Setting
+from server.present import Present
 from server.progress import ProgressBar
 from server.report import write_model_card, write_run_report
+from server.reporter import Reporter
 from server.resuming import finished, opened
 from server.samples import wanted, write_samples
 from server.trackers import store_for, tracked
@@ -30,11 +34,18 @@ from strategies.unifed.own_training import own_image_faults
 
 
 def simulate(
-    file: ExperimentFile, out: Path, console: Console, track: Track | None = None, *, resume: bool = False
+    file: ExperimentFile,
+    out: Path,
+    console: Console,
+    track: Track | None = None,
+    *,
+    resume: bool = False,
+    web_port: int | None = None,
 ) -> dict[str, Any]:
     """Run a simulated experiment into the folder ``out``; return its summary.
 
     Args:
+        web_port: Of a live view, 0 for any; None for no view.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
 
     Raises:
@@ -72,7 +83,13 @@ def simulate(
     app = site_app(experiment.model_dump_json(), file.base, out.resolve())
     summaries: list[dict[str, Any]] = []
     title = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
-    with tracked(folder, experiment, store, console.print), ProgressBar(console, title) as watcher:
+    with ExitStack() as stack:
+        stack.enter_context(tracked(folder, experiment, store, console.print))
+        watcher: Watcher = stack.enter_context(ProgressBar(console, title))
+        if web_port is not None:
+            stack.enter_context(beside(out, web_port, console.print))
+            present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
+            watcher = Both(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
 
         def main(grid: Any) -> None:
             summaries.append(federate(grid, experiment, setting, watcher))

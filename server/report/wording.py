@@ -1,15 +1,41 @@
 """Numbers as people read them, and results as sentences."""
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 
 from common.metrics import ClassMetrics
 from common.score_histograms import Bounded
+from server.amounts import NOT_APPLICABLE, count, counted, duration, listed, number, shortened, size, spans
 from server.comparison import Comparison, Contrast, Spread
 from server.run_files import Measure, RunSummary
 from server.statistics import ALPHA, PairedTest
 
-NOT_APPLICABLE = "n/a"
+__all__ = (
+    "MEASURE_NAMES",
+    "NOT_APPLICABLE",
+    "bounded",
+    "count",
+    "counted",
+    "deciding_test",
+    "duration",
+    "extremes",
+    "headline",
+    "interval",
+    "listed",
+    "number",
+    "probability",
+    "run_result",
+    "shortened",
+    "signed",
+    "size",
+    "span",
+    "spans",
+    "spread",
+    "standing",
+    "verdicts",
+    "why_undefined",
+)
+"""What templates and other modules say."""
+
 MEASURE_NAMES: dict[Measure, str] = {
     "accuracy": "accuracy",
     "sensitivity": "sensitivity",
@@ -20,47 +46,12 @@ MEASURE_NAMES: dict[Measure, str] = {
 }
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """Fixed decimals, ``n/a`` for what is undefined."""
-    if value is None:
-        return NOT_APPLICABLE
-    return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
-
-
 def signed(value: float | None) -> str:
     """As :func:`number`, with a real plus or minus sign unless it prints as zero."""
     if value is None:
         return NOT_APPLICABLE
     text = number(abs(value))
     return text if text == number(0.0) else f"{'−' if value < 0 else '+'}{text}"
-
-
-def count(value: int | None) -> str:
-    """Thousands set apart by commas."""
-    return NOT_APPLICABLE if value is None else f"{value:,}"
-
-
-def size(byte_count: int | None) -> str:
-    """Bytes in decimal units: ``"1.5 MB"``."""
-    if byte_count is None:
-        return NOT_APPLICABLE
-    value, units = float(byte_count), ("B", "kB", "MB", "GB", "TB")
-    power = 0
-    while value >= 999.5 and power < len(units) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.0f} {units[power]}" if value >= 100 or not power else f"{value:.1f} {units[power]}"
-
-
-def duration(seconds: float | None) -> str:
-    """Seconds as ``"4.2 s"``, ``"3 min 05 s"`` or ``"2 h 07 min"``."""
-    if seconds is None:
-        return NOT_APPLICABLE
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds) // 60
-    if minutes < 60:
-        return f"{minutes} min {round(seconds) % 60:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def spread(value: Spread) -> str:
@@ -86,33 +77,6 @@ def probability(p: float | None) -> str:
     if p is None:
         return NOT_APPLICABLE
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def counted(amount: int, noun: str, plural: str | None = None) -> str:
-    """An amount with its noun: ``"1 site"``, ``"3 sites"``, ``"2 classes"``."""
-    return f"{amount:,} {noun if amount == 1 else plural or noun + 's'}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Words in a sentence: ``"a, b and c"``."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
-
-
-def shortened(words: Sequence[str], most: int = 3) -> str:
-    """The first few words, the rest counted: ``"a, b, c, 2 more"``; empty without any."""
-    rest = len(words) - most
-    return ", ".join([*words[:most], f"{rest} more"] if rest > 0 else words)
-
-
-def spans(rounds: Iterable[int]) -> str:
-    """Round numbers with runs drawn together: ``"3–5, 9"``."""
-    pieces: list[list[int]] = []
-    for each in sorted(rounds):
-        if pieces and each == pieces[-1][-1] + 1:
-            pieces[-1].append(each)
-        else:
-            pieces.append([each])
-    return ", ".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}–{piece[-1]}" for piece in pieces)
 
 
 def why_undefined(result: ClassMetrics | None) -> str:

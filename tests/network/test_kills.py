@@ -204,7 +204,7 @@ def test_a_roll_call_that_too_few_answer_stops_the_run_and_names_who_is_missing(
 ) -> None:
     assert federation.south.program.stop() == 0
     federation.coordinator.sees(federation.south, state="not connected")
-    run = federation.run(tmp_path / "run", "participation.roll_call_deadline_s=3")
+    run = federation.run(tmp_path / "run", "participation.roll_call_deadline_s=6")
     assert run.ends() == 1
     assert 'stopped 2 of 3 sites answered the roll call ("east", "north"). Not there: "south".' in run.said
     assert federation.coordinator.now["run"]["state"] == "stopped"

@@ -1,0 +1,361 @@
+"""The live view: files in, a page out; a token before it; nobody disturbed."""
+
+import base64
+import contextlib
+import datetime as dt
+import hashlib
+import json
+import os
+import re
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509 import load_pem_x509_certificate
+
+from server.connections import note_connections
+from server.coordinator import Coordinator, read_coordinator
+from server.live.drawing import curves
+from server.live.lines import Lines
+from server.live.listening import listening
+from server.live.page import page
+from server.live.seen import Eye, Where, of_coordinator
+from server.live.service import MOST_VIEWERS, Certificate, ViewServer, Watch
+from server.live.telling import told
+from server.present import FILE, Present
+from tests.network.real import flwr_client, flwr_server
+from tests.server.chromium import View, layout, needs_browser
+from tests.server.open_page import open_page
+
+TOKEN = "a-token"
+
+
+def appended(path: Path, *lines: dict[str, Any]) -> None:
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def a_round(number: int, *, absent: dict[str, str] | None = None, loss: float = 0.5) -> dict[str, Any]:
+    return {
+        "round": number,
+        "sites": ["east", "north"],
+        "absent": absent or {},
+        "train_loss": loss,
+        "validation_loss": loss + 0.125,
+        "validation_auroc": 0.75,
+        "site_seconds": {"east": 61.0, "north": 7.5},
+        "seconds": 62.0,
+    }
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Present:
+    """A run in its third round, written as a run writes: its present state lies beside its folder."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    present = Present(
+        str(folder), "chest <b>x-rays</b>", pid=os.getpid(), phase="train", round=3, rounds=5, sites=("east", "north")
+    )
+    present = replace(present, waiting_for=("east", "north"), lost=("north",), deadline=time.time() + 600)
+    noted(tmp_path, present)
+    appended(folder / "rounds.jsonl", a_round(1, loss=0.9), a_round(2, absent={"west": "no reply within 60 s"}))
+    appended(
+        folder / "events.jsonl", {"time": "2026-01-02T03:04:05.678+00:00", "event": "joined", "round": 2, "site": "<i>"}
+    )
+    return present
+
+
+def noted(state: Path, present: Present) -> None:
+    (state / FILE).write_text(json.dumps(asdict(present)), encoding="utf-8")
+
+
+@contextmanager
+def served(where: Where, certificate: Certificate | None = None, port: int = 0) -> Iterator[str]:
+    """The view as its own process has it, in a thread; its address."""
+    server = ViewServer(Watch(where), TOKEN, certificate)
+    with listening("127.0.0.1", port) as at:
+        thread = threading.Thread(target=server.until_told, args=(at,))
+        thread.start()
+        try:
+            yield f"{'https' if certificate else 'http'}://127.0.0.1:{at.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def events(lines: Iterator[str]) -> Iterator[str]:
+    """The data of each view event."""
+    data: list[str] = []
+    for line in lines:
+        if line.startswith("data: "):
+            data.append(line.removeprefix("data: "))
+        elif not line and data:
+            yield "\n".join(data)
+            data = []
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_lines_are_read_as_they_come_and_a_line_half_written_waits_for_its_end(tmp_path: Path) -> None:
+    lines = Lines(tmp_path / "rounds.jsonl")
+    assert not lines.look()
+    (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
+    assert lines.look()
+    assert lines.all == [{"round": 1}]
+    with (tmp_path / "rounds.jsonl").open("a") as file:
+        file.write('nd": 2}\nnot json\n[3]\n')
+    assert lines.look()
+    assert lines.all == [{"round": 1}, {"round": 2}]
+    assert not lines.look()
+
+
+def test_a_file_that_a_resumed_run_has_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    appended(path, {"round": 1}, {"round": 2})
+    lines = Lines(path)
+    lines.look()
+    appended(tmp_path / "new", {"round": 1}, {"round": 9}, {"round": 10})
+    (tmp_path / "new").replace(path)
+    assert lines.look()
+    assert [line["round"] for line in lines.all] == [1, 9, 10]
+
+
+def test_each_site_has_its_part_its_rounds_its_seconds_and_when_it_was_last_missed(
+    tmp_path: Path, running: Present
+) -> None:
+    links = {"east": "connected", "west": "not connected"}
+    seen = Eye(Where("trial", tmp_path, lambda: links)).look()
+    assert [(site.name, site.link, site.part, site.rounds, site.seconds) for site in seen.sites] == [
+        ("east", "connected", "at work (train)", 2, 61.0),
+        ("north", "", "lost, may come back", 2, 7.5),
+        ("west", "not connected", "", 0, None),
+    ]
+    assert seen.sites[2].missed == "round 2: no reply within 60 s"
+
+
+def test_who_is_connected_is_read_from_a_file_and_not_known_where_flwr_server_start_is_gone(
+    coordinator: Coordinator,
+) -> None:
+    where = of_coordinator(coordinator)
+    assert where.links() == {"east": "not known", "west": "revoked"}
+    assert "down" in where.link()
+    note_connections(coordinator.state, {"east": True})
+    assert where.links() == {"east": "connected", "west": "revoked"}
+    assert where.link() == f"open at {coordinator.public_address}"
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path) -> Coordinator:
+    """A folder with a certificate, a site and one that was revoked; nothing runs."""
+    assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "fl.example").code == 0
+    found = read_coordinator(tmp_path / "trial")
+    for name in ("east", "west"):
+        assert flwr_client("init", tmp_path / name, "--name", name).code == 0
+        assert flwr_server("admit", found.folder, tmp_path / name / f"{name}.request", "--yes").code == 0
+    assert flwr_server("revoke", found.folder, "west", "--yes").code == 0
+    return found
+
+
+# ---------------------------------------------------------------------- words and figures
+
+
+@pytest.mark.parametrize(
+    ("event", "text"),
+    [
+        ({"event": "absent", "round": 3, "site": "east", "reason": "why"}, "round 3 went without east: why"),
+        ({"event": "absent", "round": "test", "site": "east", "reason": "why"}, "the test went without east: why"),
+        ({"event": "roll_call", "sites": ["a", "b"], "classes": ["x"]}, "roll call: a, b take part; classes: x"),
+        ({"event": "joined"}, "joined"),
+        ({"event": "something_new", "how": {"much": 1}}, "something new, how {'much': 1}"),
+    ],
+)
+def test_events_are_told_as_sentences_and_those_without_one_by_their_fields(event: dict[str, Any], text: str) -> None:
+    assert told(event) == ("", text)
+
+
+def test_an_events_time_is_the_time_of_day_here_and_a_long_text_is_cut() -> None:
+    moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
+    when, text = told({"time": moment.isoformat(), "event": "stopped", "reason": "x" * 1000})
+    assert when == moment.astimezone().strftime("%H:%M:%S")
+    assert len(text) < 300
+
+
+def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out() -> None:
+    figure = str(curves("loss", [1, 2, 3], {"training": [4.0, None, 2.0], "validation": [None] * 3}, 5))
+    (points,) = re.findall(r'<polyline class="curve c0" points="([^"]*)"', figure)
+    (x1, y1), (x3, y3) = (map(float, point.split(",")) for point in points.split())
+    assert (x1, x3) == (52.0, 260.0)  # of 52 to 468, for rounds 1 to 5: the third is half way
+    assert y1 < y3
+    assert "training 2.000 after round 3" in figure
+    assert "c1" not in figure
+
+
+def test_ten_thousand_rounds_are_a_few_hundred_points_and_the_last_is_among_them() -> None:
+    rounds = range(1, 10_001)
+    figure = str(curves("loss", rounds, {"training": [1 / n for n in rounds]}, 10_000))
+    (points,) = re.findall(r'<polyline[^>]*points="([^"]*)"', figure)
+    assert len(points.split()) <= 301
+    assert points.split()[-1].startswith("468.0,")
+
+
+def test_whatever_a_run_or_a_site_is_called_stays_text(tmp_path: Path, running: Present) -> None:
+    text = page(Eye(Where("trial", tmp_path)).look())
+    assert "chest &lt;b&gt;x-rays&lt;/b&gt;" in text
+    assert "<b>" not in text
+    assert "<i>" not in text
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ["running", "2 of 5", "Waiting for east, north", "sites take part, 1 lost"]),
+        ({"state": "stopped", "last_error": "1 of 2 sites"}, ["stopped", "2 of 5", "1 of 2 sites"]),
+        ({"pid": 2**22 + 1}, ["interrupted: --resume goes on"]),
+        ({"state": "done", "phase": "test", "round": 5, "last_error": "by-gone"}, ["done", "5 of 5", "0.812"]),
+    ],
+)
+def test_the_page_says_how_the_run_goes(
+    tmp_path: Path, running: Present, change: dict[str, Any], words: list[str]
+) -> None:
+    noted(tmp_path, replace(running, **change))
+    (tmp_path / "run" / "summary.json").write_text('{"test": {"mean_auroc": 0.8123}}')
+    text = page(Eye(Where("trial", tmp_path)).look())
+    assert [word for word in words if word not in text] == []
+    assert ("0.812" in text) == (change.get("state") == "done")
+    assert "by-gone" not in text
+
+
+def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Path) -> None:
+    text = page(Eye(Where("trial", tmp_path, lambda: {"east": "connected"})).look())
+    assert "No run yet" in text
+    assert '<td class="wordy good">connected</td>' in text
+
+
+# ---------------------------------------------------------------------- over HTTP
+
+
+def test_without_the_right_token_nothing_is_told_whatever_is_asked_for(tmp_path: Path, running: Present) -> None:
+    with served(Where("trial", tmp_path)) as address:
+        for path in ("/", "/events", "/docs", "/openapi.json", "/nothing"):
+            for query in ("", "?token=", "?token=a-toke", "?token=a-token2", "?token=%C3%A4&token=a-token"):
+                answer = httpx.get(address + path + query)
+                assert (answer.status_code, "east" in answer.text) == (403, False)
+        assert httpx.get(f"{address}/?token={TOKEN}").status_code == 200
+        assert httpx.get(f"{address}/docs?token={TOKEN}").status_code == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
+def test_nothing_but_get_is_answered(tmp_path: Path, running: Present, method: str) -> None:
+    with served(Where("trial", tmp_path)) as address:
+        for path in ("/", "/events"):
+            assert httpx.request(method, f"{address}{path}?token={TOKEN}").status_code == 405
+
+
+def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Path, running: Present) -> None:
+    with served(Where("trial", tmp_path)) as address:
+        answer = httpx.get(f"{address}/?token={TOKEN}")
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert policy["connect-src"] == "'self'"
+    assert policy["script-src"].startswith("'sha256-")
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-store"
+    assert not re.search(r"(src|href)=\"(?!data:)", answer.text)
+    assert not re.search(r" (style|on[a-z]+)=", answer.text)
+
+
+def test_a_stream_tells_every_change_and_at_the_end_the_last_state(tmp_path: Path, running: Present) -> None:
+    where, query = Where("trial", tmp_path), f"/events?token={TOKEN}"
+    with httpx.Client(timeout=20) as client, contextlib.ExitStack() as stack:
+        with served(where) as address:
+            stream = stack.enter_context(client.stream("GET", address + query))
+            told_so_far = events(stream.iter_lines())
+            assert "round 2 of 5 done" in next(told_so_far)
+            noted(tmp_path, replace(running, round=4))
+            assert "round 3 of 5 done" in next(told_so_far)
+            noted(tmp_path, replace(running, round=5, phase="test", state="done"))
+        assert "round 5 of 5 done" in list(told_so_far)[-1]  # served until here
+
+
+def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: Present) -> None:
+    began = time.monotonic()
+    with served(Where("trial", tmp_path)) as address, httpx.Client(timeout=20) as client:
+        url = f"{address}/events?token={TOKEN}"
+        hanging = [client.send(client.build_request("GET", url), stream=True) for _ in range(MOST_VIEWERS)]
+        said = [one.iter_lines() for one in hanging]
+        assert {next(lines) for lines in said} == {"event: view"}
+        with client.stream("GET", url) as one_more:
+            assert one_more.status_code == 503
+        assert client.get(f"{address}/?token={TOKEN}").status_code == 200
+    assert time.monotonic() - began < 15
+
+
+def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(coordinator: Coordinator) -> None:
+    files = Certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key")
+    with served(of_coordinator(coordinator), files) as address:
+        with httpx.Client(verify=trusting(coordinator)) as client:
+            assert "No run yet" in client.get(f"{address}/?token={TOKEN}").text
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{address.replace('https', 'http')}/?token={TOKEN}")
+
+
+def trusting(coordinator: Coordinator) -> ssl.SSLContext:
+    """As a program that has been given the authority's certificate."""
+    return ssl.create_default_context(cafile=coordinator.ca_certificate)
+
+
+# ---------------------------------------------------------------------- in a browser
+
+
+def spki_sha256(certificate: Path) -> str:
+    """What Chromium calls a public key by."""
+    key = load_pem_x509_certificate(certificate.read_bytes()).public_key()
+    digest = hashlib.sha256(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).digest()
+    return base64.b64encode(digest).decode()
+
+
+@pytest.mark.slow
+@needs_browser
+def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
+    tmp_path: Path, running: Present, coordinator: Coordinator
+) -> None:
+    files = Certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key")
+    where = replace(of_coordinator(coordinator), state=tmp_path)
+    with contextlib.ExitStack() as stack:
+        with served(where, files) as address:
+            url = f"{address}/?token={TOKEN}"
+            shown = stack.enter_context(open_page(url, View(400, dark=True), spki_sha256(files.certificate)))
+            assert shown.value("document.title").startswith("2/5")
+            noted(tmp_path, replace(running, round=5))
+            shown.until("document.title.startsWith('4/5')")
+            assert shown.value("document.getElementById('said').textContent") == "running. round 4 of 5 done"
+            assert shown.value("document.getElementById('link').hidden")
+            width = shown.value("[document.documentElement.scrollWidth, innerWidth]")
+            assert width == [400, 400]
+        shown.until("!document.getElementById('link').hidden")
+        assert "Round 5 of 5: train" in shown.value("document.body.innerText")
+        noted(tmp_path, replace(running, round=5, state="done"))
+        with served(where, files, port=int(address.rpartition(":")[2])):
+            shown.until("document.title.startsWith('5/5')")
+            assert shown.value("document.getElementById('link').hidden")
+
+
+@needs_browser
+@pytest.mark.parametrize("view", [View(1400), View(500, dark=True)], ids=["desk by day", "phone by night"])
+def test_nothing_of_the_page_overlaps_is_cut_too_pale_or_beyond_the_edge(
+    tmp_path: Path, running: Present, view: View
+) -> None:
+    (tmp_path / "page.html").write_text(page(Eye(Where("trial", tmp_path)).look()), encoding="utf-8")
+    found = layout(tmp_path / "page.html", view)
+    assert found["page"][0] <= found["page"][1]
+    assert (found["beyond"], found["overlapping"], found["cut"], found["pale"]) == ([], [], [], [])
