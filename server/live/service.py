@@ -169,9 +169,14 @@ class ViewServer(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End; streams tell the last state first."""
+        """End; streams tell the last state first, and whoever does not read it is cut off."""
         self._watch.over = True
+        open_ones = list(self.server_state.connections)
         await super().shutdown(sockets)
+        for connection in open_ones:
+            if (transport := getattr(connection, "transport", None)) is not None:
+                transport.abort()
+        await asyncio.sleep(0)
 
     def until_told(self, at: socket.socket) -> None:
         """Serve until ``should_exit`` is set or a signal comes."""

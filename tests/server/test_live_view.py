@@ -17,12 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import load_pem_x509_certificate
+from rich.console import Console
 
+from common.errors import BadInput
 from server.connections import note_connections
 from server.coordinator import Coordinator, read_coordinator
+from server.live.beside import beside
 from server.live.drawing import curves
 from server.live.lines import Lines
 from server.live.listening import listening
@@ -31,6 +35,8 @@ from server.live.seen import Eye, Where, of_coordinator
 from server.live.service import MOST_VIEWERS, Certificate, ViewServer, Watch
 from server.live.telling import told
 from server.present import FILE, Present
+from server.simulation import simulate
+from tests.federations import experiment
 from tests.network.real import flwr_client, flwr_server
 from tests.server.chromium import View, layout, needs_browser
 from tests.server.open_page import open_page
@@ -312,6 +318,39 @@ def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain
 def trusting(coordinator: Coordinator) -> ssl.SSLContext:
     """As a program that has been given the authority's certificate."""
     return ssl.create_default_context(cafile=coordinator.ca_certificate)
+
+
+@pytest.mark.torture
+def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_with_it(tmp_path: Path) -> None:
+    hashes = []
+    for out, web_port in (("plain", None), ("shown", 0)):
+        file = experiment(tmp_path, "run.rounds=1")
+        summary = simulate(file, tmp_path / out, Console(quiet=True), web_port=web_port)
+        hashes.append(summary["model_sha256"])
+    assert hashes[0] == hashes[1]
+    assert psutil.Process().children() == []
+    seen = Eye(Where("flwr-sim", tmp_path / "shown")).look()
+    assert seen.present is not None
+    assert (seen.present.state, seen.present.round, len(seen.sites)) == ("done", 1, 3)
+    assert not (tmp_path / "plain" / FILE).exists()
+
+
+def test_a_port_that_is_taken_is_told_before_anything_is_trained(tmp_path: Path) -> None:
+    with listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"--port {port}: cannot be listened on at 127.0.0.1"):
+            simulate(experiment(tmp_path), tmp_path / "run", Console(quiet=True), web_port=port)
+    assert not (tmp_path / "run" / "rounds.jsonl").exists()
+
+
+def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running: Present) -> None:
+    said: list[str] = []
+    with beside(tmp_path, 0, said.append):
+        url = said[0].removeprefix("live view: ")
+        with httpx.Client(timeout=60) as client, client.stream("GET", url.replace("/?", "/events?")) as stream:
+            told_so_far = events(stream.iter_lines())
+            assert "round 2 of 5 done" in next(told_so_far)
+        assert httpx.get(url.partition("?")[0]).status_code == 403
 
 
 # ---------------------------------------------------------------------- in a browser

@@ -1,0 +1,115 @@
+"""What goes for all three programs: help that teaches by example, their release, completion, no colours in a file."""
+
+import os
+import pty
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import typer
+
+import client.cli
+import server.cli
+import server.sim_cli
+from common import __version__
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = {"flwr-sim": server.sim_cli, "flwr-server": server.cli, "flwr-client": client.cli}
+GROUPS = {name: typer.main.get_command(module.app) for name, module in PROGRAMS.items()}
+
+
+def leaves(name: str, found: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Every command, by all the words that are typed for it."""
+    if not hasattr(found, "commands"):
+        yield name, found
+        return
+    for word, inner in found.commands.items():
+        yield from leaves(f"{name} {word}", inner)
+
+
+COMMANDS = dict(pair for name, group in GROUPS.items() for pair in leaves(name, group))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_has_an_example_that_parses(words: str) -> None:
+    examples = re.findall(r"Example: (.+)", COMMANDS[words].help or "")
+    assert examples
+    for example in examples:
+        assert example.startswith(f"{words} ") or example == words
+        COMMANDS[words].make_context(words, shlex.split(example.removeprefix(words)))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_command_and_each_of_its_options_says_what_it_is_for(words: str) -> None:
+    found = COMMANDS[words]
+    assert (found.help or "").split("\n")[0].endswith((".", "?"))
+    options = [option for option in found.params if isinstance(option, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_says_its_release_and_its_exit_codes(program: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for asked in ("--version", "--help"):
+        with pytest.raises(SystemExit) as ended:
+            PROGRAMS[program].main([asked])
+        assert not ended.value.code
+    said = capsys.readouterr().out
+    assert said.startswith(f"{program} {__version__}\n")
+    assert f"Usage: {program}" in said
+    assert "Exit codes: 0 " in said
+    assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_program_writes_a_shells_completion_script(
+    program: str, shell: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    variable = f"_{program.upper().replace('-', '_')}_COMPLETE"
+    monkeypatch.setenv(variable, f"source_{shell}")
+    with pytest.raises(SystemExit):
+        PROGRAMS[program].main([])
+    script = capsys.readouterr().out
+    assert variable in script
+    assert program in script
+    if shell == "bash":
+        assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "typed", "offered"),
+    [
+        ("flwr-sim", "flwr-sim stu", {"study"}),
+        ("flwr-server", "flwr-server re", {"revoke"}),
+        ("flwr-client", "flwr-client start --h", {"--help"}),
+    ],
+)
+def test_completion_offers_what_fits(
+    program: str, typed: str, offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(f"_{program.upper().replace('-', '_')}_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
+    with pytest.raises(SystemExit):
+        PROGRAMS[program].main([])
+    assert set(capsys.readouterr().out.split()) == offered
+
+
+@pytest.mark.parametrize(("no_color", "coloured"), [("", True), ("1", False)])
+def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str, coloured: bool) -> None:
+    ours, theirs = pty.openpty()
+    kept = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR")}
+    environment = {**kept, "TERM": "xterm-256color", **({"NO_COLOR": no_color} if no_color else {})}
+    command = [sys.executable, "-m", "client.cli", "status", "nowhere"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, stdout=theirs, stderr=theirs, timeout=60, check=False)
+    os.close(theirs)
+    said = os.read(ours, 4096).decode()
+    os.close(ours)
+    assert ended.returncode == 2
+    assert "error" in said
+    assert bool(re.search(r"\x1b\[[\d;]*3\d", said)) is coloured
