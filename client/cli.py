@@ -22,7 +22,7 @@ from common.terminal import end_on_sigterm, program, run_program, teller
 app = program(
     "flwr-client",
     "Take part in a federation with this hospital's images, which stay here.",
-    "0 done or stopped on request, 1 the answer is no, 2 a fault in what was given, others: see start --help and check --help",
+    "0 done or stopped, 1 the answer is no, 2 a fault in what was given, others: see start --help and check --help",
 )
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
