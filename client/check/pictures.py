@@ -4,7 +4,7 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pydicom
@@ -22,6 +22,8 @@ MAJORITY = 0.8
 """Of the images that look like radiographs at all: so many must look inverted before it is said."""
 FEWEST = 10
 """Images without which nothing is said."""
+KEPT = 512
+"""Pictures of which the pixels stay in memory, to train a step on."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Look:
         kind: ``PNG``, ``JPEG``, ``DICOM`` or ``array``.
         mode: As in the file: ``grey``, ``colour``, ``16 bit``, or a DICOM file's photometric interpretation.
         inverted: Whether air looks white; None where this picture does not tell.
-        pixels: As the network is given it, uint8 ``(height, width[, 3])``; None where it cannot be read.
+        pixels: As the network is given it, uint8 ``(height, width[, 3])``; None where it cannot be read, or of the
+            many were not kept.
         reason: Why it cannot be read.
     """
 
@@ -49,7 +52,8 @@ class Look:
 def look_at(source: Source, rows: Iterable[int]) -> list[Look]:
     """Read and decode these images on several threads; what is wrong with one is its own."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
-        return list(pool.map(lambda row: _looked(source, int(row)), rows))
+        looks = pool.map(lambda row: _looked(source, int(row)), rows)
+        return [look if place < KEPT else replace(look, pixels=None) for place, look in enumerate(looks)]
 
 
 def _looked(source: Source, row: int) -> Look:

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
+
 from client.check.connection import check_connection
 from client.check.data import Data, check_data
 from client.check.findings import Checked, Finding, Result, note, of_input
@@ -95,6 +97,4 @@ def _trial(
 
 def _usable(device: str) -> str:
     """A step is trained on what is there, whatever was said to have been measured."""
-    import torch
-
     return device if torch.cuda.is_available() else "cpu"
