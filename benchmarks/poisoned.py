@@ -21,6 +21,7 @@ from common.config import read_experiment
 from common.models.state import Head
 from common.wire import Groups, TrainReply, TrainRequest
 from server.simulation import simulate
+from strategies.records import RunStopped
 
 LIAR, TIMES = "site-3", -10.0
 EXPERIMENT = """
@@ -71,12 +72,24 @@ def lying(site: Site, request: TrainRequest) -> TrainReply:
     return replace(reply, update=turned(reply.update)) if site.name == LIAR else reply
 
 
-def auroc(folder: Path, rounds: int, seed: int, overrides: tuple[str, ...]) -> float:
-    """Mean AUROC of one run's last model."""
+def auroc(folder: Path, rounds: int, seed: int, overrides: tuple[str, ...]) -> float | None:
+    """Mean AUROC of one run's last model; None where the run stopped, for no site could work with its model any more."""
     (folder / "digits.toml").write_text(EXPERIMENT, encoding="utf-8")
     file = read_experiment(folder / "digits.toml", (f"run.rounds={rounds}", f"run.seed={seed}", *overrides))
-    summary = simulate(file, folder / "run", Console(quiet=True))
+    try:
+        summary = simulate(file, folder / "run", Console(quiet=True))
+    except RunStopped:
+        return None
     return float(summary["test"]["mean_auroc"])
+
+
+def in_words(found: list[float | None]) -> str:
+    """Mean and lowest value, and how many runs have none."""
+    values = [value for value in found if value is not None]
+    words = [f"{statistics.mean(values):.3f} ({min(values):.3f})"] if values else []
+    return ", ".join(
+        [*words, *([f"{len(found) - len(values)} of {len(found)} stopped"] if len(values) < len(found) else [])]
+    )
 
 
 def main() -> None:
@@ -94,7 +107,7 @@ def main() -> None:
             for seed in range(asked.seeds):
                 with tempfile.TemporaryDirectory() as folder:
                     found.append(auroc(Path(folder), asked.rounds, seed, overrides))
-            cells.append(f"{statistics.mean(found):.3f} ({min(found):.3f})")
+            cells.append(in_words(found))
         table.add_row(name, *cells)
     Console().print(table)
 

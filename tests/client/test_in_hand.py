@@ -109,7 +109,7 @@ def bundle() -> bytes:
     return archive.getvalue()
 
 
-def train(ttl: float = 3600.0) -> Message:
+def train(ttl: float = 3600.0, **fields: str) -> Message:
     metadata = Metadata(
         run_id=7,
         message_id="",
@@ -121,7 +121,7 @@ def train(ttl: float = 3600.0) -> Message:
         ttl=ttl,
         message_type="train",
     )
-    return make_message(metadata, RecordDict({"fields": ConfigRecord({"run": "abc", "round": 1})}))
+    return make_message(metadata, RecordDict({"fields": ConfigRecord({"run": "abc", "round": 1, **fields})}))
 
 
 class Desk(FleetServicer):
@@ -281,6 +281,14 @@ def test_a_message_that_was_answered_is_not_in_hand_any_more_and_the_coordinator
     assert reply.metadata.reply_to_message_id == message.object_id
     assert hospital.desk.confirmed == [message.object_id]
     assert hospital.left is None
+
+
+def test_a_site_says_why_the_coordinator_left_its_last_reply_out(hospital_of: HospitalOf) -> None:
+    hospital = hospital_of(train(left_out="round 4: trunk was expected"))
+    assert hospital.start() == ExitCode.CLOCK
+    said = "run abc: the reply of this site did not count in round 4: trunk was expected"
+    assert hospital.said.count(said) == 1
+    assert hospital.begun == 1
 
 
 def test_work_that_a_process_was_ended_at_is_done_by_the_next(hospital_of: HospitalOf) -> None:

@@ -25,6 +25,7 @@ from common.wire import (
     payload_bytes,
 )
 from server.backends import inline
+from strategies.checkpoint import of_bytes, to_bytes
 from strategies.records import RoundRecord, TooFewSites
 from strategies.registry import method_named
 from strategies.replies import Replies
@@ -289,6 +290,12 @@ def test_a_site_is_told_once_why_its_reply_did_not_count(monkeypatch: pytest.Mon
     run((EAST, NORTH, replace(SOUTH, spoil=wrong_in_round_2)), rounds=4, min_sites=2)
     told = {key: reason for key, reason in said.items() if reason}
     assert told == {("south", 3): "round 2: trunk was expected"}
+
+
+def test_why_a_reply_did_not_count_outlives_the_coordinator() -> None:
+    strategy = run((EAST, NORTH, replace(SOUTH, tested=("q",))), min_sites=2).strategy
+    kept = of_bytes(to_bytes(strategy.state)).left_out
+    assert kept == strategy.state.left_out == {"south": 'evaluation: tested "q", which it does not annotate'}
 
 
 def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:
