@@ -20,6 +20,7 @@ from common.data.spec import DataSpec
 from common.errors import BadInput
 from common.models.spec import ModelSpec
 from strategies.registry import STRATEGIES, method_named, method_of
+from strategies.robust_mean import RobustMean
 from strategies.server_optimizer import ServerOptimizer
 from tests.federations import DIGITS
 
@@ -174,13 +175,18 @@ def keys_of(section: object) -> set[str]:
     "section",
     [
         RunSection, TrainingSection, ParticipationSection, SimulationSection, ModelSpec, AugmentationSpec,
-        DataSpec, PartitionSpec, EvaluationSection, ServerOptimizer,
+        DataSpec, PartitionSpec, EvaluationSection, ServerOptimizer, RobustMean,
         *dict.fromkeys(entry.parameters for entry in STRATEGIES.values()),
     ],
 )  # fmt: skip
 def test_every_key_is_in_the_documentation(section: object) -> None:
     text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
     assert {key for key in keys_of(section) if f"`{key}`" not in text} == set()
+
+
+def test_far_updates_cannot_be_dropped_where_every_reply_is_needed(tmp_path: Path) -> None:
+    (fault,) = complaints(tmp_path, DIGITS + '[participation]\nfar_updates = "drop"\n')
+    assert 'with far_updates = "drop" a round must count without a site: set min_sites' in fault
 
 
 def test_more_sites_needed_than_drawn_is_refused_before_anything_starts(tmp_path: Path) -> None:

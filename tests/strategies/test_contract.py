@@ -175,6 +175,20 @@ def test_the_order_of_replies_does_not_matter_to_a_robust_mean(method: str, tmp_
     assert bits(straight.strategy.state) == bits(turned.strategy.state)
 
 
+@pytest.mark.torture
+@pytest.mark.parametrize("method", AVERAGING)
+def test_updates_that_wait_until_all_are_there_make_the_same_model_as_those_added_as_they_come(
+    method: str, tmp_path: Path
+) -> None:
+    streamed, kept = (
+        lead(
+            unlike(method, tmp_path, "participation.min_sites=2", f"participation.far_updates={far}"), tmp_path / far, 2
+        )
+        for far in ("warn", "drop")
+    )
+    assert bits(streamed.strategy.state) == bits(kept.strategy.state)
+
+
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
 def test_a_run_that_goes_on_from_a_checkpoint_makes_the_same_next_round(method: str, tmp_path: Path) -> None:
     file = unlike(method, tmp_path)
