@@ -87,9 +87,9 @@ def in_words(found: list[float | None]) -> str:
     """Mean and lowest value, and how many runs have none."""
     values = [value for value in found if value is not None]
     words = [f"{statistics.mean(values):.3f} ({min(values):.3f})"] if values else []
-    return ", ".join(
-        [*words, *([f"{len(found) - len(values)} of {len(found)} diverged"] if len(values) < len(found) else [])]
-    )
+    if diverged := len(found) - len(values):
+        words.append(f"{diverged} of {len(found)} diverged")
+    return ", ".join(words)
 
 
 def main() -> None:
