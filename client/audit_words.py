@@ -35,7 +35,7 @@ def _received(receipt: Path, site: str) -> dict[str, str]:
     try:
         said = json.loads(receipt.read_text(encoding="utf-8"))
         updates = {one["sites"][site]: f"round {one['round']}" for one in said["rounds"] if site in one["sites"]}
-        return {said["sites"][site]: "the roll call", **updates} if site in said["sites"] else {}
+        return {said["sites"][site]["answer_sha256"]: "the roll call", **updates} if site in said["sites"] else {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BadInput([Fault(str(receipt), f"is no receipt that can be read: {error!r}.")]) from None
 

@@ -142,6 +142,24 @@ def run(
 
 
 @app.command()
+def verify(
+    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="receipt.json in the folder of a finished run.")],
+) -> None:
+    """Check a finished run: its audit, its receipt, its model, and, where updates were kept, every round's sums.
+
+    Example: flwr-server verify runs/first/receipt.json
+    """
+    from server.verification import verify as checked
+
+    found = checked(receipt)
+    for line in [*found.right, *found.unknown]:
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
+    for fault in found.faults:
+        console.print(f"WRONG  {fault}", soft_wrap=True, highlight=False, markup=False)
+    raise SystemExit(1 if found.faults else 0)
+
+
+@app.command()
 def status(
     folder: Folder,
     as_json: AsJson = False,

@@ -12,14 +12,17 @@ from pydantic import TypeAdapter
 
 from common import __version__
 from common.config import Experiment, plan_of
+from common.contract import LabelContract
 from common.errors import quoted
 from common.models.network import build
-from common.models.state import layout_of, read_state
+from common.models.state import ModelState, layout_of, read_state
 from common.multi_class import client_accuracy
 from common.wire import UNKNOWN_COUNT, RollCallAnswer
 from server.books import Books, as_json
 from server.checkpoints import Checkpoint, CheckpointFolder
+from server.ledger import Ledger
 from server.outcome import Outcome, Setting, outcome_of
+from server.receipt import experiment_sha256, write_receipt
 from strategies.records import RoundRecord, RunStopped, Validation, Waiting
 from strategies.registry import method_of
 from strategies.rounds import RoundStrategy, array_record
@@ -36,6 +39,8 @@ class Watcher(Protocol):
     def began(self, sites: Sequence[str], rounds: int) -> None: ...
 
     def joined(self, server_round: int, site: str) -> None: ...
+
+    def left_out(self, site: str, reason: str) -> None: ...
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None: ...
 
@@ -59,6 +64,10 @@ class Both:
         self.first.joined(server_round, site)
         self.second.joined(server_round, site)
 
+    def left_out(self, site: str, reason: str) -> None:
+        self.first.left_out(site, reason)
+        self.second.left_out(site, reason)
+
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         self.first.round_done(record, state)
         self.second.round_done(record, state)
@@ -79,38 +88,49 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         "roll_call", sites=list(contract.sites), classes=list(contract.class_names), hash=contract.hash
     )
     network = build(experiment.model, contract.class_names, experiment.run.seed, setting.base)
-    strategy.sites.settle_model(layout_of(network).signature)
+    layout, durable = layout_of(network), setting.backend == "network"
+    strategy.sites.settle_model(layout.signature)
     strategy.scratch = setting.folder.path
-    checkpoints = CheckpointFolder(setting.folder.path, durable=setting.backend == "network")
+    checkpoints = CheckpointFolder(setting.folder.path, durable=durable)
     if isinstance(strategy, PassingStrategy) and setting.own is not None:
         strategy.own = OwnTraining(setting.own, strategy.plan, strategy.method, contract.class_names, setting.device)
     books = Books(setting.folder, 1 if strategy.method.passing else setting.workers)  # a pass is one after another
 
+    initial = read_state(network)
     if setting.resumed is not None:
         _go_on(setting.resumed, strategy, books)
+    ledger = Ledger(setting.folder.path, layout, keep=experiment.run.keep_updates, durable=durable)
+    _note_beginning(ledger, experiment, setting, strategy, initial)
+    for site, reason in strategy.sites.left_out.items():
+        setting.folder.event("left_out", round="roll call", site=site, reason=reason)
+        watcher.left_out(site, reason)
     asked = experiment.model_dump(mode="json")
 
     def on_round(record: RoundRecord, state: FederationState) -> None:
         books.note(record, state, strategy.method.guidance.note_round(strategy.known))
         judged = as_json(strategy.last_validation)
+        ledger.aggregated(record, state, strategy.sites.contract.hash)
         checkpoints.save(Checkpoint(setting.run, state, asked, books.facts(), judged))
         watcher.round_done(record, state)
 
     def on_join(server_round: int, site: str) -> None:
         setting.folder.event("joined", round=server_round, site=site, hash=strategy.sites.contract.hash)
+        ledger.enrolled(server_round, site, strategy.sites.members[site])
         watcher.joined(server_round, site)
 
     def on_absent(phase: str, absent: Mapping[str, str]) -> None:
         for site, reason in absent.items():
             setting.folder.event("absent", round=phase, site=site, reason=reason)
+        ledger.left_out(phase, absent)
 
+    strategy.on_reply = ledger.arrived
     strategy.on_round, strategy.sites.on_join, strategy.on_absent = on_round, on_join, on_absent
     watcher.began(list(contract.sites), experiment.run.rounds)
     if silent := [site for site, member in strategy.sites.members.items() if not member.answer.validation_samples]:
         setting.folder.event("no_validation_images", sites=silent)
-    initial, deadline_s = array_record(read_state(network)), experiment.participation.round_deadline_s
     try:
-        strategy.start(grid, initial, experiment.run.rounds, deadline_s)
+        deadline_s = experiment.participation.round_deadline_s
+        strategy.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
         books.close(strategy.last_validation, strategy.state)
         outcome = outcome_of(network, strategy, strategy.test(grid), setting)
     except RunStopped as error:
@@ -118,9 +138,39 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         setting.folder.event("stopped", reason=str(error))
         raise
     summary = _summary(experiment, setting, strategy, outcome, books, time.monotonic() - began)
+    ledger.done(result_round=strategy.result_round, model_sha256=outcome.model_sha256)
+    if reason := write_receipt(ledger.audit):
+        setting.folder.event("no_receipt", reason=reason)
     setting.folder.summary(summary)
     setting.folder.event("done", model_sha256=summary["model_sha256"])
     return summary
+
+
+def _note_beginning(
+    ledger: Ledger, experiment: Experiment, setting: Setting, strategy: RoundStrategy, initial: ModelState
+) -> None:
+    """What run this is, or that it goes on; who takes part, and who does not."""
+    resumed, sites = setting.resumed, strategy.sites
+    if resumed is None:
+        ledger.began(FederationState(0, initial), **_identity(experiment, setting, sites.contract))
+    else:
+        ledger.resumed(resumed.state.round, experiment_sha256=experiment_sha256(experiment))
+    for site, member in sorted(sites.members.items()):
+        ledger.enrolled(resumed.state.round if resumed else 0, site, member)
+    ledger.left_out("roll call", sites.left_out)
+
+
+def _identity(experiment: Experiment, setting: Setting, contract: LabelContract) -> dict[str, Any]:
+    """What run this is, for its receipt."""
+    return {
+        "run": setting.run,
+        "name": experiment.run.name or experiment.run.method,
+        "method": experiment.run.method,
+        "versions": _versions(),
+        "experiment_sha256": experiment_sha256(experiment),
+        "contract_sha256": contract.hash,
+        "classes": list(contract.class_names),
+    }
 
 
 def _go_on(checkpoint: Checkpoint, strategy: RoundStrategy, books: Books) -> None:

@@ -38,6 +38,9 @@ class ProgressBar:
     def joined(self, server_round: int, site: str) -> None:
         """Nobody joins a simulation late."""
 
+    def left_out(self, site: str, reason: str) -> None:
+        """What a simulated site may do, its experiment decides; the run's events have it."""
+
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._sites = len(sites)
         self._progress.update(self._task, total=rounds, facts=f"{len(sites)} sites, first round")

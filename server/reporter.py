@@ -65,6 +65,11 @@ class Reporter:
         self._present.sites = tuple(sorted({*self._present.sites, site}))
         self._tell(f"{site} joins in round {server_round}")
 
+    def left_out(self, site: str, reason: str) -> None:
+        self._present.left_out[site] = f"roll call: {reason}"
+        self._note_error(f"{site}: {reason}")
+        self._tell(f"the run goes on without {site}: {reason}")
+
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         present = self._present
         self._rounds_done += 1

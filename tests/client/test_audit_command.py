@@ -35,7 +35,9 @@ def flwr_client(capsys: Capture, *arguments: object) -> tuple[int, str]:
 
 def receipt(folder: Path, update: str) -> Path:
     rounds = [{"round": 1, "sites": {"north": update}}]
-    (folder / "receipt.json").write_text(json.dumps({"sites": {"north": CALL}, "rounds": rounds}), encoding="utf-8")
+    (folder / "receipt.json").write_text(
+        json.dumps({"sites": {"north": {"answer_sha256": CALL}}, "rounds": rounds}), encoding="utf-8"
+    )
     return folder / "receipt.json"
 
 

@@ -13,6 +13,7 @@ from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import read_state
 from common.wire import EvaluateReply, TrainReply, TrainRequest, decode, payload_bytes
+from server.verification import verify
 from strategies.records import TooFewSites
 from strategies.registry import STRATEGIES, method_named
 from tests.federations import (
@@ -80,7 +81,7 @@ def test_every_method_ends_with_a_whole_run_folder(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traffic = overheard(monkeypatch)
-    summary = federation(tmp_path, f"run.method={method}", *needs_of(method))
+    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), "run.keep_updates=true")
     assert set(summary) >= SUMMARY
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8")) == json.loads(
         json.dumps(summary)
@@ -96,6 +97,10 @@ def test_every_method_ends_with_a_whole_run_folder(
         sent = {name: getattr(reply.update, name) is not None for name in sends}
         assert sent == (sends if reply.round else dict.fromkeys(sends, False))
     assert (tmp_path / "run" / "model.safetensors").exists() == rule.has_global_model
+    found = verify(tmp_path / "run" / "receipt.json")
+    assert found.faults == []
+    added_up = sum(line.startswith("round ") for line in found.right)
+    assert added_up == (0 if rule.passing and rule.passing.server else 2)
 
 
 @pytest.mark.parametrize("method", sorted(FULL_COVERAGE))
