@@ -47,6 +47,31 @@ def init(
 
 
 @app.command()
+def preview(
+    folder: Folder,
+    experiment: Annotated[
+        Path | None, typer.Option("--experiment", help="The coordinator's experiment file; a small one where left out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="New folder for the exact bytes of each record.")] = None,
+) -> None:
+    """Show the very records that would leave in a first round: trains one epoch here, connects to nobody.
+
+    Example: flwr-client preview north --experiment experiment.toml --out seen
+    """
+    from client.rehearsal import experiment_of, records_of_a_round, shown, write
+    from client.settings import open_site, read_settings
+
+    site = open_site(read_settings(folder))
+    records, reasons = records_of_a_round(site, experiment_of(experiment, site))
+    for content in records:
+        console.print(shown(content))
+    for reason in reasons:
+        console.print(f"This site {reason}", soft_wrap=True, highlight=False, markup=False)
+    for path in write(records, out) if out else ():
+        console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+
+
+@app.command()
 def start(folder: Folder) -> None:
     """Connect, and train when asked; goes on until it is stopped, whatever happens to the connection.
 

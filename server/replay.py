@@ -31,10 +31,13 @@ class Altered(Exception):
         self.fault = Fault(f"{UPDATES}/{where}", problem)
 
 
-def why_not(receipt: Receipt, method: Method) -> str:
+def why_not(receipt: Receipt, experiment: Experiment) -> str:
     """Why the rounds cannot be added up again, or an empty string."""
+    method = method_of(experiment)
     if not receipt.updates_kept:
         return "the run did not keep its updates (run.keep_updates)"
+    if experiment.privacy.secure_aggregation:
+        return "under secure aggregation updates came masked, and what unmasks them is not kept"
     if method.passing and method.passing.server:
         return "the coordinator trained on images of its own, which are no part of the receipt"
     return ""

@@ -45,7 +45,12 @@ def test_the_run_goes_on_without_it_and_says_why(tmp_path: Path) -> None:
         ("RollCall", "deny"),
         ("Error", "allow"),
     ]
-    assert verify(run / "receipt.json").faults == []
+    found = verify(run / "receipt.json")
+    assert found.faults == []
+    assert found.unknown == [
+        "sums: not checked, for the run did not keep its updates (run.keep_updates); the chain of hashes is"
+    ]
+    assert not (run / "updates").exists()
 
 
 def test_a_run_that_needs_every_site_stops_with_the_reason(tmp_path: Path) -> None:

@@ -137,16 +137,6 @@ def test_updates_and_hashes_that_fit_and_do_not_make_the_model_are_found(run: Pa
     assert any("updates/round-000001: make the model " in fault for fault in faults(run))
 
 
-def test_without_kept_updates_it_says_what_it_could_not_look_at(tmp_path: Path) -> None:
-    federation(tmp_path, "training.batch_size=128", "run.rounds=1")
-    found = verify(tmp_path / "run" / "receipt.json")
-    assert found.faults == []
-    assert found.unknown == [
-        "sums: not checked, for the run did not keep its updates (run.keep_updates); the chain of hashes is"
-    ]
-    assert not (tmp_path / "run" / "updates").exists()
-
-
 def test_the_command_ends_with_1_where_anything_is_wrong(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["verify", str(run / "receipt.json")])

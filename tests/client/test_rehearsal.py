@@ -1,0 +1,60 @@
+"""flwr-client preview: what would leave, before anything does."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from client.cli import main
+from common.record_bytes import of_bytes
+from common.wire import EvaluateReply, RollCallAnswer, TrainReply, decode
+
+Capture = pytest.CaptureFixture[str]
+TOML = 'name = "north"\n{}\n[data]\nkind = "phantom"\nimages = 60\nimage_size = 16\n'
+
+
+def preview(capsys: Capture, folder: Path, *arguments: object, policy: str = "") -> tuple[int, str]:
+    (folder / "site.toml").write_text(TOML.format(policy), encoding="utf-8")
+    with pytest.raises(SystemExit) as stopped:
+        main(["preview", str(folder), *map(str, arguments)])
+    said = capsys.readouterr()
+    return int(stopped.value.code or 0), said.out + said.err
+
+
+def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path: Path, capsys: Capture) -> None:
+    code, out = preview(capsys, tmp_path, "--out", tmp_path / "seen")
+    assert code == 0
+    for said in ("RollCallAnswer", "TrainReply", "EvaluateReply", "train_loss", "update/trunk"):
+        assert said in out
+    seen = sorted((tmp_path / "seen").glob("*.record"))
+    assert [path.name for path in seen] == ["1-RollCallAnswer.record", "2-TrainReply.record", "3-EvaluateReply.record"]
+    answer, trained, tested = (of_bytes(path.read_bytes()) for path in seen)
+    counted = decode(answer, RollCallAnswer)
+    assert counted.train_samples == decode(trained, TrainReply).train_samples > 0
+    assert (counted.positives, decode(tested, EvaluateReply).told_classes) == ((), ())
+    described = json.loads((tmp_path / "seen" / "2-TrainReply.json").read_text(encoding="utf-8"))
+    assert described["sha256"] == hashlib.sha256(seen[1].read_bytes()).hexdigest()
+    assert not (tmp_path / "state").exists()
+
+
+def test_what_the_policy_allows_is_seen_and_what_it_declines_has_its_reason(tmp_path: Path, capsys: Capture) -> None:
+    text = '[run]\nmethod = "fedsld"\n[model]\narchitecture = "tiny_cnn"\nchannels = 1\nimage_size = 16\n'
+    (tmp_path / "experiment.toml").write_text(text, encoding="utf-8")
+    asked = ("--experiment", tmp_path / "experiment.toml", "--out", tmp_path / "seen")
+    code, out = preview(capsys, tmp_path, *asked, policy="[policy]\nlabel_counts = true\nsmallest_count = 0\n")
+    assert code == 0
+    first = of_bytes((tmp_path / "seen" / "1-RollCallAnswer.record").read_bytes())
+    assert len(decode(first, RollCallAnswer).positives) > 0
+    code, out = preview(capsys, tmp_path, *asked[:2], policy='[policy]\nmethods = ["fedavg"]\n')
+    assert code == 0
+    assert 'This site declines: policy.methods: it does not have "fedsld".' in " ".join(out.split())
+    assert "TrainReply" not in out
+
+
+def test_a_method_that_cannot_do_without_what_the_policy_keeps_says_so(tmp_path: Path, capsys: Capture) -> None:
+    text = '[run]\nmethod = "fedsld"\n[model]\narchitecture = "tiny_cnn"\nchannels = 1\nimage_size = 16\n'
+    (tmp_path / "experiment.toml").write_text(text, encoding="utf-8")
+    code, out = preview(capsys, tmp_path, "--experiment", tmp_path / "experiment.toml")
+    assert code == 2
+    assert "label_counts" in out
