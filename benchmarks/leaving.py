@@ -1,0 +1,147 @@
+"""What it costs a round that everything that leaves is checked and written down; nobody trains.
+
+python benchmarks/leaving.py [--models tiny_cnn,resnet18] [--repetitions 30]
+
+A row a check and model: CPU and wall-clock milliseconds of one site's round (a request and its reply), and of the
+coordinator for one site's reply. A new check is a new entry of ``CHECKS``.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.gate import gate
+from client.policy import Policy
+from client.rules import Asked, of_reply, of_request
+from client.site import Site
+from common.config import Plan
+from common.contract import Declaration
+from common.data.image_set import ImageSet
+from common.models.network import build
+from common.models.state import Layout, layout_of, read_state
+from common.record_bytes import record_sha256
+from common.wire import Groups, TrainReply, TrainRequest, encode
+from server.ledger import Ledger
+from strategies.records import Arrival
+from strategies.registry import method_of
+
+CLASSES = ("a", "b", "c")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One site's round, ready to be checked."""
+
+    plan: Plan
+    layout: Layout
+    request: TrainRequest
+    reply: TrainReply
+    folder: Path
+
+    def site(self, *, durable: bool) -> Site:
+        """A site with a policy that looks at everything."""
+        blank = np.zeros((1, 16, 16), np.uint8)
+        images = ImageSet(blank, np.zeros((1, 3), np.float32), CLASSES, np.array(["0"]), np.array([""]))
+        policy = Policy(methods=("surgical",), maximum_update_norm=1e9)
+        declaration = Declaration("north", CLASSES)
+        return Site(declaration, images, images, images, self.folder, policy=policy, durable=durable)
+
+
+Check = Callable[[Round], Callable[[], object]]
+
+
+def passage(durable: bool) -> Check:
+    """The gate around a handler that has its answer ready: policy, two hashes, two lines of the audit."""
+
+    def prepared(one: Round) -> Callable[[], object]:
+        site = one.site(durable=durable)
+        asked, answer = Message(encode(one.request), 2, "train"), encode(one.reply)
+        through = gate(lambda context: site)
+        context = Context(1, 2, {}, RecordDict(), {})
+        return lambda: through(asked, context, lambda message, context: Message(answer, reply_to=message))
+
+    return prepared
+
+
+def policy_alone(one: Round) -> Callable[[], object]:
+    """The rules, without reading the record back; with a bound on the length, which is measured."""
+    policy, asked = one.site(durable=False).policy, Asked(one.plan, method_of(one.plan), 1)
+    return lambda: (of_request(policy, asked), of_reply(policy, asked, one.reply))
+
+
+def one_hash(one: Round) -> Callable[[], object]:
+    """SHA-256 of a reply."""
+    content = encode(one.reply)
+    return lambda: record_sha256(content)
+
+
+def coordinator(keep: bool) -> Check:
+    """The coordinator's line for a reply, with its hash; and the reply itself, where updates are kept."""
+
+    def prepared(one: Round) -> Callable[[], object]:
+        ledger = Ledger(one.folder / "run", one.layout, keep=keep, durable=True)
+        arrival = Arrival("TrainReply", 1, "north", encode(one.reply), "")
+        return lambda: ledger.arrived(arrival)
+
+    return prepared
+
+
+CHECKS: dict[str, Check] = {
+    "site: policy alone, length measured": policy_alone,
+    "site: one SHA-256": one_hash,
+    "site: gate and audit, as in simulation": passage(durable=False),
+    "site: gate and audit, flushed to disk": passage(durable=True),
+    "coordinator: a reply's line in the audit": coordinator(keep=False),
+    "coordinator: likewise, update kept": coordinator(keep=True),
+}
+
+
+def round_of(architecture: str, folder: Path) -> Round:
+    """A round of surgical aggregation, with an update that is the model itself."""
+    model = {"architecture": architecture, "channels": 3, "image_size": 64}
+    method = {"clip_update": 1e9}
+    tables = {"run": {"method": "surgical"}, "method": method, "model": model, "training": {}, "augmentation": {}}
+    plan = Plan.model_validate(tables)
+    network = build(plan.model, CLASSES, 0)
+    groups = Groups.of_model(read_state(network))
+    request = TrainRequest("run", 1, plan.model_dump_json(), "contract", CLASSES, 0, -1, "", groups)
+    reply = TrainReply("run", 1, "north", 100, 0.5, 0.5, 0.5, 1.0, groups)
+    return Round(plan, layout_of(network), request, reply, folder)
+
+
+def measured(work: Callable[[], object], repetitions: int) -> tuple[float, float]:
+    """Median CPU and wall-clock milliseconds."""
+    cpu, wall = [], []
+    for _ in range(repetitions + 1):
+        began, on_clock = time.process_time(), time.perf_counter()
+        work()
+        cpu.append(time.process_time() - began)
+        wall.append(time.perf_counter() - on_clock)
+    return statistics.median(cpu[1:]) * 1e3, statistics.median(wall[1:]) * 1e3
+
+
+def main() -> None:
+    """Print one row a model and check."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default="tiny_cnn,resnet18")
+    parser.add_argument("--repetitions", type=int, default=30)
+    arguments = parser.parse_args()
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message()
+    print("| model | check | CPU ms | wall ms |\n| --- | --- | --- | --- |")
+    for model in arguments.models.split(","):
+        for name, check in CHECKS.items():
+            with tempfile.TemporaryDirectory() as folder:
+                cpu, wall = measured(check(round_of(model, Path(folder))), arguments.repetitions)
+                print(f"| `{model}` | {name} | {cpu:.2f} | {wall:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
