@@ -7,7 +7,8 @@ import numpy as np
 
 from common.models.state import Head, ModelState
 from server.overview import in_words
-from server.present import Present, Reporter, read_present
+from server.present import Present, read_present
+from server.reporter import Reporter
 from strategies.records import RoundRecord, Validation
 from strategies.state import FederationState
 
