@@ -276,7 +276,7 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
 def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
     """One repetition of Flower's stock deployment, with the same certificates and keys."""
     coordinator, stamps = federation.coordinator, scratch / "stamps"
-    ours_only = ("--isolation", "--superexec-auth-secret-file", "--objects", "--database")
+    ours_only = ("--isolation", "--superexec-auth-secret-file", "--objects", "--clock", "--database")
     options, given = list[str](), iter(command(coordinator)[3:])
     for option in given:
         if option in ours_only:

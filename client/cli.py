@@ -8,6 +8,7 @@ os.environ.update(
 )
 
 import json
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -82,7 +83,7 @@ def start(folder: Folder) -> None:
     17 another release, 18 labels contradict those of the others.
     """
     from client.gate import begin
-    from client.service import Service, alone_in
+    from client.service import DROP_SIGNAL, Service, alone_in
     from client.settings import open_site, read_credentials, read_settings
     from client.status import Status, health_server
 
@@ -101,7 +102,9 @@ def start(folder: Folder) -> None:
         if torn := begin(site):
             tell(f"the audit's last line was torn by a kill ({torn.bytes} bytes); that is written down, and it goes on")
         try:
-            Service(settings, kit, site, tell, status).run()
+            service = Service(settings, kit, site, tell, status)
+            signal.signal(DROP_SIGNAL, service.drop)
+            service.run()
         except Refused as refusal:
             status.failed(str(refusal))
             raise

@@ -6,7 +6,7 @@ all that need be written.
 
 from pathlib import Path
 
-from common.files import write_atomically
+from common.files import no_room, write_atomically
 
 MAX_ATTEMPTS = 3
 
@@ -17,9 +17,20 @@ class InHand:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def take(self, received: bytes, attempts: int = 0) -> None:
-        """Note a message, and how often work on it was begun and not ended."""
-        write_atomically(self._path, bytes([attempts]) + received)
+    def take(self, received: bytes, attempts: int = 0) -> bool:
+        """Note a message, and how often work on it was begun and not ended.
+
+        Returns:
+            Whether there was room; where there was none, a process that dies at the work does not take it up again.
+        """
+        try:
+            write_atomically(self._path, bytes([attempts]) + received)
+        except OSError as error:
+            if not no_room(error):
+                raise
+            self.done()
+            return False
+        return True
 
     def left(self) -> tuple[int, bytes] | None:
         """What an earlier process left: attempts so far, and the message; None where it left nothing."""

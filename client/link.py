@@ -61,7 +61,7 @@ from client.refusals import Refused, Unreachable
 from common.flower_objects import cut, message_of, names_in
 from common.hello import METHOD, SERVICE, Hello
 from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
-from common.timers import CALL_TIMEOUT_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
+from common.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
@@ -222,13 +222,26 @@ class Link:
             raise PermissionError(fault, message)
         return message
 
+    def refuse_if_over(self, run_id: int) -> None:
+        """Ask whether anybody still leads a run.
+
+        Raises:
+            RunOver: If nobody does.
+        """
+        with _translated():
+            self._call(self._stub.GetRun, GetRunRequest(node=self._node, run_id=run_id), timeout=10)
+
     def reply(self, received: bytes, reply: Message, seconds: float) -> None:
         """Send a reply, then let go of the message that it answers.
+
+        Its time runs out when that of the message does, by the coordinator's clock: the site's may go otherwise.
 
         Args:
             seconds: Time that the site worked on it.
         """
         run_id = reply.metadata.run_id
+        asked = PullMessagesResponse.FromString(received).messages_list[0].metadata
+        reply.metadata.created_at, reply.metadata.ttl = asked.created_at, asked.ttl
         with _translated(), no_object_id_recompute():
             cut(reply)
             reply.metadata.__dict__["_message_id"] = reply.object_id
@@ -315,9 +328,9 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
 
 
 def expired(received: bytes, now: float) -> bool:
-    """Whether nobody waits for a reply any more."""
+    """Whether nobody waits for a reply any more, as far as two clocks can tell."""
     metadata = PullMessagesResponse.FromString(received).messages_list[0].metadata
-    return bool(metadata.created_at + metadata.ttl <= now)
+    return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
 
 
 @contextmanager

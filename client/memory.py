@@ -6,6 +6,7 @@ the memory, later ones (replies that never arrived, or came too late) are thrown
 
 import json
 import shutil
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from common.files import write_atomically
+from common.files import remove_parts, write_atomically
 from common.wire import Arrays, Groups, below, no_arrays
 
 NOTHING = Groups()
@@ -45,11 +46,23 @@ class Memory:
     unsent: Groups = NOTHING
 
 
-def forget_other_runs(memory: Path, run: str, keep: int = 1) -> None:
-    """Remove the memory of old runs; the ``keep`` that were written last stay beside ``run``'s own."""
+KEPT_DAYS = 60
+KEPT_BYTES = 4 * 10**9
+
+
+def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
+    """Remove the memory of runs that are not likely to be resumed, however many others the site took part in since.
+
+    Those not written to for so many days; and of the others, beside ``run``'s own and the one written last, the oldest,
+    until the rest fits into ``most_bytes``.
+    """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
-    for folder in sorted(others, key=lambda folder: folder.stat().st_mtime)[: len(others) - keep]:
-        shutil.rmtree(folder)
+    newest, room, before = True, most_bytes, time.time() - days * 86400
+    for folder in sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True):
+        room -= sum(path.stat().st_size for path in folder.iterdir())
+        if folder.stat().st_mtime < before or (room < 0 and not newest):
+            shutil.rmtree(folder)
+        newest = False
 
 
 class MemoryFolder:
@@ -63,6 +76,7 @@ class MemoryFolder:
 
         A site whose disk was lost has none and starts anew from what the coordinator sends.
         """
+        remove_parts(self.folder)
         for path in self.folder.glob("round-*.safetensors"):
             if path != self._path(counted):
                 path.unlink()

@@ -1,8 +1,10 @@
 """``flwr-client start``: connect, answer, reconnect; one process that keeps torch, the device and the data loaded."""
 
+import _thread
 import contextlib
 import fcntl
 import json
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -31,16 +33,22 @@ from client.settings import Settings
 from client.site import Site
 from client.status import Status
 from common.errors import BadInput, Fault
-from common.files import write_atomically
+from common.files import no_room, remove_parts, write_atomically
 from common.identity import SiteKit, public_line, read_key
 from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire import Refusal, WireError, WireVersionError, payload_bytes
 from strategies.masking.site import Identity
 
 POLL_S, MAX_POLL_S = 0.03, 1.0
+DROP_SIGNAL = signal.SIGUSR1
+"""By which the thread that gives signs of life interrupts the one that computes."""
 CERTIFICATE_WARNING_DAYS = 30
 EXIT_CODES = {"name": ExitCode.NAME, "version": ExitCode.VERSION, "labels": ExitCode.LABELS}
 Tell = Callable[[str], None]
+
+
+class WorkDropped(BaseException):
+    """The run that this process works for has ended; whatever computes lets go."""
 
 
 @dataclass
@@ -62,6 +70,8 @@ class Service:
     _refusal: Refused | None = None
     _unsent: tuple[bytes, Message, float] | None = None
     _left_out: str = ""  # why the last reply did not count, as told with the last message
+    _works_for: int = 0  # the run whose message is being answered
+    _over: int = 0  # a run that ended meanwhile
     _first: tuple[str, int, float] | None = None  # run, round and time of the first round that this process saw
 
     def __post_init__(self) -> None:
@@ -104,7 +114,7 @@ class Service:
         self.status.certificate_days = days = days_valid(self.kit.address, self.kit.ca_certificate)
         with Link(self.kit.address, self.kit.ca_certificate.encode(), self._key) as link:
             node_id = link.activate(read_node_id(self._node_id_file))
-            write_atomically(self._node_id_file, str(node_id).encode())
+            self._note_node_id(node_id)
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
@@ -120,17 +130,45 @@ class Service:
                 stop.set()
                 beat.join(timeout=15)
 
+    def _note_node_id(self, node_id: int) -> None:
+        """By it a process that follows on one that was killed is known again."""
+        if node_id != read_node_id(self._node_id_file):
+            try:
+                write_atomically(self._node_id_file, str(node_id).encode())
+            except OSError as error:
+                if not no_room(error):
+                    raise
+
     def _beat(self, link: Link, stop: threading.Event) -> None:
         """Signs of life while the main thread trains; what they learn, it reads."""
         while not stop.wait(HEARTBEAT_PAUSE_S):
             try:
                 link.heartbeat()
                 self.status.last_contact = time.time()
+                self._ask_whether_over(link)
             except Unreachable:
                 continue  # the main thread will notice
             except Refused as refusal:
                 self._refusal = refusal
                 return
+
+    def _ask_whether_over(self, link: Link) -> None:
+        """Interrupt the main thread where nobody waits for what it does."""
+        if run_id := self._works_for:
+            try:
+                link.refuse_if_over(run_id)
+            except RunOver:
+                self._over = run_id
+                _thread.interrupt_main(DROP_SIGNAL)
+
+    def drop(self, number: int, frame: object) -> None:
+        """Let go of the work on a run that has ended: the handler of ``DROP_SIGNAL``, which the main thread runs.
+
+        Raises:
+            WorkDropped: Wherever the main thread is in that work.
+        """
+        if self._works_for and self._works_for == self._over:
+            raise WorkDropped
 
     # ------------------------------------------------------------------ messages
 
@@ -151,7 +189,8 @@ class Service:
                 time.sleep(wait_s)
                 wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
-            self._in_hand.take(received)
+            if not self._in_hand.take(received):
+                self._failed(f"no room on the disk of {self.settings.state}: free some")
             self._answer(link, received)
             wait_s = POLL_S
 
@@ -177,6 +216,11 @@ class Service:
             reply = error_reply(message, BUNDLE_REFUSED, reason)
         except (RunOver, NotThere) as error:
             self._failed(f"a message is no longer wanted: {error}")
+            self._in_hand.done()
+            return
+        except WorkDropped:
+            self.tell(f"run {self.status.run} ended; the work on it is dropped")
+            self._works_for = 0
             self._in_hand.done()
             return
         self._send(link, received, reply, time.monotonic() - began)
@@ -208,8 +252,11 @@ class Service:
         self._note_phase(message)
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
+            self._works_for = message.metadata.run_id
             reply = self._app(message, context)
+            self._works_for = 0
         except Exception as error:  # the site's process edge: the coordinator gets the reason, the site goes on
+            self._works_for = 0
             if isinstance(error, WireVersionError):
                 self._refusal = Refused(ExitCode.VERSION, str(error), "")
             self._failed(f"{self.status.phase} failed: {error}")
@@ -271,6 +318,8 @@ def told(error: Exception) -> str:
     """
     if isinstance(error, WireError | FloatingPointError | BadInput):
         return str(error)
+    if no_room(error):
+        return "no room on the site's disk; it has to free some"
     return f"{type(error).__name__} at the site; the site's own log has the text"
 
 
@@ -296,4 +345,5 @@ def alone_in(state: Path) -> Iterator[None]:
         except BlockingIOError:
             problem = "another flwr-client runs on this folder."
             raise BadInput([Fault(str(state.parent), problem, "A site has one process.")]) from None
+        remove_parts(state)
         yield

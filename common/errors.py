@@ -46,6 +46,10 @@ class BadInput(Exception):
         return BadInput, (self.faults,)
 
 
+class CannotGoOn(RuntimeError):
+    """A program ends, and its text explains to a person why; the exit code is 1."""
+
+
 def stop_on(faults: Sequence[Fault]) -> None:
     """Raise :class:`BadInput` if there is any fault."""
     if faults:

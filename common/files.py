@@ -1,26 +1,54 @@
 """Writing files so that a reader sees the old content or the new, never a part."""
 
+import errno
 import os
+import re
+import threading
 from pathlib import Path
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+"""The disk, the user's share of it, or the size that a file may have."""
+
+
+def no_room(error: BaseException | None) -> bool:
+    """Whether this is an answer of a disk that holds no more."""
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:
-    """Write beside the file, flush to disk where ``durable``, and rename into place.
+    """Write beside the file, flush to disk where ``durable``, and rename into place; or leave nothing beside it.
 
     Args:
         private: Only its owner may read it, at no instant anybody else.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        if durable:
-            os.fsync(file.fileno())
-    temporary.replace(path)
+    temporary = part_of(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     if durable:
         flush_folder(path.parent)
+
+
+def part_of(path: Path) -> Path:
+    """The name under which this thread writes a file until it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote left in a folder; for a process that begins."""
+    for path in folder.glob(".*.part"):
+        writer = re.search(r"\.(\d+)-\d+\.part$", path.name)
+        if writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists()):
+            path.unlink(missing_ok=True)
 
 
 def flush_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from common import __version__
 from common.errors import BadInput
+from common.files import no_room
 
 
 def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
@@ -61,6 +62,12 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
         for fault in error.faults:
             errors.print(f"[bold red]error[/] {escape(str(fault))}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if not no_room(error):
+            raise
+        where = error.filename or "files are written"
+        errors.print(f"[bold red]stopped[/] no room on the disk of {escape(str(where))}: free some, and try again.")
+        sys.exit(1)
     except stopped as error:
         errors.print(f"[bold red]stopped[/] {escape(str(error))}")
         sys.exit(int(getattr(error, "exit_code", 1)))
@@ -78,9 +85,13 @@ def teller(console: Console) -> Callable[[str], None]:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end the program as Ctrl-C does: what is open is closed, and the exit code is 0."""
+    """Let SIGTERM end the program as Ctrl-C does: what is open is closed, and the exit code is 0.
+
+    It counts once: a second one would break into the closing.
+    """
 
     def end(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise SystemExit(0)
 
     signal.signal(signal.SIGTERM, end)

@@ -7,6 +7,7 @@ os.environ.update(
     FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
 )
 
+import contextlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from common.errors import CannotGoOn
 from common.memory import keep_large_buffers
 from common.terminal import end_on_sigterm, program, run_program, teller
 from server.tracking import Track
@@ -120,25 +122,57 @@ def run(
     track: Annotated[
         Track | None, typer.Option("--track", help="Tell the figures of every round to MLflow too.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out where it broke off; begin it if it has not.")
+    ] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="If the process that leads dies, leave it to others to begin it again.")
+    ] = False,
 ) -> None:
     """Lead one run over the connected hospitals.
 
     Example: flwr-server run trial experiment.toml --out runs/first
 
-    Killed, or the machine went down? The same line with --resume: it ends in the same model.
+    The machine went down? The same line with --resume: it ends in the same model. A process that dies is begun again
+    by itself.
+
+    Exit codes: 0 done, 1 stopped because it cannot go on, 2 a fault in the input, 3 stopped on request, 70 it died
+    again and again.
     """
+    options = ["--out", str(out), "--sites", str(sites), *(part for one in overrides for part in ("--set", one))]
+    arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
+    if not once:
+        raise SystemExit(_supervised(arguments, out, resume=resume))
     from common.config import read_experiment
     from server.coordinator import read_coordinator
+    from server.leading import led
     from server.network import run as lead
     from server.report.tables import coverage_table
 
     keep_large_buffers()
     end_on_sigterm()
-    file = read_experiment(experiment, overrides)
-    summary = lead(read_coordinator(folder), file, out, sites, teller(console), track=track, resume=resume)
+    file, coordinator, tell = read_experiment(experiment, overrides), read_coordinator(folder), teller(console)
+    again = ["flwr-server", *arguments, "--resume"]
+    summary = led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
     console.print(coverage_table([(summary["name"], summary)]))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
+
+
+def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
+    """Lead in a process of its own, begun again where it dies; what happened stands in the run folder too."""
+    from server.run_folder import RunFolder
+    from server.supervising import rounds_done, supervise
+
+    tell = teller(console)
+
+    def note(how: str, deaths: int, pause_s: float) -> None:
+        then = f"going on from the last checkpoint in {pause_s:.0f} s" if pause_s else "not begun again"
+        tell(f"the process that leads the run {how}, {deaths} times without a new round; {then}")
+        if (out / "events.jsonl").is_file():
+            with contextlib.suppress(OSError):
+                RunFolder(out).event("died", how=how, times=deaths, again_in_s=pause_s)
+
+    return supervise(arguments, lambda: rounds_done(out), note, resume=resume)
 
 
 @app.command()
@@ -292,10 +326,7 @@ def deadlines(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    from server.superlink import SuperLinkGone
-    from strategies.records import RunStopped
-
-    run_program(app, arguments, (RunStopped, SuperLinkGone))
+    run_program(app, arguments, (CannotGoOn,))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from common.config import Experiment, ParticipationSection
 from common.errors import Fault
 from common.timers import (
     CALL_TIMEOUT_S,
+    CLOCKS_DIFFER_S,
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_PAUSE_S,
     KEY_PATIENCE_S,
@@ -95,6 +96,7 @@ def timers(experiment: Experiment | None) -> list[Timer]:
             "the round waits for it only if it is needed, and sends its work again when it is back",
         ),
         Timer("call of a site", CALL_TIMEOUT_S, "fixed", "the site reconnects and sends again"),
+        Timer("clocks of site and coordinator", CLOCKS_DIFFER_S, "fixed", "flwr-client ends with exit code 15"),
         Timer("TLS check of a site", TLS_TIMEOUT_S, "fixed", "the site tries again"),
         Timer("a refused key is tried again for", KEY_PATIENCE_S, "fixed", "flwr-client ends with exit code 14"),
         Timer("longest pause between a site's tries", MAX_RETRY_S, "fixed", "the site tries again, for ever"),

@@ -13,6 +13,7 @@ from common.config import ExperimentFile
 from common.data.image_set import Splits
 from common.data.load import load
 from common.errors import BadInput, Fault, quoted, stop_on
+from common.files import remove_parts
 from common.models.network import model_faults
 from server.admission import members
 from server.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
@@ -25,7 +26,7 @@ from server.present import Present
 from server.report import write_model_card, write_run_report
 from server.reporter import Reporter
 from server.resuming import finished, opened
-from server.superlink import Control, Node, SuperLink, answers, flower_key, run_on
+from server.superlink import START_TIMEOUT_S, Control, Node, SuperLink, answers, flower_key, object_folder, run_on
 from server.trackers import store_for, tracked
 from server.tracking import Track
 from strategies.registry import method_of
@@ -124,18 +125,20 @@ def run(
         BadInput: With every fault, before anything is written or sent.
         TooFewSites: If not enough sites answer.
         SuperLinkGone: If ``flwr-server start`` is gone for too long.
+        SystemExit: If this process is told to stop; what is done stays done.
     """
     if (summary := finished(out, resume=resume)) is not None:
         return summary
     store = store_for(track)
     own = _own_images(file)
     expected = _expected(coordinator, file, sites)
-    if not answers(coordinator):
+    if not answers(coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
         remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
         raise BadInput([Fault(str(coordinator.folder), "no SuperLink answers in this folder.", remedy)])
     experiment = file.experiment
-    with alone(coordinator, "run"):
-        opening = opened(out, experiment, resume=resume, durable=True)
+    with alone(coordinator, "run"), opened(out, experiment, resume=resume, durable=True) as opening:
+        for written in (coordinator.state, object_folder(coordinator)):
+            remove_parts(written)
         folder = opening.folder
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
         with (
@@ -157,7 +160,11 @@ def run(
                 test=None if own is None else own.test,
                 registered=grid.registered,
             )
-            summary = federate(grid, experiment, setting, reporter)
+            try:
+                summary = federate(grid, experiment, setting, reporter)
+            except (SystemExit, KeyboardInterrupt):
+                folder.event("stopped", reason="on request")
+                raise
     write_run_report(out)
     write_model_card(out)
     return summary

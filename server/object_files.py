@@ -8,9 +8,10 @@ import hashlib
 import mmap
 import os
 import re
-import threading
 from collections.abc import Collection
 from pathlib import Path
+
+from common.files import part_of
 
 
 def is_name(object_id: str) -> bool:
@@ -37,9 +38,13 @@ class ObjectFiles:
         path = self._folder / object_id
         if path.exists():
             return
-        part = self._folder / f".{object_id}.{os.getpid()}.{threading.get_ident()}.part"
-        part.write_bytes(content)
-        part.replace(path)
+        part = part_of(path)
+        try:
+            part.write_bytes(content)
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
 
     def read(self, object_id: str) -> bytes | None:
         """The content, or None where it is not there."""

@@ -2,6 +2,8 @@
 
 import json
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,24 +36,32 @@ def finished(out: Path, *, resume: bool) -> dict[str, Any] | None:
     return summary
 
 
-def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Opened:
-    """Make the folder ``out``, or open it again.
+@contextmanager
+def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[Opened]:
+    """Make the folder ``out``, or open it again, and keep others out of it meanwhile.
 
-    A run that was broken off before its first checkpoint begins anew, in the same folder.
+    A run that was broken off before its first checkpoint begins anew, in the same folder; so does one that is to be
+    resumed where nothing is yet, so that a supervisor's line may always say ``--resume``.
 
     Raises:
         BadInput: If there is something in a new folder, no run in one to resume, or another experiment's.
     """
-    if not resume:
-        return Opened(RunFolder.create(out), uuid.uuid4().hex)
-    folder = RunFolder.reopen(out)
-    checkpoint, broken = CheckpointFolder(out, durable=durable).newest()
+    begins = not resume or not out.is_dir() or not any(out.iterdir())
+    folder = RunFolder.create(out) if begins else RunFolder.reopen(out)
+    with folder.held():
+        if begins:
+            folder.event("begun")
+        yield Opened(folder, uuid.uuid4().hex) if begins else _gone_on(folder, experiment, durable=durable)
+
+
+def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Opened:
+    checkpoint, broken = CheckpointFolder(folder.path, durable=durable).newest()
     for name, problem in broken.items():
         folder.event("checkpoint_broken", file=name, reason=problem)
     if checkpoint is None:
         folder.keep_rounds(0)
         folder.event("begun_anew")
         return Opened(folder, uuid.uuid4().hex)
-    refuse_another(checkpoint, experiment, out)
+    refuse_another(checkpoint, experiment, folder.path)
     folder.event("resumed", round=checkpoint.state.round)
     return Opened(folder, checkpoint.run, checkpoint)

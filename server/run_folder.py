@@ -1,13 +1,16 @@
 """The run folder: ``summary.json``, ``rounds.jsonl``, ``events.jsonl``, the model and the report."""
 
+import contextlib
 import datetime as dt
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, Fault
-from common.files import write_atomically
+from common.files import remove_parts, write_atomically
 from server.tracking import Tracker, round_scalars, summary_scalars
 
 
@@ -40,15 +43,38 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Go on in the folder of a run that was broken off.
+        """Go on in the folder of a run that was broken off; take back what a kill cut off.
 
         Raises:
             BadInput: If it is not one.
         """
-        if not (path / "events.jsonl").is_file():
-            problem = "is not the folder of a run."
-            raise BadInput([Fault(f"--resume {path}", problem, "Leave --resume out to begin a run there.")])
+        events = path / "events.jsonl"
+        if not events.is_file():
+            problem = "holds something, but no run."
+            raise BadInput([Fault(f"--resume {path}", problem, "Name the folder of a run, or a new one.")])
+        for folder in (path, path / "checkpoints"):
+            remove_parts(folder)
+        if (content := events.read_bytes()) and not content.endswith(b"\n"):
+            write_atomically(events, content[: content.rfind(b"\n") + 1])
         return cls(path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no other process write here meanwhile.
+
+        Raises:
+            BadInput: If one does.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fault = Fault(f"--out {self.path}", "another run is at work in this folder.", "Name another folder.")
+                raise BadInput([fault]) from None
+            yield
+        finally:
+            os.close(descriptor)
 
     def keep_rounds(self, last: int) -> None:
         """Take back the lines of ``rounds.jsonl`` after a round, and one that was cut off."""

@@ -19,12 +19,13 @@ from common.simulation import SimulatedData, own_tests, simulated_data
 from server.backends import choose_workers, inline, on_ray, site_app
 from server.federation import Both, Watcher, federate
 from server.live.beside import beside
+from server.mlflow_runs import MLflowStore
 from server.outcome import Setting
 from server.present import Present
 from server.progress import ProgressBar
 from server.report import write_model_card, write_run_report
 from server.reporter import Reporter
-from server.resuming import finished, opened
+from server.resuming import Opened, finished, opened
 from server.samples import wanted, write_samples
 from server.trackers import store_for, tracked
 from server.tracking import Track
@@ -56,9 +57,20 @@ def simulate(
         return summary
     store = store_for(track)
     method, data = checked(file)
-    experiment = file.experiment
-    run = opened(out, experiment, resume=resume, durable=False)
-    folder = run.folder
+    with opened(out, file.experiment, resume=resume, durable=False) as run:
+        return _simulated(file, (method, data), run, console, store, web_port=web_port)
+
+
+def _simulated(
+    file: ExperimentFile,
+    checked: tuple[Method, SimulatedData],
+    run: Opened,
+    console: Console,
+    store: MLflowStore | None,
+    *,
+    web_port: int | None,
+) -> dict[str, Any]:
+    (method, data), experiment, folder, out = checked, file.experiment, run.folder, run.folder.path
     sites = 1 if method.pooled != "no" else len(data.parts)
     workers = choose_workers(experiment.simulation, sites, experiment.training.threads)
     ray = experiment.simulation.backend == "ray"

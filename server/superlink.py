@@ -11,25 +11,27 @@ import itertools
 import logging
 import os
 import secrets
+import signal
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.app import Error, Message, Metadata
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.cli.build import build_fab_from_files
-from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.constant import ErrorCode, Status, SubStatus
 from flwr.common.serde import fab_to_proto, message_to_proto, run_from_proto, user_config_to_proto
 from flwr.proto.control_pb2 import (
     ListNodesRequest,
+    ListRunsRequest,
     RegisterNodeRequest,
     StartRunRequest,
     StopRunRequest,
@@ -42,11 +44,12 @@ from flwr.proto.runtime_pb2 import (
     PullTaskInputRequest,
     PushAppMessagesRequest,
     PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
 )
 from flwr.supercore.constant import TaskType
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
-from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExecAuthHttpInterceptor
@@ -56,21 +59,29 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 
-from common.errors import BadInput, Fault
+from common.errors import BadInput, CannotGoOn, Fault
 from common.files import write_atomically
 from common.flower_objects import cut, message_of, names_in
 from common.memory import LARGE_BUFFERS
+from server.children import with_this_process
 from server.coordinator import Coordinator
 from server.object_files import ObjectFiles
 from server.reply_bounds import Bound, asked_for
+from server.steady_clock import OF_A_RUN, set_steady
 
 START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
 TASK_TIMEOUT_S = 60.0
 LINK_PATIENCE_S = 900.0
 """How long a run waits for a SuperLink that does not answer."""
+LEFT_AT_MOST = 20
+"""Runs that are looked at, from the newest on, for one that was left; one at a time holds the folder's lock."""
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
 """Replies handed over in one look: the others stay in their files until these are added up."""
+GIVEN_UP = "the SuperLink heard nothing of this run for too long, and gave it up."
+_NOT_OURS = (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN)
+LOST_SIGNAL = signal.SIGUSR1
+"""By which the thread that gives signs of life interrupts the one that leads."""
 UPLOAD_STALL_S = 120.0
 """How long nothing more of a reply that has been announced may arrive before it counts as cut off: the time that a
 site gives one call."""
@@ -90,8 +101,12 @@ clientapp = "installed:at_the_site"
 """
 
 
-class SuperLinkGone(RuntimeError):
+class SuperLinkGone(CannotGoOn):
     """The SuperLink did not answer for longer than a run can wait."""
+
+
+class RunLost(RuntimeError):
+    """The SuperLink has given this run up: it heard nothing of it for too long. It goes on as a new one."""
 
 
 class SuperLink:
@@ -114,7 +129,12 @@ class SuperLink:
         coordinator.log.parent.mkdir(parents=True, exist_ok=True)
         with coordinator.log.open("ab") as log:
             self._process = subprocess.Popen(
-                command(coordinator), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment(coordinator)
+                command(coordinator),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(coordinator),
+                preexec_fn=with_this_process(),
             )
         deadline = time.monotonic() + START_TIMEOUT_S
         while not answers(coordinator):
@@ -147,6 +167,7 @@ def command(coordinator: Coordinator) -> list[str]:
     return [
         *(sys.executable, "-m", "server.superlink_process"),
         *("--objects", str(object_folder(coordinator).resolve())),
+        *("--clock", str(_clock_file(coordinator).resolve())),
         *("--host", "127.0.0.1", "--port", str(coordinator.file.control_port)),
         *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
         *("--ssl-ca-certfile", str(coordinator.ca_certificate.resolve())),
@@ -163,8 +184,15 @@ def object_folder(coordinator: Coordinator) -> Path:
     return coordinator.state / "objects"
 
 
-def answers(coordinator: Coordinator) -> bool:
-    """Whether the SuperLink of this folder answers on loopback."""
+def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
+    """Whether the SuperLink of this folder answers on loopback, now or within this time."""
+    until = time.monotonic() + within_s
+    while not (well := _answers(coordinator)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return well
+
+
+def _answers(coordinator: Coordinator) -> bool:
     try:
         context = ssl.create_default_context(cafile=str(coordinator.ca_certificate))
         url = f"https://{coordinator.control_address}/health"
@@ -229,8 +257,16 @@ class Control:
         return int(self._client.StartRun(request).run_id)
 
     def stop_run(self, run_id: int) -> None:
-        """Stop a run that no task was taken from."""
+        """Stop a run that nobody leads."""
         self._client.StopRun(StopRunRequest(run_id=run_id))
+
+    def stop_left(self) -> None:
+        """Stop what a run left whose process was killed, so that sites drop their work on it."""
+        found = self._client.ListRuns(ListRunsRequest(limit=LEFT_AT_MOST)).run_dict
+        for run_id, run in found.items():
+            if run.status.status != Status.FINISHED:
+                with suppress(httpx.HTTPStatusError):  # it has just ended
+                    self.stop_run(run_id)
 
 
 def flower_key(line: str) -> bytes:
@@ -250,6 +286,8 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
 
 
 def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid"]:
+    set_steady(OF_A_RUN, _clock_file(coordinator))
+    control.stop_left()
     run_id = control.start_run()
     names = RuntimeVersionHttpInterceptor(component_name="SuperExec")
     protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
@@ -270,10 +308,10 @@ def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid
     files = ObjectFiles(object_folder(coordinator))
     grid = NetworkGrid(coordinator.control_address, False, certificate, token=token, files=files, control=control)
     runtime = grid.runtime
-    heart = HeartbeatSender(make_task_heartbeat_fn_http(runtime))
-    heart.start()
+    heart = HeartbeatSender(_heartbeat(runtime))
     ended, why = SubStatus.FAILED, "ended by an error"
     try:
+        heart.start()
         given = runtime.PullTaskInput(PullTaskInputRequest())
         TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
         TaskIdentity.node_id = given.context.node_id
@@ -281,16 +319,46 @@ def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid
         assert given.run.run_id == run_id, "one run at a time holds this folder's lock"
         yield grid
         ended, why = SubStatus.COMPLETED, ""
+    except (SystemExit, KeyboardInterrupt):
+        why = "stopped on request"
+        raise
     except httpx.HTTPError as error:
         raise SuperLinkGone(f"the SuperLink does not answer: {error}. Is flwr-server start still running?") from None
     finally:
-        heart.stop()
+        if heart.is_running:
+            heart.stop()
         grid.patience(1)
         try:
             runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=ended, details=why))
         except httpx.HTTPError:
             logging.getLogger(__name__).info("the SuperLink was not told that run %s ended", run_id)
         grid.close()
+
+
+def _heartbeat(runtime: RuntimeHttpClient) -> Callable[[], bool]:
+    """Signs of life of the run, for another thread.
+
+    Flower's own sends SIGINT where the SuperLink has given the run up, which nobody can tell from a person's Ctrl-C.
+    """
+    signal.signal(LOST_SIGNAL, _lost)
+
+    def beat() -> bool:
+        try:
+            known = runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success
+        except httpx.HTTPStatusError as error:
+            known = error.response.status_code not in _NOT_OURS
+        except httpx.HTTPError:
+            return False
+        if not known:
+            os.kill(os.getpid(), LOST_SIGNAL)
+        return True
+
+    return beat
+
+
+def _lost(number: int, frame: object) -> NoReturn:
+    signal.signal(LOST_SIGNAL, signal.SIG_IGN)
+    raise RunLost(GIVEN_UP)
 
 
 def _acquired(executor: RuntimeHttpClient) -> str:
@@ -460,9 +528,22 @@ def quiet() -> None:
 
 
 def _retrying() -> Any:
+    """Tries again for a while, but not where the SuperLink has given the run up: Flower's own would send SIGINT."""
     invoker = make_simple_http_retry_invoker()
     invoker.max_time = LINK_PATIENCE_S
+    by_flower: Any = invoker.should_giveup
+
+    def gives_up(error: Exception) -> bool:
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code in _NOT_OURS:
+            raise RunLost(GIVEN_UP) from None
+        return bool(by_flower(error))
+
+    invoker.should_giveup = gives_up
     return invoker
+
+
+def _clock_file(coordinator: Coordinator) -> Path:
+    return coordinator.state / "clock.json"
 
 
 def _secret_file(coordinator: Coordinator) -> Path:

@@ -5,7 +5,7 @@ Flower 1.39 keeps the content of messages inside SQLite, asks SQLite for a run's
 ``docs/benchmarks.md``. What survives a crash stays the same: registrations, runs and messages in the database, content
 in files named by their SHA-256 beside it, verified at the next start.
 
-    python -m server.superlink_process --objects FOLDER (the arguments of flower-superlink)
+    python -m server.superlink_process --objects FOLDER --clock FILE (the arguments of flower-superlink)
 """
 
 import importlib
@@ -29,6 +29,7 @@ from server.object_files import ObjectFiles
 from server.object_service import handlers
 from server.object_store import ObjectStore, OneAtATime
 from server.reply_bounds import LARGEST_CALL
+from server.steady_clock import OF_THE_SUPERLINK, set_steady
 
 FRESH_S = 1.0
 """For how long a run's status or a node's key is taken as it was: a revoked site is refused after at most so long."""
@@ -93,11 +94,18 @@ def add_servicer(servicer: FleetServicer, server: grpc.Server) -> None:
     add_FleetServicer_to_server(servicer, _WithOurHandlers(server, ours))
 
 
+def _own_argument(name: str) -> Path:
+    """Take one of ours from the command line; Flower knows it not."""
+    place = sys.argv.index(name)
+    value = sys.argv[place + 1]
+    del sys.argv[place : place + 2]
+    return Path(value)
+
+
 def main() -> None:
     """Put ours in the place of Flower's, and run its program."""
-    place = sys.argv.index("--objects")
-    ObjectStore.files = ObjectFiles(Path(sys.argv[place + 1]))
-    del sys.argv[place : place + 2]
+    ObjectStore.files = ObjectFiles(_own_argument("--objects"))
+    set_steady(OF_THE_SUPERLINK, _own_argument("--clock"))
     vars(linkstate_factory)["SqlLinkState"] = LinkState
     vars(object_store_factory)["SqlObjectStore"] = ObjectStore
     vars(superlink_command)["GRPC_MAX_MESSAGE_LENGTH"] = LARGEST_CALL

@@ -7,6 +7,7 @@ from types import MappingProxyType
 import numpy as np
 from flwr.app import RecordDict
 
+from common.errors import CannotGoOn
 from common.multi_class import Tally
 
 
@@ -97,7 +98,7 @@ class Arrival:
     reason: str
 
 
-class RunStopped(RuntimeError):
+class RunStopped(CannotGoOn):
     """The run cannot go on; says why."""
 
 

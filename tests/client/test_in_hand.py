@@ -109,7 +109,7 @@ def bundle() -> bytes:
     return archive.getvalue()
 
 
-def train(ttl: float = 3600.0, **fields: str) -> Message:
+def train(ttl: float = 3600.0, age_s: float = 0.0, **fields: str) -> Message:
     metadata = Metadata(
         run_id=7,
         message_id="",
@@ -117,7 +117,7 @@ def train(ttl: float = 3600.0, **fields: str) -> Message:
         dst_node_id=5,
         reply_to_message_id="",
         group_id="",
-        created_at=time.time(),
+        created_at=time.time() - age_s,
         ttl=ttl,
         message_type="train",
     )
@@ -330,12 +330,21 @@ def test_a_site_that_is_told_to_stop_again_and_again_does_its_work_in_the_end(ho
 
 
 def test_a_message_that_nobody_waits_for_any_more_is_not_taken_up_again(hospital_of: HospitalOf) -> None:
-    hospital = hospital_of(train(ttl=0.001))
+    hospital = hospital_of(train(ttl=60, age_s=400))
     hospital.work = ended
     hospital.start()
     assert hospital.left is not None
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
+
+
+def test_by_as_much_as_clocks_may_differ_nobody_is_sure_of_that_and_the_work_is_done(hospital_of: HospitalOf) -> None:
+    hospital = hospital_of(train(ttl=60, age_s=300))
+    hospital.work = ended
+    hospital.start()
+    hospital.work = lambda: None
+    assert hospital.start() == ExitCode.CLOCK
+    assert (hospital.begun, len(hospital.desk.replies)) == (2, 1)
 
 
 def test_work_for_a_run_that_has_ended_meanwhile_is_forgotten(hospital_of: HospitalOf) -> None:

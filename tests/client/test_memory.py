@@ -1,9 +1,11 @@
 """A site's memory is final only once its round has counted."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from client.memory import Memory, MemoryFolder, forget_other_runs
 from common.models.head import Head
@@ -52,17 +54,44 @@ def test_before_the_first_round_and_after_a_lost_disk_there_is_no_memory(tmp_pat
     assert same(MemoryFolder(tmp_path / "lost").recall(counted=5), Memory())
 
 
-def test_the_memory_of_old_runs_goes_and_that_of_the_last_one_stays(tmp_path: Path) -> None:
-    for age, run in enumerate(("first", "second", "third")):
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """Memories of five runs, of 100 bytes each, written to 1, 2, 3, 4 and 70 days ago."""
+    for days, run in ((1, "first"), (2, "second"), (3, "third"), (4, "fourth"), (70, "old")):
         (tmp_path / run).mkdir()
-        os.utime(tmp_path / run, (age, age))
-    forget_other_runs(tmp_path, "fourth")
-    assert [path.name for path in tmp_path.iterdir()] == ["third"]
+        (tmp_path / run / "round-000001.safetensors").write_bytes(bytes(100))
+        written = time.time() - days * 86400
+        os.utime(tmp_path / run, (written, written))
+    return tmp_path
 
 
-def test_a_run_that_is_asked_for_again_keeps_its_own_memory(tmp_path: Path) -> None:
-    for age, run in enumerate(("first", "second", "third")):
-        (tmp_path / run).mkdir()
-        os.utime(tmp_path / run, (age, age))
-    forget_other_runs(tmp_path, "first")
-    assert {path.name for path in tmp_path.iterdir()} == {"first", "third"}
+def left_in(memory: Path) -> set[str]:
+    return {path.name for path in memory.iterdir()}
+
+
+def test_a_run_that_may_be_resumed_keeps_its_memory_however_many_others_there_were_since(runs: Path) -> None:
+    forget_other_runs(runs, "next")
+    assert left_in(runs) == {"first", "second", "third", "fourth"}
+
+
+def test_where_memories_take_too_much_room_the_oldest_go(runs: Path) -> None:
+    forget_other_runs(runs, "next", most_bytes=250)
+    assert left_in(runs) == {"first", "second"}
+
+
+def test_the_memory_written_last_stays_however_large(runs: Path) -> None:
+    forget_other_runs(runs, "next", most_bytes=50)
+    assert left_in(runs) == {"first"}
+
+
+def test_a_run_that_is_asked_for_again_keeps_its_own_memory_and_takes_nobodys_room(runs: Path) -> None:
+    forget_other_runs(runs, "old", most_bytes=250)
+    assert left_in(runs) == {"old", "first", "second"}
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    folder = MemoryFolder(tmp_path)
+    folder.keep(memory(3))
+    (tmp_path / ".round-000004.safetensors.4194305-1.part").write_bytes(b"half")
+    assert folder.recall(counted=3).round == 3
+    assert left_in(tmp_path) == {"round-000003.safetensors"}

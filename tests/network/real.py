@@ -71,6 +71,12 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
+def listens(port: int) -> bool:
+    """Whether anybody listens on this port of 127.0.0.1."""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 def typed(main: Callable[[Sequence[str]], None], *arguments: object) -> Ended:
     """A command that starts, asks and ends, as a person types it, in this process."""
     out, err = io.StringIO(), io.StringIO()
@@ -154,6 +160,7 @@ class Machine:
         self.folder = folder
         self._mark = uuid.uuid4().hex
         self._programs: list[Program] = []
+        self.ports: list[int] = []
         near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         self._environment = {**near, "POLYCLINIC_TEST": self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -174,8 +181,18 @@ class Machine:
         except psutil.Error:
             return False
 
+    @property
+    def half_written(self) -> list[str]:
+        """Files beside others that were to take their place."""
+        return [str(path.relative_to(self.folder.parent)) for path in self.folder.parent.rglob("*.part")]
+
+    @property
+    def taken_ports(self) -> list[int]:
+        """Those of the coordinators on which somebody listens."""
+        return [port for port in self.ports if listens(port)]
+
     def end(self) -> None:
-        """SIGTERM to the programs; nothing may be left of them, nor of what they started."""
+        """SIGTERM to the programs; nothing may be left of them, nor of what they started and were writing."""
         for program in self._programs:
             program.process.terminate()
         _, late = psutil.wait_procs(self.left(), timeout=ENDS_WITHIN_S)
@@ -187,6 +204,8 @@ class Machine:
             program.process.wait()
         assert not names, f"not ended {ENDS_WITHIN_S:.0f} s after SIGTERM: {names}"
         assert self.left() == []
+        assert self.half_written == []
+        assert self.taken_ports == []
 
 
 @contextlib.contextmanager
@@ -277,6 +296,7 @@ class Coordinator:
         self.name, self._machine, self.folder = name, on, on.folder / name
         self._runs: list[Program] = []
         self.port, self.control_port = free_ports(2)
+        on.ports += [self.port, self.control_port]
         ports = ("--port", self.port, "--control-port", self.control_port)
         made = flwr_server("init", self.folder, "--name", name, "--host", "127.0.0.1", "--listen", listen, *ports)
         assert made.code == 0, made.err

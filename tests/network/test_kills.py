@@ -1,66 +1,34 @@
 """What happens to a run when a program dies, hangs, comes late or goes: it goes on, or says why not."""
 
-import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from client.refusals import ExitCode
-from tests.network.real import (
-    PARTIAL,
-    Coordinator,
-    Program,
-    Site,
-    exported,
-    flwr_sim,
-    lines_of,
-    machine,
-    written,
+from tests.network.federated import (
+    EVERYBODY,
+    REMEMBERING,
+    SLOW,
+    Federation,
+    admitted,
+    events,
+    hash_in,
+    sites_by_round,
+    undisturbed,
 )
+from tests.network.real import PARTIAL, lines_of
 
 pytestmark = pytest.mark.slow
-SLOW = "training.epochs=6"
-"""Rounds of a second or so, to be hit in."""
-
-
-@dataclass
-class Federation:
-    """A coordinator and three sites that were started before it."""
-
-    coordinator: Coordinator
-    experiment: Path
-    east: Site
-    north: Site
-    south: Site
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        return self.east, self.north, self.south
-
-    def run(self, out: Path, *overrides: str, sites: int = 3, options: Sequence[str] = ()) -> Program:
-        return self.coordinator.run(self.experiment, out, *overrides, sites=sites, options=options)
-
-    def gather(self) -> None:
-        """Start whoever does not run, and wait until all are there."""
-        for site in self.sites:
-            site.start_if_down()
-        self.coordinator.sees(*self.sites)
 
 
 @pytest.fixture(scope="module")
 def early_birds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    folder = tmp_path_factory.mktemp("kills")
-    experiment = written(PARTIAL, folder)
-    with machine(folder / "machine") as here:
-        coordinator = Coordinator(here)
-        sites = [coordinator.admit(coordinator.site(one)) for one in exported(experiment, folder / "data")]
-        for site in sites:
+    with admitted(tmp_path_factory.mktemp("kills"), PARTIAL) as federation:
+        for site in federation.sites:
             site.start().says("no connection to")
-        coordinator.start()
-        yield Federation(coordinator, experiment, *sites)
+        federation.coordinator.start()
+        yield federation
 
 
 @pytest.fixture
@@ -69,28 +37,6 @@ def federation(early_birds: Federation) -> Iterator[Federation]:
     early_birds.gather()
     yield early_birds
     early_birds.coordinator.end_runs()
-
-
-def hash_in(folder: Path) -> str:
-    return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model_sha256"])
-
-
-def undisturbed(experiment: Path, out: Path, *overrides: str) -> str:
-    """The hash of the model that simulation trains."""
-    sets = [part for override in overrides for part in ("--set", override)]
-    assert flwr_sim("run", experiment, "--backend", "inline", "--out", out, *sets).code == 0
-    return hash_in(out)
-
-
-def sites_by_round(folder: Path) -> list[list[str]]:
-    return [line["sites"] for line in lines_of(folder / "rounds.jsonl")]
-
-
-def events(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return [line for line in lines_of(folder / "events.jsonl") if line["event"] == kind]
-
-
-EVERYBODY = ["east", "north", "south"]
 
 
 def test_sites_that_start_before_the_coordinator_wait_for_it(federation: Federation) -> None:
@@ -213,14 +159,13 @@ def test_a_roll_call_that_too_few_answer_stops_the_run_and_names_who_is_missing(
 def test_a_run_whose_process_is_killed_twice_is_resumed_and_ends_in_the_same_model(
     federation: Federation, tmp_path: Path
 ) -> None:
-    """The sites keep their optimisers' state, so that it matters which of their rounds counted."""
-    overrides = (SLOW, "run.rounds=4", "training.reset_optimizer=false")
-    out, options = tmp_path / "run", tuple[str, ...]()
+    overrides = (SLOW, "run.rounds=4", REMEMBERING)
+    out, options = tmp_path / "run", ("--once",)
     for server_round in (2, 3):
         run = federation.run(out, *overrides, options=options)
         federation.north.works_on("train", server_round)
         run.kill()
-        options = ("--resume",)
+        options = ("--once", "--resume")
     run = federation.run(out, *overrides, options=options)
     assert run.ends() == 0, run.said
     assert sites_by_round(out) == [EVERYBODY] * 4
@@ -231,7 +176,7 @@ def test_a_run_whose_process_is_killed_twice_is_resumed_and_ends_in_the_same_mod
 def test_a_run_whose_process_was_killed_does_not_stand_in_the_way_of_the_next(
     federation: Federation, tmp_path: Path
 ) -> None:
-    first = federation.run(tmp_path / "first", SLOW, "run.rounds=3")
+    first = federation.run(tmp_path / "first", SLOW, "run.rounds=3", options=("--once",))
     federation.north.works_on("train", 1)
     first.kill()
     assert federation.coordinator.now["run"]["state"] == "interrupted"

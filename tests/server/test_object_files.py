@@ -107,7 +107,7 @@ def test_what_is_removed_is_gone_and_may_be_removed_again(files: ObjectFiles) ->
 
 def test_clearing_leaves_nothing_not_even_what_was_half_written(files: ObjectFiles, tmp_path: Path) -> None:
     files.write(named(b"abc"), b"abc")
-    (tmp_path / "objects" / f".{named(b'd')}.1.2.part").write_bytes(b"half")
+    (tmp_path / "objects" / f".{named(b'd')}.1-2.part").write_bytes(b"half")
     files.clear()
     assert list((tmp_path / "objects").iterdir()) == []
 

@@ -210,8 +210,8 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path:
         federation(tmp_path, ROUNDS, "training.lr=0.5", out="killed", resume=True)
     with pytest.raises(BadInput, match="has done 4 rounds; the experiment asks for 3"):
         federation(tmp_path, "run.rounds=3", out="killed", resume=True)
-    with pytest.raises(BadInput, match="is not the folder of a run"):
-        federation(tmp_path, ROUNDS, out="nowhere", resume=True)
+    with pytest.raises(BadInput, match="holds something, but no run"):
+        federation(tmp_path, ROUNDS, out=".", resume=True)
     newest, broken = CheckpointFolder(tmp_path / "killed", durable=False).newest()
     assert newest is not None
     assert newest.state.round == 4

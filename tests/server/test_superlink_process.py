@@ -4,6 +4,7 @@ Whoever raises Flower's version sees here what its new one does otherwise.
 """
 
 import hashlib
+import importlib
 import inspect
 import shutil
 import sys
@@ -41,6 +42,7 @@ from server import object_store, superlink, superlink_process
 from server.coordinator import Coordinator, CoordinatorFile
 from server.object_files import ObjectFiles
 from server.object_service import parsed_push
+from server.steady_clock import OF_THE_SUPERLINK
 from server.superlink_process import LinkState, ObjectStore, superlink_command
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
@@ -128,7 +130,8 @@ def test_flowers_own_program_takes_every_argument_that_we_start_it_with(tmp_path
     file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
     started = superlink.command(Coordinator(tmp_path, file))
     assert started[1:5] == ["-m", "server.superlink_process", "--objects", str(tmp_path / "state" / "objects")]
-    parsed = superlink_command._parse_args_run_superlink().parse_args(started[5:])
+    assert started[5:7] == ["--clock", str(tmp_path / "state" / "clock.json")]
+    parsed = superlink_command._parse_args_run_superlink().parse_args(started[7:])
     assert (parsed.host, parsed.port, parsed.fleet_api_address) == ("127.0.0.1", 8000, "0.0.0.0:9092"), FLOWER
     assert (parsed.enable_supernode_auth, parsed.isolation, parsed.insecure) == (True, "process", False), FLOWER
     assert parsed.runtime_dependency_install is False, FLOWER
@@ -210,7 +213,10 @@ def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lin
     monkeypatch.setattr(ObjectStore, "files", None, raising=False)
     monkeypatch.setattr(superlink_process, "time", clock)
     monkeypatch.setattr(superlink_command, "flower_superlink", lambda: begun.append(list(sys.argv)))
-    monkeypatch.setattr(sys, "argv", ["superlink", "--objects", str(tmp_path / "objects"), "--isolation", "process"])
+    for name in OF_THE_SUPERLINK:
+        monkeypatch.setattr(f"{name}.now", vars(importlib.import_module(name))["now"])
+    ours = ["--objects", str(tmp_path / "objects"), "--clock", str(tmp_path / "clock.json")]
+    monkeypatch.setattr(sys, "argv", ["superlink", *ours, "--isolation", "process"])
     superlink_process.main()
     assert begun == [["superlink", "--isolation", "process"]]
     return Link(tmp_path, clock)

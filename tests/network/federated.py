@@ -1,0 +1,70 @@
+"""A federation to be harmed, and what its run folder says afterwards."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.network.real import Coordinator, Machine, Program, Site, exported, flwr_sim, lines_of, machine, written
+
+SLOW = "training.epochs=6"
+"""Rounds of a second or so, to be hit in."""
+REMEMBERING = "training.reset_optimizer=false"
+"""The sites keep their optimisers' state, so that it matters which of their rounds counted."""
+EVERYBODY = ["east", "north", "south"]
+
+
+@dataclass
+class Federation:
+    """A coordinator and three sites."""
+
+    machine: Machine
+    coordinator: Coordinator
+    experiment: Path
+    east: Site
+    north: Site
+    south: Site
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return self.east, self.north, self.south
+
+    def run(self, out: Path, *overrides: str, sites: int = 3, options: Sequence[str] = ()) -> Program:
+        return self.coordinator.run(self.experiment, out, *overrides, sites=sites, options=options)
+
+    def gather(self) -> None:
+        """Start whoever does not run, and wait until all are there."""
+        for site in self.sites:
+            site.start_if_down()
+        self.coordinator.sees(*self.sites)
+
+
+@contextmanager
+def admitted(folder: Path, experiment: str) -> Iterator[Federation]:
+    """Three sites and a coordinator, of which none has been started."""
+    file = written(experiment, folder)
+    with machine(folder / "machine") as here:
+        coordinator = Coordinator(here)
+        sites = [coordinator.admit(coordinator.site(one)) for one in exported(file, folder / "data")]
+        yield Federation(here, coordinator, file, *sites)
+
+
+def hash_in(folder: Path) -> str:
+    return str(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["model_sha256"])
+
+
+def undisturbed(experiment: Path, out: Path, *overrides: str) -> str:
+    """The hash of the model that simulation trains."""
+    sets = [part for override in overrides for part in ("--set", override)]
+    assert flwr_sim("run", experiment, "--backend", "inline", "--out", out, *sets).code == 0
+    return hash_in(out)
+
+
+def sites_by_round(folder: Path) -> list[list[str]]:
+    return [line["sites"] for line in lines_of(folder / "rounds.jsonl")]
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    return [line for line in lines_of(folder / "events.jsonl") if line["event"] == kind]
