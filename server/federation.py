@@ -101,14 +101,23 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         _go_on(setting.resumed, strategy, books)
     ledger = Ledger(setting.folder.path, layout, keep=experiment.run.keep_updates, durable=durable)
     _note_beginning(ledger, experiment, setting, strategy, initial)
-    for site, reason in strategy.sites.left_out.items():
-        setting.folder.event("left_out", round="roll call", site=site, reason=reason)
-        watcher.left_out(site, reason)
+    told = dict[str, str]()
+
+    def tell_left_out(when: int | str) -> None:
+        new = {site: why for site, why in strategy.sites.left_out.items() if told.get(site) != why}
+        told.update(new)
+        ledger.left_out(when, new)
+        for site, reason in new.items():
+            setting.folder.event("left_out", round=when, site=site, reason=reason)
+            watcher.left_out(site, reason)
+
+    tell_left_out("roll call")
     asked = experiment.model_dump(mode="json")
 
     def on_round(record: RoundRecord, state: FederationState) -> None:
         books.note(record, state, strategy.method.guidance.note_round(strategy.known))
         judged = as_json(strategy.last_validation)
+        tell_left_out(record.round)  # late joiners that declined
         ledger.aggregated(record, state, strategy.sites.contract.hash)
         checkpoints.save(Checkpoint(setting.run, state, asked, books.facts(), judged))
         watcher.round_done(record, state)
@@ -157,7 +166,6 @@ def _note_beginning(
         ledger.resumed(resumed.state.round, experiment_sha256=experiment_sha256(experiment))
     for site, member in sorted(sites.members.items()):
         ledger.enrolled(resumed.state.round if resumed else 0, site, member)
-    ledger.left_out("roll call", sites.left_out)
 
 
 def _identity(experiment: Experiment, setting: Setting, contract: LabelContract) -> dict[str, Any]:

@@ -17,6 +17,7 @@ hypothesis.settings.load_profile("ours")
 
 TOGETHER = {
     "test_check.py": "one coordinator",
+    "test_leaving.py": "one coordinator",
     "test_refusals.py": "one coordinator",
     "test_loopback_only.py": "one coordinator",
     "test_status.py": "one coordinator",
