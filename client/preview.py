@@ -20,8 +20,8 @@ from common.config import Experiment, Plan
 from common.data.thumbnails import png
 from common.errors import stop_on
 from common.files import write_atomically
-from common.inference import channels_first
 from common.models.network import as_seen
+from common.pixels import channels_first
 
 SIDE = 160
 VIEWS = 2

@@ -24,11 +24,13 @@ class SimulatedSites:
         experiment: The experiment as JSON.
         base: Folder that the experiment's paths start from.
         run_folder: Where the sites keep their memory, each in its own folder under ``sites``.
+        decoded: Where the images lie for every worker of this machine, if anywhere.
     """
 
     experiment: str
     base: Path
     run_folder: Path
+    decoded: Path | None = None
 
     def __call__(self, context: Context) -> Site:
         return _site(self, int(context.node_config["partition-id"]))
@@ -37,7 +39,7 @@ class SimulatedSites:
 @lru_cache(maxsize=1024)
 def _site(sites: SimulatedSites, index: int) -> Site:
     experiment = Experiment.model_validate_json(sites.experiment)
-    data = simulated_data(experiment, sites.base)
+    data = simulated_data(experiment, sites.base, sites.decoded)
     images = images_of(data, index, method_of(experiment).pooled)
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
     return Site(
@@ -52,6 +54,6 @@ def _site(sites: SimulatedSites, index: int) -> Site:
     )
 
 
-def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
+def simulated_app(experiment: str, base: Path, run_folder: Path, decoded: Path | None = None) -> ClientApp:
     """Build the ClientApp that serves every site of a simulation."""
-    return client_app(SimulatedSites(experiment, base, run_folder))
+    return client_app(SimulatedSites(experiment, base, run_folder, decoded))

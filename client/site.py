@@ -4,12 +4,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from torch import Tensor
-
 from client.policy import Policy
 from common.contract import Declaration
 from common.data.image_set import ImageSet
-from common.inference import channels_first
+from common.pixels import Pixels, pixels_of
 from strategies.masking.site import Identity
 
 
@@ -41,16 +39,11 @@ class Site:
     def name(self) -> str:
         return self.declaration.site
 
-    def pixels(self, part: str) -> Tensor:
-        """Images of ``train``, ``validation`` or ``test`` as uint8 ``(n, channels, height, width)``, on the device.
-
-        Training and validation images stay there; test images, which simulated sites share, come when they are needed.
-        """
-        if part == "test":
-            return channels_first(self.test.images).to(self.device)
-        return self._resident[part]
+    def pixels(self, part: str) -> Pixels:
+        """Pictures of ``train``, ``validation`` or ``test``, for the device."""
+        return self._pixels[part]
 
     @cached_property
-    def _resident(self) -> dict[str, Tensor]:
-        parts = {"train": self.train, "validation": self.validation}
-        return {name: channels_first(images.images).to(self.device) for name, images in parts.items()}
+    def _pixels(self) -> dict[str, Pixels]:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: pixels_of(images, self.device) for name, images in parts.items()}

@@ -1,6 +1,7 @@
 """From pixels to logits, and from labels to the rows of a head: the same on both sides."""
 
 import contextlib
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -11,16 +12,10 @@ from torch import Tensor
 from common.data.image_set import ImageSet
 from common.models.network import SplitNetwork
 from common.models.spec import Task
+from common.pixels import Pixels
 
 EVALUATION_BATCH = 256
 Precision = Literal["auto", "float32", "bf16"]
-
-
-def channels_first(images: NDArray[np.uint8]) -> Tensor:
-    """Turn ``(n, height, width[, 3])`` into ``(n, channels, height, width)``; shares memory where it can."""
-    pixels = np.ascontiguousarray(images)
-    tensor = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
-    return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
 
 
 def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
@@ -34,26 +29,32 @@ def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
 
 
 @torch.no_grad()
-def logits_of(network: SplitNetwork, images: Tensor, precision: Precision = "auto") -> Tensor:
+def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
     """Logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
     network.eval()
     parts = []
-    for batch in torch.split(images, EVALUATION_BATCH):
-        with autocast(images.device, precision):
+    for batch in _batches(images):
+        with autocast(batch.device, precision):
             parts.append(network(batch.float()).float())
     return torch.cat(parts)
 
 
 @torch.no_grad()
-def features_and_logits(network: SplitNetwork, images: Tensor, precision: Precision = "auto") -> tuple[Tensor, Tensor]:
+def features_and_logits(
+    network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
+) -> tuple[Tensor, Tensor]:
     """What the head sees ``(n, features)`` and says ``(n, rows)``, of uint8 images, in evaluation mode."""
     network.eval()
     features = []
-    for batch in torch.split(images, EVALUATION_BATCH):
-        with autocast(images.device, precision):
+    for batch in _batches(images):
+        with autocast(batch.device, precision):
             features.append(network.features(batch.float()).float())
     seen = torch.cat(features)
     return seen, network.head(seen)
+
+
+def _batches(images: Tensor | Pixels) -> Iterable[Tensor]:
+    return images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
 
 
 def probabilities(logits: Tensor, task: Task) -> Tensor:
@@ -61,7 +62,7 @@ def probabilities(logits: Tensor, task: Task) -> Tensor:
     return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
 
 
-def scores_of(network: SplitNetwork, images: Tensor, precision: Precision = "auto") -> NDArray[np.float32]:
+def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> NDArray[np.float32]:
     """:func:`probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
     scores = probabilities(logits_of(network, images, precision), network.spec.task)
     return scores.cpu().numpy()

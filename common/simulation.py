@@ -11,6 +11,7 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge
+from common.data.decoded import is_decoded, read_decoded
 from common.data.image_set import ImageSet, Splits, joined
 from common.data.load import load
 from common.data.partition import SitePart, partition, site_images
@@ -55,27 +56,41 @@ class SiteImages:
     test: ImageSet
 
 
-def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
+def simulated_data(experiment: Experiment, base: Path, decoded: Path | None = None) -> SimulatedData:
     """Load and cut the data of an experiment; kept in this process for the next site that asks.
+
+    Args:
+        decoded: Where another process has laid :func:`whole_data` down for the sites, which need no more than that.
 
     Raises:
         BadInput: With all faults of the data set and the partition.
     """
     assert experiment.data is not None, "checked before"
     assert experiment.partition is not None, "checked before"
-    server = experiment.server_data.model_dump_json() if experiment.server_data else ""
-    return _simulated_data(
-        experiment.data.model_dump_json(), experiment.partition.model_dump_json(), server, experiment.run.seed, base
-    )
+    decoded = decoded if decoded is not None and is_decoded(decoded) else None
+    server = experiment.server_data.model_dump_json() if experiment.server_data and decoded is None else ""
+    data, parts = experiment.data.model_dump_json(), experiment.partition.model_dump_json()
+    return _simulated_data(data, parts, server, experiment.run.seed, base, decoded)
+
+
+def whole_data(experiment: Experiment, base: Path) -> Splits:
+    """The data set of an experiment before it is cut; kept likewise."""
+    assert experiment.data is not None, "checked before"
+    return _whole_data(experiment.data.model_dump_json(), base)
 
 
 @lru_cache(maxsize=1)
-def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path) -> SimulatedData:
+def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path, decoded: Path | None) -> SimulatedData:
     # Keyed by text, for specs hold mappings that cannot be hashed.
-    splits = load(TypeAdapter(DataSpec).validate_json(data), base)
+    splits = _whole_data(data, base) if decoded is None else read_decoded(decoded)
     division = partition(splits, TypeAdapter(PartitionSpec).validate_json(parts), seed)
     own = load(TypeAdapter(DataSpec).validate_json(server), base) if server else division.server
     return SimulatedData(division.splits, division.parts, own)
+
+
+@lru_cache(maxsize=1)
+def _whole_data(data: str, base: Path) -> Splits:
+    return load(TypeAdapter(DataSpec).validate_json(data), base)
 
 
 def images_of(data: SimulatedData, index: int, pooling: Pooling) -> SiteImages:

@@ -52,10 +52,10 @@ def choose_workers(section: SimulationSection, sites: int, threads: int) -> Work
     return Workers(count, share)
 
 
-def site_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
+def site_app(experiment: str, base: Path, run_folder: Path, decoded: Path | None = None) -> ClientApp:
     """The ClientApp that serves every site, found by name."""
     module, _, attribute = CLIENT_APP.partition(":")
-    app: ClientApp = getattr(importlib.import_module(module), attribute)(experiment, base, run_folder)
+    app: ClientApp = getattr(importlib.import_module(module), attribute)(experiment, base, run_folder, decoded)
     return app
 
 

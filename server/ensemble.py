@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from common.contract import LabelContract
 from common.data.image_set import ImageSet
-from common.inference import Precision, channels_first, label_matrix, scores_of
+from common.inference import Precision, label_matrix, scores_of
 from common.metrics import ClassMetrics, mean_and_sd, per_class, summarise
 from common.models.network import SplitNetwork
 from common.models.saved import DESCRIPTION, load_model
 from common.multi_class import multi_class
+from common.pixels import channels_first
 
 NOTE = "ensemble of the owning sites' own models"
 

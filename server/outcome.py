@@ -10,12 +10,13 @@ import numpy as np
 
 from common.contract import LabelContract
 from common.data.image_set import ImageSet, Splits
-from common.inference import Precision, channels_first, label_matrix, scores_of
+from common.inference import Precision, label_matrix, scores_of
 from common.metrics import ClassMetrics, Summary, mean_and_sd, per_class, summarise
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
 from common.models.state import ModelState, write_state
 from common.multi_class import multi_class
+from common.pixels import channels_first
 from common.pooled import pooled
 from common.quality import quality
 from common.resampling import auroc_intervals

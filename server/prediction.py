@@ -17,10 +17,11 @@ from common.data.load import load
 from common.data.pictures import Form, decode_all
 from common.data.spec import FolderSpec, NpzSpec
 from common.errors import BadInput, Fault, did_you_mean, quoted
-from common.inference import channels_first, label_matrix, scores_of
+from common.inference import label_matrix, scores_of
 from common.metrics import ClassMetrics, mean_and_sd, per_class
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
+from common.pixels import channels_first
 
 PICTURES = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ""}
 NPZ_PARTS = ("test", "val", "train")

@@ -16,8 +16,9 @@ from common.config import Experiment
 from common.data.image_set import ImageSet
 from common.data.thumbnails import png
 from common.files import write_atomically
-from common.inference import Precision, channels_first, label_matrix, scores_of
+from common.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
+from common.pixels import channels_first
 from common.score_histograms import THRESHOLD
 from server.run_files import SAMPLES, Sample, Samples, SamplesOfClass
 

@@ -1,6 +1,8 @@
 """flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
 
-from contextlib import ExitStack
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,13 +11,15 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile
+from common.data.decoded import write_decoded
+from common.data.image_set import Splits
 from common.data.load import faults as data_faults
 from common.data.partition import partition_faults
 from common.data.spec import DataSpec
 from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
 from common.models.saved import load_model
-from common.simulation import SimulatedData, own_tests, simulated_data
+from common.simulation import SimulatedData, own_tests, simulated_data, whole_data
 from server.backends import choose_workers, inline, on_ray, site_app
 from server.federation import Both, Watcher, federate
 from server.live.beside import beside
@@ -26,6 +30,7 @@ from server.progress import ProgressBar
 from server.report import write_model_card, write_run_report
 from server.reporter import Reporter
 from server.resuming import Opened, finished, opened
+from server.run_folder import RunFolder
 from server.samples import wanted, write_samples
 from server.trackers import store_for, tracked
 from server.tracking import Track
@@ -92,7 +97,6 @@ def _simulated(
     for part in ("train", "validation", "test"):
         for skipped in getattr(data.splits, part).skipped:
             folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
-    app = site_app(experiment.model_dump_json(), file.base, out.resolve())
     summaries: list[dict[str, Any]] = []
     title = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
     with ExitStack() as stack:
@@ -106,15 +110,32 @@ def _simulated(
         def main(grid: Any) -> None:
             summaries.append(federate(grid, experiment, setting, watcher))
 
+        text, path = experiment.model_dump_json(), out.resolve()
         if ray:
-            on_ray(main, app, sites, workers, experiment.simulation.address)
+            with _decoded_for_workers(whole_data(experiment, file.base), path / "images", folder) as decoded:
+                on_ray(main, site_app(text, file.base, path, decoded), sites, workers, experiment.simulation.address)
         else:
-            inline(main, app, sites)
+            inline(main, site_app(text, file.base, path), sites)
     if method.has_global_model and len(data.test) and wanted(experiment):
         write_samples(out, load_model(out), data.test, setting.device, setting.precision)
     write_run_report(out)
     write_model_card(out)
     return summaries[0]
+
+
+@contextmanager
+def _decoded_for_workers(data: Splits, place: Path, folder: RunFolder) -> Iterator[Path | None]:
+    """Lay the images down for as long as workers need them: decoded once, and once in memory for all of them."""
+    try:
+        write_decoded(data, place)
+    except OSError as error:
+        folder.event("images_not_shared", reason=f"{error.strerror}: every worker reads the data set itself")
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:

@@ -17,6 +17,7 @@ from common.inference import Precision, autocast, label_matrix, logits_of, proba
 from common.metrics import mean_auroc
 from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
+from common.pixels import Pixels
 from strategies.losses import Loss
 from strategies.unifed.stopping import Settling
 
@@ -34,7 +35,7 @@ class Examples:
         annotated: bool ``(rows,)``, the head rows whose class the site annotates.
     """
 
-    images: Tensor
+    images: Tensor | Pixels
     labels: Tensor
     annotated: Tensor
 
@@ -47,8 +48,8 @@ class Examples:
         return len(self) > 0 and not bool(self.labels.isnan().all())
 
 
-def examples_of(images: ImageSet, pixels: Tensor, class_names: tuple[str, ...]) -> Examples:
-    """Images, of which ``pixels`` lie on the device, with the labels of these head rows."""
+def examples_of(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
+    """Images, whose ``pixels`` go to a device, with the labels of these head rows."""
     annotated = torch.tensor([name in images.class_names for name in class_names])
     labels = label_matrix(images, class_names)
     return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))

@@ -12,7 +12,7 @@ from xdist.scheduler import LoadScopeScheduling
 from tests.survivals import Survivals
 
 # Hypothesis' 200 ms for an example measure how busy the machine is.
-hypothesis.settings.register_profile("ours")
+hypothesis.settings.register_profile("ours", deadline=None)
 hypothesis.settings.load_profile("ours")
 
 TOGETHER = {

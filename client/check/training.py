@@ -19,10 +19,11 @@ from client.rounds import difference
 from client.settings import Settings
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.image_set import ImageSet
-from common.inference import channels_first, logits_of
+from common.inference import logits_of
 from common.models.network import SplitNetwork
 from common.models.spec import ModelSpec
 from common.models.state import read_state
+from common.pixels import channels_first
 from common.wire import Groups, TrainReply, encode, payload_bytes
 from strategies.compression import compressed
 from strategies.local import LocalRound

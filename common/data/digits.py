@@ -15,7 +15,7 @@ def load_digits(spec: DigitsSpec) -> Splits:
     digits = read_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)
     everything = ImageSet(
-        images=resized(images, spec.image_size, "pad"),
+        stored=resized(images, spec.image_size, "pad"),
         labels=np.asarray(digits.target[:, None] == np.arange(10), dtype=np.float32),
         class_names=tuple("0123456789"),
         patients=own_patients(len(images)),

@@ -20,45 +20,53 @@ class ImageSet:
     """Pictures with their labels; rows of all arrays belong together.
 
     Attributes:
-        images: uint8, ``(n, height, width)`` for grey or ``(n, height, width, 3)`` for colour; may be a memmap.
+        stored: uint8, ``(m, height, width)`` for grey or ``(m, height, width, 3)`` for colour; may be a memmap. Parts
+            of one data set share it.
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain), never 0 for it.
         class_names: Column names of ``labels``, in the order of the source.
         patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Own index where unknown.
         sources: ``(n,)`` strings, the centre an image came from; empty strings where unknown.
         skipped: Images of the source that could not be read.
         missing: Number of images that the source's table names but its folder does not hold.
+        places: ``(n,)``, where each picture lies in ``stored``; None where they are all of it, in order.
     """
 
-    images: NDArray[np.uint8]
+    stored: NDArray[np.uint8]
     labels: NDArray[np.float32]
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
     sources: NDArray[np.str_]
     skipped: tuple[Skipped, ...] = ()
     missing: int = 0
+    places: NDArray[np.intp] | None = None
 
     def __post_init__(self) -> None:
-        n = len(self.images)
-        assert self.images.dtype == np.uint8, self.images.dtype
-        assert self.images.ndim in (3, 4), self.images.shape
+        n = len(self)
+        assert self.stored.dtype == np.uint8, self.stored.dtype
+        assert self.stored.ndim in (3, 4), self.stored.shape
         assert self.labels.dtype == np.float32, self.labels.dtype
         assert self.labels.shape == (n, len(self.class_names)), self.labels.shape
         assert self.patients.shape == (n,), self.patients.shape
         assert self.sources.shape == (n,), self.sources.shape
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.stored) if self.places is None else len(self.places)
+
+    @property
+    def images(self) -> NDArray[np.uint8]:
+        """The pictures, ``(n, height, width[, 3])``: ``stored`` itself, or a new copy of those at ``places``."""
+        return self.stored if self.places is None else self.stored[self.places]
 
     @property
     def channels(self) -> int:
         """1 for grey, 3 for colour."""
-        return 1 if self.images.ndim == 3 else int(self.images.shape[3])
+        return 1 if self.stored.ndim == 3 else int(self.stored.shape[3])
 
     def rows(self, index: NDArray[np.intp]) -> "ImageSet":
-        """The images at ``index``, in that order."""
+        """The images at ``index``, in that order; no picture is copied."""
         return replace(
             self,
-            images=self.images[index],
+            places=index if self.places is None else self.places[index],
             labels=self.labels[index],
             patients=self.patients[index],
             sources=self.sources[index],
@@ -74,7 +82,8 @@ def joined(sets: Sequence[ImageSet]) -> ImageSet:
     """The images of all sets, one after the other; they have the same classes, size and colour."""
     return replace(
         sets[0],
-        images=np.concatenate([one.images for one in sets]),
+        stored=np.concatenate([one.images for one in sets]),
+        places=None,
         labels=np.concatenate([one.labels for one in sets]),
         patients=np.concatenate([one.patients for one in sets]),
         sources=np.concatenate([one.sources for one in sets]),

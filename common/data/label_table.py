@@ -110,7 +110,7 @@ def _decoded_part(table: LabelTable, form: Form, store: ImageStore) -> ImageSet:
     decoded = decode_all([file.name for file in table.files], lambda row: table.files[row].read_bytes(), form, store)
     kept = table.rows(decoded.kept)
     return ImageSet(
-        images=decoded.images,
+        stored=decoded.images,
         labels=kept.labels,
         class_names=kept.class_names,
         patients=kept.patients,

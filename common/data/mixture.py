@@ -54,7 +54,8 @@ def _marked(images: ImageSet, task: str, color: bool) -> ImageSet:
     """The task's name in front of its classes and patients, and as the source."""
     return replace(
         images,
-        images=recolored(images.images, color),
+        stored=recolored(images.images, color),
+        places=None,
         class_names=_names(task, images.class_names),
         patients=np.array([f"{task}/{patient}" for patient in images.patients], dtype=np.str_),
         sources=np.full(len(images), task),

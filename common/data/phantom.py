@@ -62,7 +62,7 @@ def phantoms(count: int, size: int, random: Random) -> ImageSet:
     batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
     images = [_render(findings[batch], anatomy.rows(batch), size, random) for batch in batches]
     return ImageSet(
-        images=np.concatenate(images),
+        stored=np.concatenate(images),
         labels=findings,
         class_names=PHANTOM_CLASSES,
         patients=np.char.add("phantom-", np.char.zfill(patient.astype(np.str_), 6)),

@@ -9,10 +9,10 @@ import numpy as np
 from common.config import Plan
 from common.data.image_set import ImageSet, Splits
 from common.errors import Fault
-from common.inference import channels_first
 from common.models.head import Head
 from common.models.network import SplitNetwork, build
 from common.models.state import ModelState, read_state, write_state
+from common.pixels import pixels_of
 from common.seeds import seed_of
 from strategies.method import Method, ServerTraining
 from strategies.records import CoordinatorRound, Validation
@@ -65,7 +65,7 @@ class OwnTraining:
         self.validation = self._examples(self.images.validation)
 
     def _examples(self, images: ImageSet) -> Examples:
-        return examples_of(images, channels_first(images.images).to(self.device), self.class_names)
+        return examples_of(images, pixels_of(images, self.device), self.class_names)
 
     def put(self, model: ModelState) -> None:
         """Load a model into the network."""

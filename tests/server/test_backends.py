@@ -17,6 +17,7 @@ def test_ray_with_one_and_with_two_workers_gives_the_inline_model_bit_for_bit(tm
     assert (inline["backend"], one["backend"]) == ("inline", "ray")
     assert inline["model_sha256"] == one["model_sha256"] == two["model_sha256"]
     assert inline["test"] == one["test"]
+    assert not (tmp_path / "one" / "images").exists()  # what the workers read is gone with them
 
 
 def test_workers_are_chosen_by_what_is_there_and_never_more_than_sites() -> None:

@@ -10,10 +10,11 @@ from sklearn.metrics import roc_auc_score
 from common.config import read_experiment
 from common.contract import LabelContract
 from common.data.image_set import ImageSet
-from common.inference import channels_first, scores_of
+from common.inference import scores_of
 from common.models.network import build
 from common.models.saved import load_model, save_model
 from common.models.spec import ModelSpec
+from common.pixels import channels_first
 from server.ensemble import ensemble_result, local_models
 from server.run_files import read_run
 from server.simulation import simulate

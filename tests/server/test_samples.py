@@ -14,9 +14,10 @@ from PIL import Image
 from common.config import Experiment
 from common.data.image_set import ImageSet
 from common.errors import BadInput
-from common.inference import channels_first, scores_of
+from common.inference import scores_of
 from common.models.network import SplitNetwork, build
 from common.models.spec import ModelSpec
+from common.pixels import channels_first
 from server.report import write_run_report
 from server.samples import BUDGET, CLASSES, wanted, write_samples
 from tests.federations import experiment, federation

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from client import app
-from common.inference import channels_first, label_matrix, scores_of
+from common.inference import label_matrix, scores_of
 from common.metrics import mean_auroc
 from common.models.network import build
 from common.models.state import Head, write_state
+from common.pixels import channels_first
 from common.simulation import simulated_data
 from common.wire import Groups, TrainReply, TrainRequest
 from tests.federations import experiment

@@ -47,7 +47,7 @@ def image_set(labels: NDArray[np.float32], patients: list[str], sources: list[st
     """Blank images with the labels and patients given; classes are called "a", "b", ..."""
     count, classes = labels.shape
     return ImageSet(
-        images=np.zeros((count, 2, 2), dtype=np.uint8),
+        stored=np.zeros((count, 2, 2), dtype=np.uint8),
         labels=labels.astype(np.float32),
         class_names=tuple("abcdefghijklmnopqrstuvwxyz"[:classes]),
         patients=np.array(patients),

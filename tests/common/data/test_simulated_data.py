@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from common.config import Experiment
+from common.data.decoded import write_decoded
 from common.data.partition import partition
 from common.data.partition_spec import LabelSkewSpec, TasksSpec
-from common.simulation import SimulatedData, images_of, simulated_data
+from common.simulation import SimulatedData, images_of, simulated_data, whole_data
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 
 
@@ -64,9 +65,10 @@ def test_pooled_tasks_take_each_others_classes_as_absent_or_unknown(pooling: Any
     np.testing.assert_array_equal(photos, np.full_like(photos, filled))
 
 
-def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
+def tasks_in(folder: Path) -> Experiment:
+    """Two tasks of one small npz file, which it writes."""
     splits = splits_of(240, 3)
-    with (tmp_path / "set.npz").open("wb") as file:
+    with (folder / "set.npz").open("wb") as file:
         arrays = {"images": "images", "labels": "labels", "patient": "patients"}
         named = {
             f"{part}_{key}": getattr(images, field)
@@ -75,7 +77,7 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
         }
         np.savez(file, allow_pickle=False, **named)
     task = {"kind": "npz", "path": "set.npz", "classes": ["a", "b", "c"], "patient_key": "patient"}
-    experiment = Experiment.model_validate(
+    return Experiment.model_validate(
         {
             "run": {"method": "surgical"},
             "model": {"architecture": "tiny_cnn", "image_size": 32},
@@ -83,8 +85,26 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
             "partition": {"kind": "tasks", "split": "strong", "sites_per_task": 1},
         }
     )
+
+
+def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
+    experiment = tasks_in(tmp_path)
     data = simulated_data(experiment, tmp_path)
     assert data is simulated_data(experiment, tmp_path)
     assert [part.site for part in data.parts] == ["one-1", "two-1"]
     assert data.contract.class_names == ("one a", "one b", "one c", "two a", "two b", "two c")
     assert data.server is not None
+
+
+def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
+    experiment = tasks_in(tmp_path)
+    wanted = simulated_data(experiment, tmp_path)
+    write_decoded(whole_data(experiment, tmp_path), tmp_path / "images")
+    (tmp_path / "set.npz").unlink()
+    found = simulated_data(experiment, tmp_path, tmp_path / "images")
+    for site in range(2):
+        one, other = images_of(wanted, site, "no"), images_of(found, site, "no")
+        assert one.declaration == other.declaration
+        assert isinstance(other.train.stored, np.memmap)
+        np.testing.assert_array_equal(one.train.images, other.train.images)
+        np.testing.assert_array_equal(one.test.labels, other.test.labels)

@@ -1,0 +1,48 @@
+"""Sites that share one store of pictures each see their own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from common.data.image_set import ImageSet
+from common.pixels import channels_first, pixels_of
+from tests.common.data.conftest import splits_of
+
+HANDS = (np.array([3, 39, 0, 17, 3]), np.arange(40)[::-1].copy())
+
+
+def whole(*colour: int) -> ImageSet:
+    """Forty pictures that differ."""
+    pictures = np.random.default_rng(1).integers(0, 256, (40, 5, 4, *colour), dtype=np.uint8)
+    return replace(splits_of(20, 2).train, stored=pictures)
+
+
+@pytest.mark.parametrize("colour", [(), (3,)], ids=["grey", "colour"])
+@pytest.mark.parametrize("hand", HANDS, ids=["some", "all"])
+def test_each_site_reads_its_own_rows(hand: np.ndarray, colour: tuple[int, ...]) -> None:
+    wanted, pixels = channels_first(whole(*colour).stored[hand]), pixels_of(whole(*colour).rows(hand), "cpu")
+    drawn = torch.randperm(len(wanted))
+    assert len(pixels) == len(wanted)
+    assert torch.equal(pixels[drawn], wanted[drawn])
+    assert pixels[drawn].stride() == wanted[drawn].stride()
+    assert torch.equal(torch.cat(list(pixels.batches(3))), wanted)
+
+
+def test_no_picture_is_copied_for_a_site() -> None:
+    everything = whole()
+    one, two = (pixels_of(everything.rows(hand), "cpu") for hand in HANDS)
+    assert one.stored.data_ptr() == two.stored.data_ptr() == everything.stored.ctypes.data
+
+
+def test_rows_of_rows_are_rows_of_the_store() -> None:
+    everything = whole()
+    part = everything.rows(HANDS[0]).rows(np.array([4, 1]))
+    assert part.stored is everything.stored
+    np.testing.assert_array_equal(part.images, everything.stored[[3, 39]])
+
+
+def test_no_pictures_are_one_batch_of_none() -> None:
+    (batch,) = pixels_of(whole().rows(np.arange(0)), "cpu").batches(4)
+    assert batch.shape == (0, 1, 5, 4)
