@@ -124,7 +124,7 @@ def check(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find what would go wrong: connection, machine, data, one training step. Nothing is changed, nothing leaves.
+    """Find what would go wrong: connection, machine, data, one training step. Nothing of the data leaves.
 
     The exit code is that of the gravest finding, 0 where there is none; docs/troubleshooting.md lists them all.
 

@@ -44,7 +44,7 @@ def check_connection(
     try:
         proxy = proxy_for(host, environment)
         way = f"through the proxy {proxy[0]}:{proxy[1]}" if proxy else "directly, no proxy"
-        passed.append(_resolved(*(proxy or split_address(kit.address))))
+        passed += _resolved(*(proxy or split_address(kit.address)))
         days = days_valid(kit.address, kit.ca_certificate, environment)
     except Refused as refusal:
         return Checked("connection", tuple(passed), (_explained(refusal, kit, environment), *notes), address)
@@ -64,8 +64,8 @@ def check_connection(
 # ---------------------------------------------------------------------- the name, the port, TLS
 
 
-def _resolved(host: str, port: int) -> str:
-    """Where a name leads.
+def _resolved(host: str, port: int) -> list[str]:
+    """Where a name leads, in a line; of an address there is nothing to say.
 
     Raises:
         Unreachable: Nowhere.
@@ -75,7 +75,7 @@ def _resolved(host: str, port: int) -> str:
     except (socket.gaierror, UnicodeError):
         raise _UnknownHost(f"the name {host} cannot be resolved") from None
     addresses = dict.fromkeys(str(entry[4][0]) for entry in found)
-    return f"{host} is {', '.join(addresses)}"
+    return [] if host in addresses else [f"{host} is {', '.join(addresses)}"]
 
 
 class _UnknownHost(Unreachable):
@@ -94,6 +94,8 @@ def _not_reached(error: Unreachable, kit: SiteKit, environment: Mapping[str, str
 
 def _unread_variables(environment: Mapping[str, str]) -> list[Finding]:
     """Proxies that are set in capitals only: many programs read these, gRPC does not."""
+    if any(name in environment for name in PROXY_VARIABLES):
+        return []
     names = [
         name.upper()
         for name in (*PROXY_VARIABLES, *EXEMPTIONS)
