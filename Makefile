@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test quick torture lint format tables weights smoke bench-network bench-simulation bench-growth clean
+.PHONY: help demo test quick torture endurance lint format tables weights smoke bench-network bench-simulation bench-growth clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -29,8 +29,11 @@ test: $(VENV)/installed lint  ## all tests (those on real data skip where ../sha
 quick: $(VENV)/installed  ## tests without whole federations
 	$(BIN)/pytest -m 'not slow and not torture'
 
-torture: $(VENV)/installed  ## every method killed and resumed; 10 min
-	$(BIN)/pytest -n 2 -m torture
+torture: $(VENV)/installed  ## kills, cuts, full disks, bad input; a table of what was survived; under 30 min
+	$(BIN)/pytest -n 2 -m "torture and not endurance"
+
+endurance: $(VENV)/installed  ## 200 rounds of ten sites under random faults; memory and open files stay flat
+	$(BIN)/pytest -s -m endurance
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -262,7 +262,16 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
         eventually(lambda: all("connected to bench" in these.log(site.name) for site in federation.sites), these)
         out = scratch / "run"
         setting = ("--set", f"run.rounds={rounds + 1}")
-        run = (BIN / "flwr-server", "run", coordinator, federation.folder / "experiment.toml", "--out", out, *setting)
+        run = (
+            BIN / "flwr-server",
+            "run",
+            coordinator,
+            federation.folder / "experiment.toml",
+            "--out",
+            out,
+            "--once",
+            *setting,
+        )
         process = these.start("run", *run)
         ends, cpu = ends_of(out / "rounds.jsonl", rounds + 1, these)
         into.add(ends, cpu)

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 app = program(
     "flwr-server",
     "Coordinate a federation of hospitals: admit them, keep the connection up, lead runs.",
-    "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given",
+    "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given, 3 a run was stopped on request, "
+    "70 it died again and again",
 )
 console = Console()
 WEB_PORT = 9443
@@ -166,8 +167,9 @@ def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
     tell = teller(console)
 
     def note(how: str, deaths: int, pause_s: float) -> None:
-        then = f"going on from the last checkpoint in {pause_s:.0f} s" if pause_s else "not begun again"
-        tell(f"the process that leads the run {how}, {deaths} times without a new round; {then}")
+        again = f"goes on from its last checkpoint in {pause_s:.0f} s"
+        then = again if pause_s else f"died {deaths} times without a new round, and is given up"
+        tell(f"the process that leads the run {how}; the run {then}")
         if (out / "events.jsonl").is_file():
             with contextlib.suppress(OSError):
                 RunFolder(out).event("died", how=how, times=deaths, again_in_s=pause_s)

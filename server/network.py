@@ -68,7 +68,11 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
         if (code := link.ended()) is not None:
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
             time.sleep(RESTART_S)
-            link.start()
+            try:
+                link.start()
+            except BadInput as error:  # it started once: whatever keeps it from it may pass
+                tell(str(error))
+                continue
         try:
             now = {node.name: node.online for node in registered(coordinator, control)}
             problem = ""

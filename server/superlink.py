@@ -345,8 +345,8 @@ def _heartbeat(runtime: RuntimeHttpClient) -> Callable[[], bool]:
     def beat() -> bool:
         try:
             known = runtime.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success
-        except httpx.HTTPStatusError as error:
-            known = error.response.status_code not in _NOT_OURS
+        except RunLost:
+            known = False
         except httpx.HTTPError:
             return False
         if not known:

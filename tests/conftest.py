@@ -23,6 +23,8 @@ TOGETHER = {
     "test_status.py": "one coordinator",
     "test_same_model.py": "same model",
     "test_kills.py": "kills",
+    "test_named_kills.py": "named kills",
+    "test_harm.py": "harm",
 }
 """File in ``tests/network`` -> its group. (xdist's own loadgroup mode does nothing under pytest 9.2.)"""
 

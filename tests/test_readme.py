@@ -40,6 +40,7 @@ def test_the_readme_has_commands_and_every_make_target_is_in_the_makefile() -> N
         "README.md",
         "docs/troubleshooting.md",
         "docs/hospital-it.md",
+        "docs/operations.md",
         "docs/what-leaves.md",
         "docs/experiments.md",
         "docs/benchmarks.md",

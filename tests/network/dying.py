@@ -1,0 +1,201 @@
+"""Our programs, which die at a named point or are lied to by their machine, once; started again they are themselves.
+
+    python -m tests.network.dying MARKER POINT VICTIM server run ...       what leads dies, or kills VICTIM
+    python -m tests.network.dying MARKER POINT VICTIM supervised run ...   flwr-server run whose child is that
+    python -m tests.network.dying MARKER POINT 0 client start DIR          a site dies
+
+``MARKER`` is a file that is there once it has happened.
+"""
+
+import datetime
+import errno
+import functools
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROUND = 2
+"""In which it happens."""
+
+
+class Death:
+    """What happens, once."""
+
+    def __init__(self, marker: Path, victim: int) -> None:
+        self.marker, self._victim = marker, victim
+
+    @property
+    def came(self) -> bool:
+        return self.marker.exists()
+
+    def come(self) -> None:
+        if not self.came:
+            self.marker.touch()
+            os.kill(self._victim or os.getpid(), signal.SIGKILL)
+
+
+def at(owner: Any, name: str, death: Callable[[], None], wanted: Callable[..., bool], *, after: bool = False) -> None:
+    """Have ``death`` come before or after a call of a function that is ``wanted`` by its arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def dying(*arguments: Any, **options: Any) -> Any:
+        hit = wanted(*arguments, **options)
+        if hit and not after:
+            death()
+        result = original(*arguments, **options)
+        if hit and after:
+            death()
+        return result
+
+    setattr(owner, name, dying)
+
+
+def of_round(messages: Any) -> bool:
+    return any(message.metadata.group_id == str(ROUND) for message in messages)
+
+
+def half_a_file(death: Callable[[], None], module: Any, wanted: Callable[[str], bool]) -> None:
+    """Write half of a file beside it, then die."""
+    from common.files import part_of
+
+    original = module.write_atomically
+
+    def dying(path: Path, content: bytes, **options: Any) -> None:
+        if wanted(path.name):
+            part_of(path).write_bytes(content[: len(content) // 2])
+            death()
+        original(path, content, **options)
+
+    module.write_atomically = dying
+
+
+def disk_full(death: Death, module: Any, wanted: Callable[[str], bool]) -> None:
+    """From the first such file on there is no room for any, until somebody removes the marker."""
+    original, begun = module.write_atomically, list[str]()
+
+    def full(path: Path, content: bytes, **options: Any) -> None:
+        if wanted(path.name) and not begun:
+            begun.append(path.name)
+            death.marker.touch()
+        if begun and death.came:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        original(path, content, **options)
+
+    module.write_atomically = full
+
+
+def set_clock(death: Death, hours: float) -> None:
+    """Set the clock of this process, for everything that asks the machine for the time of day."""
+    import flwr.supercore.date
+
+    true_time, true_now = time.time, flwr.supercore.date.now
+    time.time = lambda: true_time() + hours * 3600
+    for module in list(sys.modules.values()):
+        if vars(module).get("now") is true_now:
+            vars(module)["now"] = lambda: true_now() + datetime.timedelta(hours=hours)
+    death.marker.touch()
+
+
+def on_the_coordinator(point: str, death: Death) -> None:
+    """Patch what leads a run."""
+    import server.checkpoints
+    import server.present
+    import strategies.rounds
+    from server.superlink import NetworkGrid
+
+    loop = strategies.rounds.RoundStrategy
+    checkpoint = f"round-{ROUND:06d}"
+    match point:
+        case "before sending":
+            at(NetworkGrid, "push_messages", death.come, lambda grid, messages: of_round(messages))
+        case "after sending":
+            at(NetworkGrid, "push_messages", death.come, lambda grid, messages: of_round(messages), after=True)
+        case "in aggregation":
+            at(loop, "_moved", death.come, lambda loop, server_round, means: server_round == ROUND)
+        case "half-way through a checkpoint's state":
+            half_a_file(death.come, server.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
+        case "between a checkpoint's two files":
+            half_a_file(death.come, server.checkpoints, lambda name: name == f"{checkpoint}.json")
+        case "between two rounds":
+            at(server.present.Reporter, "round_done", death.come, lambda who, record, state: record.round == ROUND)
+        case "disk full":
+            disk_full(death, server.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
+        case "our own mistake":
+            at(loop, "_moved", lambda: mistake(death), lambda loop, server_round, means: server_round == ROUND)
+        case "clock +1" | "clock -1":
+            hours = float(point.split()[1])
+            at(loop, "configure_train", lambda: set_clock(death, hours), lambda loop, number, *rest: number == ROUND)
+
+
+def mistake(death: Death) -> None:
+    """An exception that nobody expects."""
+    if not death.came:
+        death.marker.touch()
+        raise ZeroDivisionError("a defect")
+
+
+def at_the_site(point: str, death: Death) -> None:
+    """Patch a site's program."""
+    import client.memory
+    import client.rounds
+    from client.link import Link
+
+    sending = list[bool]()
+
+    def reply_of_round(link: Any, received: bytes, reply: Any, seconds: float) -> bool:
+        if wanted := reply.metadata.group_id == str(ROUND) and reply.metadata.message_type == "train":
+            sending.append(True)
+        return wanted
+
+    match point:
+        case "while training":
+            at(client.rounds, "update_of", death.come, lambda work, *rest: work.memory.round == ROUND - 1)
+        case "after its memory is written":
+            at(client.rounds, "keep", death.come, lambda work, request, *rest: request.round == ROUND, after=True)
+        case "half-way through its memory":
+            half_a_file(death.come, client.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
+        case "before it sends":
+            at(Link, "reply", death.come, reply_of_round)
+        case "while it sends":
+            at(Link, "reply", lambda: None, reply_of_round)
+            at(Link, "_push", death.come, lambda *arguments: bool(sending), after=True)
+        case "after it has sent":
+            at(Link, "reply", death.come, reply_of_round, after=True)
+        case "clock +1" | "clock -1":
+            hours = float(point.split()[1])
+            wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731
+            at(client.rounds, "keep", lambda: set_clock(death, hours), wanted)
+        case "disk full":
+            disk_full(death, client.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
+
+
+def main() -> None:
+    """As the command line says."""
+    marker, point, victim, program, *arguments = sys.argv[1:]
+    death = Death(Path(marker), int(victim))
+    if program == "supervised":
+        from server import cli, supervising
+
+        supervising.PROGRAM = (sys.executable, "-m", "tests.network.dying", marker, point, victim, "server")
+        cli.main(arguments)
+    elif program == "server":
+        from server import cli
+
+        if not death.came:
+            on_the_coordinator(point, death)
+        cli.main(arguments)
+    else:
+        from client.cli import main as client_main
+
+        if not death.came:
+            at_the_site(point, death)
+        client_main(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""SIGKILL at named points and at random ones: the run goes on by itself and ends in the undisturbed run's model."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.network.federated import (
+    EVERYBODY,
+    REMEMBERING,
+    SLOW,
+    Federation,
+    admitted,
+    events,
+    hash_in,
+    sites_by_round,
+    undisturbed,
+)
+from tests.network.real import PARTIAL, Program, eventually
+
+pytestmark = [pytest.mark.slow, pytest.mark.torture]
+OVERRIDES = ("run.rounds=3", REMEMBERING)
+Said = Callable[[str, object], None]
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    with admitted(tmp_path_factory.mktemp("named"), PARTIAL) as federation:
+        federation.coordinator.start()
+        yield federation
+
+
+@pytest.fixture
+def federation(standing: Federation) -> Iterator[Federation]:
+    for site in standing.sites:
+        if not site.begun or not site.program.runs:
+            site.start()
+    standing.coordinator.sees(*standing.sites)
+    yield standing
+    standing.coordinator.end_runs()
+
+
+@pytest.fixture(scope="module")
+def model(standing: Federation, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return undisturbed(standing.experiment, tmp_path_factory.mktemp("through") / "run", *OVERRIDES)
+
+
+def run_that_dies(federation: Federation, folder: Path, point: str, victim: int = 0) -> Program:
+    """``flwr-server run`` whose leading process dies at a point, or kills another there."""
+    sets = [part for override in OVERRIDES for part in ("--set", override)]
+    command = ("run", federation.coordinator.folder, federation.experiment, "--out", folder / "run", "--sites", 3)
+    dying = ("-m", "tests.network.dying", folder / "died", point, victim, "supervised")
+    return federation.coordinator.lead(*dying, *command, *sets)
+
+
+LEADING = (
+    "before sending",
+    "after sending",
+    "in aggregation",
+    "half-way through a checkpoint's state",
+    "between a checkpoint's two files",
+    "between two rounds",
+)
+
+
+@pytest.mark.parametrize("point", [*LEADING, "our own mistake"])
+def test_the_process_that_leads_dies_and_is_begun_again_by_the_one_that_stays(
+    point: str, federation: Federation, model: str, tmp_path: Path, record_property: Said
+) -> None:
+    kind = "our own exception" if point == "our own mistake" else "SIGKILL of the leading process"
+    record_property("survived", kind)
+    record_property("same model", kind)
+    run = run_that_dies(federation, tmp_path, point)
+    assert run.ends() == 0, run.said
+    assert (tmp_path / "died").exists()
+    (died,) = events(tmp_path / "run", "died")
+    assert died["times"] == 1
+    assert died["how"] in run.said
+    assert len(events(tmp_path / "run", "resumed")) == 1
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
+    assert hash_in(tmp_path / "run") == model
+
+
+@pytest.mark.parametrize("point", ["before sending", "after sending", "in aggregation", "between two rounds"])
+def test_the_superlink_is_killed_and_no_round_is_lost(
+    point: str, federation: Federation, model: str, tmp_path: Path, record_property: Said
+) -> None:
+    record_property("survived", "SIGKILL of the SuperLink")
+    record_property("same model", "SIGKILL of the SuperLink")
+    run = run_that_dies(federation, tmp_path, point, federation.coordinator.superlink.pid)
+    assert run.ends() == 0, run.said
+    assert (tmp_path / "died").exists()
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
+    assert hash_in(tmp_path / "run") == model
+
+
+AT_THE_SITE = (
+    "while training",
+    "half-way through its memory",
+    "after its memory is written",
+    "before it sends",
+    "while it sends",
+    "after it has sent",
+)
+
+
+@pytest.mark.parametrize("point", AT_THE_SITE)
+def test_a_site_dies_and_is_started_again(
+    point: str, federation: Federation, model: str, tmp_path: Path, record_property: Said
+) -> None:
+    record_property("survived", "SIGKILL of a site")
+    record_property("same model", "SIGKILL of a site")
+    north = federation.north
+    north.program.stop()
+    north.start_by("-m", "tests.network.dying", tmp_path / "died", point, 0, "client", "start", north.folder)
+    federation.coordinator.sees(*federation.sites)
+    run = federation.run(tmp_path / "run", *OVERRIDES)
+    eventually(lambda: not north.program.runs, f"north dies {point}")
+    north.start()
+    assert run.ends() == 0, run.said
+    assert (tmp_path / "died").exists()
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
+    assert hash_in(tmp_path / "run") == model
+
+
+@pytest.mark.parametrize("seed", [20261121, 7])
+def test_whoever_is_killed_whenever_the_model_is_the_same(
+    seed: int, federation: Federation, tmp_path: Path, record_property: Said
+) -> None:
+    record_property("seed", seed)
+    record_property("survived", ("SIGKILL at a random point", 5))
+    record_property("same model", "SIGKILL at a random point")
+    draw, overrides = random.Random(seed), (SLOW, "run.rounds=6", REMEMBERING)
+    model = undisturbed(federation.experiment, tmp_path / "through", *overrides)
+    run = federation.run(tmp_path / "run", *overrides)
+    for server_round in range(1, 6):
+        victim, after_s = draw.choice(["run", "superlink", "east", "north", "south"]), draw.uniform(0.0, 1.5)
+        print(f"seed {seed}: round {server_round}, {after_s:.2f} s after a site trains in it: SIGKILL of {victim}")
+        done = tmp_path / "run" / "checkpoints" / f"round-{server_round - 1:06d}.json"
+        eventually(lambda done=done, n=server_round: n == 1 or done.exists() or not run.runs, str(done))
+        time.sleep(after_s)
+        if victim == "run":
+            federation.coordinator.kill_leading(run)
+        elif victim == "superlink":
+            federation.coordinator.kill_superlink()
+            eventually(lambda: federation.coordinator.now["superlink"] == "up", "the SuperLink is back")
+        else:
+            site = {one.name: one for one in federation.sites}[victim]
+            site.program.kill()
+            site.start()
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 6
+    assert hash_in(tmp_path / "run") == model
