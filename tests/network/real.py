@@ -108,11 +108,11 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 class Program:
     """A process, and everything that it printed."""
 
-    def __init__(self, log: Path, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, log: Path, command: Sequence[str], environment: Mapping[str, str], works_in: Path) -> None:
         self._log = log
         with log.open("wb") as file:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
+                command, cwd=works_in, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
             )
 
     @property
@@ -156,18 +156,24 @@ class Program:
 class Machine:
     """Starts programs, and sees to it that none outlives the tests."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, works_in: Path = ROOT) -> None:
+        self.folder, self._works_in = folder, works_in
         self._mark = uuid.uuid4().hex
         self._programs: list[Program] = []
         self.ports: list[int] = []
         near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
-        self._environment = {**near, "POLYCLINIC_TEST": self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+        self._environment = {
+            **near,
+            "POLYCLINIC_TEST": self._mark,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONPATH": str(ROOT),
+        }
 
     def start(self, name: str, *arguments: object) -> Program:
         """Run Python with these arguments."""
         log = self.folder / f"{name}-{len(self._programs)}.log"
-        program = Program(log, [sys.executable, *map(str, arguments)], self._environment)
+        program = Program(log, [sys.executable, *map(str, arguments)], self._environment, self._works_in)
         self._programs.append(program)
         return program
 
@@ -209,10 +215,10 @@ class Machine:
 
 
 @contextlib.contextmanager
-def machine(folder: Path) -> Iterator[Machine]:
+def machine(folder: Path, works_in: Path = ROOT) -> Iterator[Machine]:
     """For a fixture: programs end with it, whatever happens."""
     folder.mkdir(parents=True, exist_ok=True)
-    this = Machine(folder)
+    this = Machine(folder, works_in)
     try:
         yield this
     finally:

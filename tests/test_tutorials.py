@@ -1,0 +1,181 @@
+"""The tutorials' commands run as they stand, and the page on new methods makes one."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+import client.cli
+import server.cli
+import server.sim_cli
+from strategies import registry
+from tests.federations import federation
+from tests.network.real import Machine, Program, eventually, lines_of, machine
+
+ROOT = Path(__file__).parents[1]
+PROGRAMS = {"flwr-sim": server.sim_cli, "flwr-server": server.cli, "flwr-client": client.cli}
+MODULES = {name: module.__name__ for name, module in PROGRAMS.items()}
+TUTORIALS = ("tutorial-researcher", "tutorial-coordinator", "tutorial-hospital", "new-method")
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The fenced blocks of one language, in order."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def lines(page: str) -> list[list[str]]:
+    """Every command of the page, in words."""
+    return [shlex.split(line) for block in blocks(page, "sh") for line in block.splitlines()]
+
+
+def saved(page: str, folder: Path) -> None:
+    """The files that the page says to save, under the names that it gives them."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    names = re.findall(r"[Ss]ave this as `([^`]+)`", text)
+    for name, content in zip(names, blocks(page, "toml"), strict=True):
+        (folder / name).write_text(content, encoding="utf-8")
+
+
+TYPED = [(page, line) for page in TUTORIALS for line in lines(page) if line[0] in PROGRAMS]
+
+
+@pytest.mark.parametrize(("page", "line"), TYPED, ids=[f"{page}: {' '.join(line)}"[:90] for page, line in TYPED])
+def test_every_command_of_a_tutorial_parses(page: str, line: list[str]) -> None:
+    program, name, *arguments = line
+    group = typer.main.get_command(PROGRAMS[program].app)
+    group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------- researchers
+
+
+@pytest.mark.torture
+def test_the_researchers_tutorial_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved("tutorial-researcher", tmp_path)
+    for program, *arguments in lines("tutorial-researcher"):
+        with contextlib.suppress(SystemExit):  # only a fault ends a program so
+            PROGRAMS[program].main(arguments)
+    for report in ("first", "short", "both"):
+        assert (tmp_path / "runs" / report / "report.html").is_file()
+    assert len(lines_of(tmp_path / "runs" / "first" / "rounds.jsonl")) == 2
+    assert len(lines_of(tmp_path / "runs" / "short" / "rounds.jsonl")) == 1
+
+
+# ---------------------------------------------------------------------- coordinator and hospitals
+
+
+class Rehearsal:
+    """Both pages' commands in the order in which two people would type them, in one folder."""
+
+    def __init__(self, folder: Path, on: Machine) -> None:
+        self.folder, self._machine = folder, on
+        self._left = {page: lines(page) for page in ("tutorial-coordinator", "tutorial-hospital")}
+
+    def types(self, page: str, *beginning: str) -> None:
+        """The page's next commands that begin so; each has to end with 0."""
+        for words in self._taken(page, *beginning):
+            ended = self._ended(words)
+            assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
+
+    def starts(self, page: str, *beginning: str) -> list[Program]:
+        """The same for programs that stay."""
+        found = self._taken(page, *beginning)
+        return [self._machine.start(Path(words[-1]).name, "-m", MODULES[words[0]], *words[1:]) for words in found]
+
+    def _taken(self, page: str, *beginning: str) -> list[list[str]]:
+        wanted = [words for words in self._left[page] if tuple(words[: len(beginning)]) == beginning]
+        assert wanted
+        self._left[page] = [words for words in self._left[page] if words not in wanted]
+        return wanted
+
+    def _ended(self, words: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", MODULES[words[0]], *words[1:]] if words[0] in MODULES else words
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    def said(self, *words: str) -> str:
+        return self._ended(list(words)).stdout
+
+    @property
+    def left(self) -> list[list[str]]:
+        return [words for page in self._left.values() for words in page]
+
+
+@pytest.fixture
+def rehearsal(tmp_path: Path) -> Iterator[Rehearsal]:
+    with machine(tmp_path, works_in=tmp_path) as here:
+        yield Rehearsal(tmp_path, here)
+
+
+@pytest.mark.torture
+def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehearsal) -> None:
+    coordinator, hospital = "tutorial-coordinator", "tutorial-hospital"
+    saved(coordinator, rehearsal.folder)
+    rehearsal.types(coordinator, "flwr-sim", "sites")
+    rehearsal.types(coordinator, "flwr-server", "init")
+    rehearsal.types(hospital, "flwr-client", "init")
+    rehearsal.types(coordinator, "flwr-server", "admit")
+    rehearsal.types(hospital, "cp")
+    rehearsal.types(hospital, "flwr-client", "check")
+    (server_up,) = rehearsal.starts(coordinator, "flwr-server", "start")
+    server_up.says("hospitals connect to")
+    hospitals = rehearsal.starts(hospital, "flwr-client", "start")
+    for program in hospitals:
+        program.says("connected to trial")
+    rehearsal.types(coordinator, "flwr-server", "status")
+    rehearsal.types(coordinator, "flwr-server", "deadlines")
+    rehearsal.types(coordinator, "flwr-server", "run")
+    rehearsal.types(hospital, "flwr-client", "status")
+    rehearsal.types(hospital, "flwr-client", "health")
+    rehearsal.types(coordinator, "flwr-server", "plan")
+    rehearsal.types(coordinator, "flwr-server", "revoke")
+    assert rehearsal.left == []
+    assert (rehearsal.folder / "runs" / "first" / "report.html").is_file()
+    assert [line["sites"] for line in lines_of(rehearsal.folder / "runs" / "first" / "rounds.jsonl")] == [
+        ["north", "south"]
+    ] * 2
+    eventually(lambda: not hospitals[1].runs, "the hospital whose admission was taken back ends")
+    assert hospitals[1].process.wait() == 14
+
+
+# ---------------------------------------------------------------------- a new method
+
+
+def imported(name: str, path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module from a file that is in no package's folder."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_on_new_methods_makes_one_that_passes_its_test_and_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, entry, test = blocks("new-method", "python")
+    assert entry.strip() == '"fedpull": Entry(fedpull, FedPullParameters),'
+    (tmp_path / "fedpull.py").write_text(method, encoding="utf-8")
+    (tmp_path / "test_fedpull.py").write_text(test, encoding="utf-8")
+    made = imported("strategies.fedpull", tmp_path / "fedpull.py", monkeypatch)
+    registered = registry.Entry(made.fedpull, made.FedPullParameters)
+    monkeypatch.setitem(registry.STRATEGIES, "fedpull", registered)  # type: ignore[arg-type]
+    tested = imported("test_fedpull", tmp_path / "test_fedpull.py", monkeypatch)
+    tested.test_the_pull_is_the_sum_of_absolute_differences()
+    summary = federation(tmp_path, "run.method=fedpull", "run.rounds=1", "method.pull=0.001")
+    assert (summary["method"], summary["rounds"]) == ("fedpull", 1)
