@@ -2,10 +2,9 @@
 
 import contextlib
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ import server.cli
 import server.sim_cli
 from strategies import registry
 from tests.federations import federation
-from tests.network.real import Machine, Program, eventually, lines_of, machine
+from tests.network.real import Machine, Program, eventually, free_ports, lines_of, machine, typed
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = {"flwr-sim": server.sim_cli, "flwr-server": server.cli, "flwr-client": client.cli}
@@ -85,8 +84,11 @@ class Rehearsal:
     def types(self, page: str, *beginning: str) -> None:
         """The page's next commands that begin so; each has to end with 0."""
         for words in self._taken(page, *beginning):
-            ended = self._ended(words)
-            assert ended.returncode == 0, (words, ended.stdout, ended.stderr)
+            if words[0] == "cp":
+                shutil.copy(words[1], words[2])
+                continue
+            ended = typed(PROGRAMS[words[0]].main, *words[1:])
+            assert ended.code == 0, (words, ended.out, ended.err)
 
     def starts(self, page: str, *beginning: str) -> list[Program]:
         """The same for programs that stay."""
@@ -99,23 +101,23 @@ class Rehearsal:
         self._left[page] = [words for words in self._left[page] if words not in wanted]
         return wanted
 
-    def _ended(self, words: list[str]) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", MODULES[words[0]], *words[1:]] if words[0] in MODULES else words
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        return subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=300, check=False
-        )
-
-    def said(self, *words: str) -> str:
-        return self._ended(list(words)).stdout
-
     @property
     def left(self) -> list[list[str]]:
         return [words for page in self._left.values() for words in page]
 
 
+def with_free_ports(file: Path) -> None:
+    """The pages' ports may be taken where tests run."""
+    text = file.read_text(encoding="utf-8")
+    for usual, free in zip(("port = 9092", "control_port = 8000"), free_ports(2), strict=True):
+        assert usual in text
+        text = text.replace(usual, f"{usual.split(' ')[0]} = {free}")
+    file.write_text(text, encoding="utf-8")
+
+
 @pytest.fixture
-def rehearsal(tmp_path: Path) -> Iterator[Rehearsal]:
+def rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
+    monkeypatch.chdir(tmp_path)
     with machine(tmp_path, works_in=tmp_path) as here:
         yield Rehearsal(tmp_path, here)
 
@@ -126,6 +128,7 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
     saved(coordinator, rehearsal.folder)
     rehearsal.types(coordinator, "flwr-sim", "sites")
     rehearsal.types(coordinator, "flwr-server", "init")
+    with_free_ports(rehearsal.folder / "trial" / "coordinator.toml")
     rehearsal.types(hospital, "flwr-client", "init")
     rehearsal.types(coordinator, "flwr-server", "admit")
     rehearsal.types(hospital, "cp")
@@ -137,7 +140,8 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
         program.says("connected to trial")
     rehearsal.types(coordinator, "flwr-server", "status")
     rehearsal.types(coordinator, "flwr-server", "deadlines")
-    rehearsal.types(coordinator, "flwr-server", "run")
+    (run,) = rehearsal.starts(coordinator, "flwr-server", "run")
+    assert run.ends() == 0, run.said
     rehearsal.types(hospital, "flwr-client", "status")
     rehearsal.types(hospital, "flwr-client", "health")
     rehearsal.types(coordinator, "flwr-server", "plan")
