@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test quick torture endurance lint format tables weights smoke bench-network bench-simulation bench-growth clean
+.PHONY: help demo test quick torture endurance lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,23 @@ weights: weights/efficientnet_lite0.safetensors  ## ImageNet weights of Efficien
 
 weights/efficientnet_lite0.safetensors: | $(VENV)/installed
 	$(BIN)/flwr-sim weights $@
+
+$(VENV)/supply-installed: $(VENV)/installed
+	$(BIN)/pip install --quiet --editable '.[supply]'
+	touch $@
+
+lock: $(VENV)/installed  ## versions and hashes of all that the images install: supply/*.lock
+	$(BIN)/python supply/lock.py
+
+licences: $(VENV)/installed  ## docs/licences.md; fails where a licence is unknown or strong copyleft
+	$(BIN)/python supply/licences.py
+
+sbom: $(VENV)/supply-installed  ## bill of materials of this environment, CycloneDX JSON: build/sbom.cdx.json
+	mkdir -p build
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o build/sbom.cdx.json $(BIN)/python
+
+audit: $(VENV)/supply-installed  ## known flaws of the locked libraries, where advisories can be had
+	$(BIN)/python supply/audit.py
 
 smoke:  ## build both images and train a federation across containers; see docker/README.md
 	docker/smoke-test.sh

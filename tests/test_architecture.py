@@ -1,7 +1,6 @@
-"""The house rules that a machine can hold: arrows one way, no pickles, our four names."""
+"""The house rules that a machine can hold: arrows one way, our four names."""
 
 import ast
-import re
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -34,13 +33,6 @@ def test_arrows_point_one_way_and_imports_are_absolute(path: Path) -> None:
     ours = {module.split(".")[0] for _, module in found} & set(MAY_IMPORT)
     assert ours <= MAY_IMPORT[package]
     assert all(level == 0 for level, _ in found)
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_is_pickled_or_evaluated(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert not re.search(r"\bpickle\.loads?\(|(?<![\w.])eval\(|(?<![\w.])exec\(|allow_pickle=True", text)
-    assert all("weights_only=True" in call for call in re.findall(r"(?<!safetensors\.)torch\.load\([^)]*\)", text))
 
 
 def test_no_other_installed_distribution_claims_our_package_names() -> None:

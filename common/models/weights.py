@@ -6,10 +6,10 @@ A weights file is safetensors; its tensors are named as in a network, ``backbone
 
 import hashlib
 import importlib.util
-import pickle
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Literal
 
 import safetensors.torch
@@ -131,7 +131,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load(content))
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+    except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
         raise BadInput([Fault(str(path), f"This is no file of tensors ({error}).")]) from error
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise BadInput([Fault(str(path), "Expected a state dict: tensors by name and nothing else.")])
