@@ -1,0 +1,99 @@
+"""What secure aggregation costs: processor seconds of a site and of the coordinator, and bytes, for one round.
+
+    python benchmarks/secure_aggregation.py
+
+Both halves as they run in a federation, in one process and without a network; training is not part of it.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from common.masking_records import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from common.models.head import Head
+from common.wire import Groups, R, Record, decode, encode, payload_bytes
+from strategies.masking.coordinator import Asked, Summing
+from strategies.masking.segments import Layout
+from strategies.masking.site import SiteRound, Terms
+
+CLASSES = tuple(f"class {number:02}" for number in range(14))
+SIZES = {"tiny_cnn": (50_000, 64), "ResNet-18": (11_170_000, 512)}
+ROUND = ("bench", 1)
+
+
+@dataclass
+class Meter:
+    """Sites that answer in this process; what it took each.
+
+    Attributes:
+        cpu_s: Of all sites.
+        up, down: Bytes of all sites' answers and questions.
+    """
+
+    sites: Mapping[str, SiteRound]
+    cpu_s: float = 0.0
+    up: int = 0
+    down: int = 0
+
+    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+        for site, request in requests.items():
+            self.down += payload_bytes(encode(request))
+            began = time.process_time()
+            answer = encode(_answer(self.sites[site])[type(request)](request))
+            self.cpu_s += time.process_time() - began
+            self.up += payload_bytes(answer)
+            yield site, decode(answer, expected)
+
+
+def _answer(site: SiteRound) -> Mapping[type, Callable[[Any], Any]]:
+    return {
+        KeysRequest: site.keys,
+        SharesRequest: site.shares,
+        MaskedRequest: site.masked,
+        RevealRequest: site.reveal,
+    }
+
+
+def rows_of(site: int) -> tuple[str, ...]:
+    """Seven classes of fourteen, other ones at each site; each class has several owners."""
+    return tuple(sorted(CLASSES[(site + step * 2) % len(CLASSES)] for step in range(7)))
+
+
+def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float, float]:
+    """Seconds of a site and of the coordinator, kilobytes up and down of a site beyond the update itself."""
+    names = [f"site {number:02}" for number in range(sites)]
+    rows = {name: rows_of(number) for number, name in enumerate(names)}
+    random = np.random.default_rng(0)
+    numbers = random.normal(0, 1e-3, trunk).astype(np.float32)
+    own = Head(CLASSES[:7], random.normal(0, 1e-3, (7, features)).astype(np.float32), np.zeros(7, np.float32))
+    began = time.process_time()
+    rounds = {
+        name: SiteRound(*ROUND, name, Groups(numbers, None, Head(rows[name], own.weight, own.bias)), Terms(1.0, 16.0))
+        for name in names
+    }
+    held = time.process_time() - began
+    meter = Meter(rounds)
+    layout = Layout(trunk, 0, features)
+    asked = Asked(*ROUND, dict.fromkeys(names, 1.0), rows, CLASSES, layout, 16.0)
+    began = time.process_time()
+    Summing(asked, meter).opened()
+    coordinator = time.process_time() - began - meter.cpu_s
+    bare = 4 * layout.size(rows[names[0]])
+    return (held + meter.cpu_s) / sites, coordinator, (meter.up / sites - bare) / 1e3, meter.down / sites / 1e3
+
+
+def main() -> None:
+    """Print a row for each size and number of sites."""
+    print("| model | sites | CPU s of a site | CPU s of the coordinator | kB up beside the update | kB down |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, (trunk, features) in SIZES.items():
+        for sites in (4, 12):
+            site_s, coordinator_s, up, down = measure(trunk, features, sites)
+            print(f"| {name} | {sites} | {site_s:.2f} | {coordinator_s:.2f} | {up:.1f} | {down:.1f} |")
+
+
+if __name__ == "__main__":
+    main()
