@@ -4,9 +4,11 @@ import ast
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from supply.audit import verdict
 from supply.licences import Library, licence_of, locked, on_page
 from supply.lock import entries
 
@@ -118,3 +120,14 @@ def test_each_way_to_run_data_is_found(source: str) -> None:
 )
 def test_what_only_looks_like_one_is_not(source: str) -> None:
     assert dangers(source) == []
+
+
+SAFE, FLAWED = {"name": "a", "version": "1", "vulns": []}, {"name": "b", "version": "2", "vulns": [{"id": "X-1"}]}
+UNASKED = {"name": "c", "skip_reason": "not found"}
+
+
+@pytest.mark.parametrize(
+    ("libraries", "code"), [([SAFE], 0), ([SAFE, FLAWED], 1), ([SAFE, UNASKED], 1), ([UNASKED], 2), ([], 2)]
+)
+def test_an_audit_that_could_not_ask_does_not_pass(libraries: list[dict[str, Any]], code: int) -> None:
+    assert verdict(libraries) == code
