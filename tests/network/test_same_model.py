@@ -86,26 +86,9 @@ def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
     assert over_network == simulated
 
 
-def test_under_secure_aggregation_too_and_no_private_key_is_in_anything_else_that_was_written_or_said(
-    partly: Federation, tmp_path: Path
-) -> None:
+def test_under_secure_aggregation_too(partly: Federation, tmp_path: Path) -> None:
     over_network, simulated = partly.models(tmp_path, "privacy.secure_aggregation=true")
     assert over_network == simulated
-
-    coordinator = partly.coordinator
-    here = coordinator.folder.parent
-    files = {path: path.read_bytes() for folder in (here, tmp_path) for path in folder.rglob("*") if path.is_file()}
-    holders = {path for path, content in files.items() if b"PRIVATE KEY" in content}
-    sites = [f"{folder.name}.key" for folder in (here / "sites").iterdir()]
-    assert sorted(path.name for path in holders) == sorted(["ca.key", "server.key", *sites])
-    assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
-    secrets = [line for path in holders for line in files[path].splitlines() if len(line) > 40 and line[:2] != b"--"]
-    assert len(secrets) >= 2 * len(holders)
-    told = [flwr_server("status", coordinator.folder, *options) for options in ((), ("--json",))]
-    texts = [content for path, content in files.items() if path not in holders]
-    texts += [(one.out + one.err).encode() for one in told]
-    assert len([path for path in files if path.suffix == ".log"]) >= 2 + len(sites)  # the coordinator's, the run's
-    assert not [secret for secret in secrets if any(secret in text for text in texts)]
 
 
 def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Path) -> None:
