@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from rich.console import Console
 from common import timers as of_sites
 from common.config import read_experiment
 from server import superlink
-from server.deadlines import timers, timers_table
+from server.deadlines import ORDER, Inside, order_faults, timers, timers_table
 from strategies import membership, roll_call
 from tests.federations import DIGITS
 from tests.network.real import flwr_server
@@ -65,6 +66,39 @@ def test_a_site_is_taken_for_lost_when_flower_does_so() -> None:
     (lost,) = (timer.seconds for timer in timers(None) if timer.name == "site taken for lost")
     assert lost == HEARTBEAT_PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
     assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
+
+
+def test_the_timers_are_in_order_as_they_come() -> None:
+    assert order_faults(timers(None)) == []
+
+
+@pytest.mark.parametrize("key", ["round_deadline_s", "roll_call_deadline_s"])
+def test_a_deadline_too_short_for_what_has_to_fit_inside_it_is_refused_and_both_are_named(
+    experiment: Path, key: str
+) -> None:
+    inner = of_sites.HEARTBEAT_PAUSE_S
+    (fault,) = order_faults(timers(read_experiment(experiment, [f"participation.{key}={inner}"]).experiment))
+    assert fault.where == f"participation.{key}"
+    assert f"is {inner:g} s (the experiment), but heartbeat of a site, {inner:g} s (fixed)" in fault.problem
+    assert order_faults(timers(read_experiment(experiment, [f"participation.{key}={inner + 1}"]).experiment)) == []
+
+
+@pytest.mark.parametrize("pair", ORDER, ids=lambda pair: f"{pair.inner} in {pair.outer}")
+def test_every_timer_that_is_too_long_for_the_one_around_it_is_told(pair: Inside) -> None:
+    found = [replace(one, seconds=10_000) if one.name == pair.inner else one for one in timers(None)]
+    assert pair.outer in [fault.where for fault in order_faults(found)]
+
+
+def test_flwr_server_run_refuses_a_deadline_out_of_order_before_anybody_is_asked(
+    experiment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "trial"
+    assert flwr_server("init", folder, "--name", "trial", "--host", "fl.example").code == 0
+    override = "participation.round_deadline_s=2"
+    ended = flwr_server("run", folder, experiment, "--out", tmp_path / "run", "--set", override)
+    assert ended.code == 2  # said by the process that leads the run, not by this one
+    assert "run.toml: participation.round_deadline_s: is 2 s (the experiment)" in capfd.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_no_two_timers_have_one_name() -> None:
