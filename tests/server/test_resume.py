@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,22 @@ WRAPPED = (
     ("vanilla", "participation.sites_per_round=2"),
     ("vanilla", "evaluation.test_each_round=true", "model.task=multi_class"),
 )
+
+
+KINDS = {
+    "test_every_method_ends_in_the_same_model": "kill in simulation, every method",
+    "test_killed_at_any_point_it_ends_in_the_same_model": "kill in simulation at a named point",
+    "test_a_process_that_gets_sigkill_again_and_again_ends_in_the_same_model": "SIGKILL of a simulation",
+    "test_a_broken_newest_checkpoint_is_passed_over_and_said": "broken checkpoint",
+}
+
+
+@pytest.fixture(autouse=True)
+def counted(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> None:
+    """Have the table of what was survived count them."""
+    if kind := KINDS.get(request.node.originalname):
+        record_property("survived", kind)
+        record_property("same model", kind)
 
 
 class Killed(BaseException):
