@@ -1,5 +1,6 @@
 """Over the network the same seed gives the same model as in simulation, bit for bit, with every method."""
 
+import base64
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from strategies.registry import STRATEGIES, method_named
 from tests.federations import needs_of
@@ -86,9 +89,35 @@ def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
     assert over_network == simulated
 
 
-def test_under_secure_aggregation_too(partly: Federation, tmp_path: Path) -> None:
+def private_forms(pem: bytes) -> list[bytes]:
+    """A private key's number as bytes, in hexadecimal digits, and as it lies in any base64 of more."""
+    load = serialization.load_ssh_private_key if b"OPENSSH" in pem else serialization.load_pem_private_key
+    key = load(pem, None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    number = key.private_numbers().private_value
+    secret = number.to_bytes((number.bit_length() + 7) // 8, "big")
+    return [secret, secret.hex().encode(), *(base64.b64encode(bytes(shift) + secret)[4:-4] for shift in range(3))]
+
+
+def test_under_secure_aggregation_too_and_no_private_key_is_in_anything_else_that_was_written_or_said(
+    partly: Federation, tmp_path: Path
+) -> None:
     over_network, simulated = partly.models(tmp_path, "privacy.secure_aggregation=true")
     assert over_network == simulated
+
+    coordinator = partly.coordinator
+    here = coordinator.folder.parent
+    files = {path: path.read_bytes() for folder in (here, tmp_path) for path in folder.rglob("*") if path.is_file()}
+    holders = {path for path, content in files.items() if b"PRIVATE KEY" in content}
+    sites = [f"{folder.name}.key" for folder in (here / "sites").iterdir()]
+    assert sorted(path.name for path in holders) == sorted(["ca.key", "server.key", *sites])
+    assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
+    told = [flwr_server("status", coordinator.folder, *options) for options in ((), ("--json",))]
+    texts = {str(path): content for path, content in files.items() if path not in holders}
+    texts |= {f"status {number}": (one.out + one.err).encode() for number, one in enumerate(told)}
+    assert len([name for name in texts if name.endswith(".log")]) >= 2 + len(sites)  # the coordinator's, the run's
+    secrets = [form for path in holders for form in private_forms(files[path])]
+    assert [name for name, text in texts.items() if any(secret in text for secret in secrets)] == []
 
 
 def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Path) -> None:
