@@ -5,12 +5,13 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client.disclosure import patients_in, refuse_few, told_count
 from client.gate import gate
 from client.masking import Masks
 from client.memory import forget_other_runs
 from client.networks import empty_network
 from client.plans import remember
-from client.rounds import evaluate_round, train_round
+from client.private_rounds import private_evaluation, private_round, refuse_unaffordable
 from client.site import Site
 from common import __version__
 from common.config import Plan
@@ -60,12 +61,12 @@ def client_app(
     @app.train()
     def _(message: Message, context: Context) -> Message:
         site, request = site_of(context), decode(message.content, TrainRequest)
-        return Message(encode(masks.held_back(site, request, train_round(site, request))), reply_to=message)
+        return Message(encode(masks.held_back(site, request, private_round(site, request))), reply_to=message)
 
     @app.evaluate()
     def _(message: Message, context: Context) -> Message:
         request = decode(message.content, EvaluateRequest)
-        return Message(encode(evaluate_round(site_of(context), request)), reply_to=message)
+        return Message(encode(private_evaluation(site_of(context), request)), reply_to=message)
 
     @app.query(STAGES[KeysRequest])
     def _(message: Message, context: Context) -> Message:
@@ -94,9 +95,12 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
     """Say who the site is, what it annotates and how many images it has."""
     forget_other_runs(site.folder / "memory", call.run)
     plan = Plan.model_validate_json(call.plan)
+    method = method_of(plan)
+    refuse_few(site.train, site.policy)
+    refuse_unaffordable(site, plan, method)
     if site.durable:
         remember(site.folder, call.plan)
-    asks = method_of(plan).needs_label_counts
+    asks = method.needs_label_counts
     positives, negatives = label_counts(site) if asks and site.policy.label_counts else ((), ())
     layout = layout_of(empty_network(plan.model, site.declaration.canonical, site.device))
     return RollCallAnswer(
@@ -104,23 +108,25 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
         site=site.name,
         names=site.declaration.names,
         class_names=site.declaration.canonical,
-        train_samples=len(site.train),
-        validation_samples=len(site.validation),
-        patients=len(set(site.train.patients.tolist())),
+        train_samples=site.train_samples,
+        validation_samples=told_count(len(site.validation), site.policy) if site.tells("validation") else UNKNOWN_COUNT,
+        patients=told_count(patients_in(site.train), site.policy),
         layout=layout.signature,
         version=__version__,
         positives=positives,
         negatives=negatives,
+        smallest_count=site.policy.smallest_count,
     )
 
 
 def label_counts(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Training images with and without each class, in the site's own order; small counts stay unknown."""
-    labels = site.train.labels
-    present, absent = ((labels == value).sum(axis=0).tolist() for value in (1, 0))
-    told = [min(pair) >= site.policy.smallest_count for pair in zip(present, absent, strict=True)]
+    """Training images with and without each class, in the site's own order; hidden classes stay unknown."""
+    labels, hidden = site.train.labels, site.hides("train")
     positives, negatives = (
-        tuple(count if tell else UNKNOWN_COUNT for count, tell in zip(counts, told, strict=True))
-        for counts in (present, absent)
+        tuple(
+            UNKNOWN_COUNT if name in hidden else told_count(count, site.policy)
+            for name, count in zip(site.train.class_names, (labels == value).sum(axis=0).tolist(), strict=True)
+        )
+        for value in (1, 0)
     )
     return positives, negatives

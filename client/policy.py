@@ -5,9 +5,9 @@ or allow what is told only where a hospital says so. The rules that hold them ar
 """
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from common.errors import did_you_mean, quoted
 from common.toml_files import Section
@@ -36,7 +36,11 @@ class Policy(Section):
             nobody else's hide it. Else it stays masked, and the model's row stays as it was.
         peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
             signed with, as OpenSSH lines; where left out, the coordinator is trusted to relay the right ones.
-        smallest_count: Of a class with fewer images, or with fewer without it, both stay unknown.
+        smallest_count: Of a class that fewer patients show, or fewer do not, nothing is told.
+        round_counts_to: Counts are rounded down to a multiple of it.
+        epsilon, delta: What all runs together may cost; the site stops taking part before that, and takes no part in
+            a run without privacy.
+        metrics_outside_privacy: Whether losses and test results, which no noise covers, leave in a run with privacy.
     """
 
     methods: tuple[str, ...] | None = None
@@ -51,6 +55,18 @@ class Policy(Section):
     rows_alone: bool = False
     peers: dict[str, str] = Field(default_factory=dict)
     smallest_count: int = Field(10, ge=0)
+    round_counts_to: int = Field(1, ge=1)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    metrics_outside_privacy: bool = False
+
+    @model_validator(mode="after")
+    def _rounding_makes_no_zero(self) -> Self:
+        if self.smallest_count % self.round_counts_to or self.round_counts_to > max(self.smallest_count, 1):
+            raise ValueError("smallest_count must be a multiple of round_counts_to: a count would fall below it")
+        if self.round_counts_to > 1 and self.score_histograms:
+            raise ValueError("score_histograms add up to exact counts: they do not go with round_counts_to")
+        return self
 
     @field_validator("methods")
     @classmethod

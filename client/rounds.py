@@ -8,6 +8,7 @@ from typing import TypedDict
 import numpy as np
 import torch
 
+from client.disclosure import few_of_rows, told_count, told_metrics, told_statistics
 from client.memory import Memory, MemoryFolder
 from client.networks import empty_network
 from client.site import Site
@@ -21,13 +22,24 @@ from common.models.network import SplitNetwork
 from common.models.saved import save_model
 from common.models.state import Head, ModelState, layout_of, read_state, state_sha256, write_state
 from common.seeds import seed_of
-from common.wire import Arrays, EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest, WireError
+from common.wire import (
+    UNKNOWN_COUNT,
+    Arrays,
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    TrainReply,
+    TrainRequest,
+    WireError,
+)
 from strategies.clipping import clipped
 from strategies.compression import compressed
 from strategies.local import LocalRound, Situation
 from strategies.method import Method
+from strategies.privacy.updates import NoisyReply
 from strategies.registry import method_of
 from strategies.training import (
+    Epoch,
     Examples,
     Exercise,
     Frozen,
@@ -72,10 +84,27 @@ class Work:
             self._examples[part] = examples_of(images, self.site.pixels(part), self.network.class_names)
         return self._examples[part]
 
-    def exercise(self, local: LocalRound, *, backbone_frozen: bool = False) -> Exercise:
+    def exercise(self, local: LocalRound, *, backbone_frozen: bool = False, epoch: Epoch | None = None) -> Exercise:
         """What is trained on, and how."""
         frozen = Frozen(norm=self.method.frozen_norm, backbone=backbone_frozen)
-        return Exercise(self.examples("train"), local.objective, self.plan.training, self.plan.augmentation, frozen)
+        examples, plan = self.examples("train"), self.plan
+        return Exercise(examples, local.objective, plan.training, plan.augmentation, frozen, epoch)
+
+
+@dataclass(frozen=True)
+class Shield:
+    """What makes a round private; nothing where both are None.
+
+    Attributes:
+        epoch: Trains an epoch.
+        reply: Makes an update and a method's statistics noisy.
+    """
+
+    epoch: Epoch | None = None
+    reply: NoisyReply | None = None
+
+
+BARE = Shield()
 
 
 def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
@@ -103,7 +132,7 @@ def put(network: SplitNetwork, groups: Groups) -> None:
     write_state(network, trunk=groups.trunk, norm=groups.norm, head=groups.head)
 
 
-def train_round(site: Site, request: TrainRequest) -> TrainReply:
+def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> TrainReply:
     """Take part in one round; the site's memory of it is on disk before the answer leaves."""
     began = time.monotonic()
     work = unpack(site, request)
@@ -111,29 +140,33 @@ def train_round(site: Site, request: TrainRequest) -> TrainReply:
     seed = seed_of(plan.run.seed, request.round, site.name)
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
-        found = validate(network, validation, method.loss, plan.training)
+        found = validated(work, validation)
         tested = counts_right_images(work) and method.passing is None  # else it is no model of a round
         tally = _tally(work) if tested else NOT_TESTED
         examples, told, notes = work.examples("train"), request.statistics, work.memory.notes
         local = method.half(Situation(network, examples, told, notes, request.round, plan.training))
         if request.counted == 0:  # the first round that this site takes part in
             warm_up(work, validation, generator)
-        trained, optimizer = fine_tune(work, local, None if request.ranks else validation, generator)
+        trained, optimizer = fine_tune(work, local, None if request.ranks else validation, generator, shield.epoch)
         state = read_state(network)
         refuse_diverged(state, trained.last_loss)
-        statistics = local.statistics(network, trained.losses)
-    update, unsent = Groups(), Groups()
+        few = few_of_rows(site.train, network.class_names, site.policy)
+        statistics = told_statistics(local.statistics(network, trained.losses), local, few, site.policy)
+    update = Groups() if request.ranks else update_of(work, state, received)
+    if shield.reply is not None:
+        update, statistics = shield.reply(update, statistics)
+    update, unsent = compressed(update, work.memory.unsent, method.compress_update)
     if not request.ranks:
-        update, unsent = update_of(work, state, received)
         keep(work, request, found.loss, received, state, Kept(optimizer, local.notes(network), unsent))
+    said = found if site.tells("validation") else Validation()
     return TrainReply(
         run=request.run,
         round=request.round,
         site=site.name,
-        train_samples=len(site.train),
+        train_samples=site.train_samples,
         train_loss=trained.last_loss,
-        validation_loss=found.loss,
-        validation_auroc=found.mean_auroc,
+        validation_loss=said.loss,
+        validation_auroc=said.mean_auroc,
         seconds=time.monotonic() - began,
         update=update,
         epochs=trained.epochs,
@@ -158,8 +191,18 @@ def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> Non
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
 
 
+def validated(work: Work, validation: Examples) -> Validation:
+    """How good the network is on the validation part; no class of few patients counts in the AUROC."""
+    hidden = work.site.hides("validation")
+    return validate(work.network, validation, work.method.loss, work.plan.training, hidden)
+
+
 def fine_tune(
-    work: Work, local: LocalRound, validation: Examples | None, generator: torch.Generator
+    work: Work,
+    local: LocalRound,
+    validation: Examples | None,
+    generator: torch.Generator,
+    epoch: Epoch | None = None,
 ) -> tuple[Trained, torch.optim.Optimizer]:
     """Train the local epochs of a round: as many as the experiment says, or until the validation loss settles.
 
@@ -171,7 +214,7 @@ def fine_tune(
     optimizer = optimizer_for(network, spec, spec.lr * local.lr_factor)
     if not spec.reset_optimizer:
         restore_optimizer(network, optimizer, work.memory.optimizer)
-    exercise = work.exercise(local)
+    exercise = work.exercise(local, epoch=epoch)
     if validation is None:
         once = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
         return train(network, once, optimizer, generator), optimizer
@@ -181,15 +224,11 @@ def fine_tune(
     return train_until_settled(network, exercise, optimizer, generator, judge), optimizer
 
 
-def update_of(work: Work, trained: ModelState, received: ModelState) -> tuple[Groups, Groups]:
-    """What is sent: new minus received, for the groups and rows that the method averages, clipped and rounded if it
-    says so; and what rounding left for the next round.
-    """
+def update_of(work: Work, trained: ModelState, received: ModelState) -> Groups:
+    """New minus received, for the groups and rows that the method averages, clipped if it says so."""
     method = work.method
     update = difference(trained, received, method, work.site.declaration.canonical)
-    if method.clip_update is not None:
-        update = clipped(update, method.clip_update)
-    return compressed(update, work.memory.unsent, method.compress_update)
+    return update if method.clip_update is None else clipped(update, method.clip_update)
 
 
 def difference(trained: ModelState, received: ModelState, method: Method, annotated: tuple[str, ...]) -> Groups:
@@ -277,12 +316,13 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     plan, method, network = work.plan, work.method, work.network
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         validation = work.examples("validation")
-        found = validate(network, validation, method.loss, plan.training)
+        found = validated(work, validation)
         tally = _tally(work) if counts_right_images(work) and not request.test else NOT_TESTED
         if request.test and method.keeps_local_parts:
             found = _put_best(work, request, validation, found)
             save_model(site.folder / "model", network, label_contract_sha256=request.contract)
         metrics, spread = _tested(work) if request.test else ({}, NOTHING_TOLD)
+    found = found if site.tells("validation") else Validation()
     reply = _evaluation(request, site.name, found, metrics, state_sha256(read_state(network), layout_of(network)))
     return replace(reply, **tally, **spread)
 
@@ -304,13 +344,16 @@ def counts_right_images(work: Work) -> bool:
 
 def _tally(work: Work) -> Tested:
     test, network = work.site.test, work.network
+    if not work.site.tells("test"):
+        return NOT_TESTED
     labels = label_matrix(test, network.class_names).nan_to_num().numpy()
     known = labels.any(axis=1)
     if not known.any():
         return Tested(test_images=0, test_correct=0)
     scores = scores_of(network, work.site.pixels("test"), work.plan.training.precision)
     right = scores.argmax(axis=1) == labels.argmax(axis=1)
-    return Tested(test_images=int(known.sum()), test_correct=int((right & known).sum()))
+    images, correct = (told_count(int(count), work.site.policy) for count in (known.sum(), (right & known).sum()))
+    return Tested(test_images=images, test_correct=correct)
 
 
 def _put_best(work: Work, request: EvaluateRequest, validation: Examples, current: Validation) -> Validation:
@@ -322,7 +365,7 @@ def _put_best(work: Work, request: EvaluateRequest, validation: Examples, curren
     else:
         best = parts_in_best_round(memory, request, memory.parts) or memory.parts
     put(work.network, best)
-    return validate(work.network, validation, method.loss, work.plan.training)
+    return validated(work, validation)
 
 
 def _tested(work: Work) -> tuple[dict[str, ClassMetrics], ToldScores]:
@@ -334,8 +377,11 @@ def _tested(work: Work) -> tuple[dict[str, ClassMetrics], ToldScores]:
     rows = [row for row, name in enumerate(network.class_names) if name in test.class_names]
     names = tuple(network.class_names[row] for row in rows)
     own, labels = scores[:, rows], label_matrix(test, names).numpy()
-    metrics = dict(per_class(own, labels, names))
-    return metrics, told_scores(work.site.policy, own, labels, names) if work.plan.evaluation.pooled else NOTHING_TOLD
+    hidden, policy = work.site.hides("test"), work.site.policy
+    metrics = {
+        name: told_metrics(one, policy, hidden=name in hidden) for name, one in per_class(own, labels, names).items()
+    }
+    return metrics, told_scores(policy, own, labels, names, hidden) if work.plan.evaluation.pooled else NOTHING_TOLD
 
 
 def _evaluation(
@@ -353,10 +399,14 @@ def _evaluation(
         auroc=column("auroc"),
         average_precision=column("average_precision"),
         balanced_accuracy=column("balanced_accuracy"),
-        positives=tuple(metrics[name].positives for name in names),
-        negatives=tuple(metrics[name].negatives for name in names),
+        positives=tuple(_count(metrics[name].positives) for name in names),
+        negatives=tuple(_count(metrics[name].negatives) for name in names),
         model_sha256=sha256,
     )
+
+
+def _count(count: int | None) -> int:
+    return UNKNOWN_COUNT if count is None else count
 
 
 def _columns(metrics: dict[str, ClassMetrics], key: str) -> Iterator[float]:

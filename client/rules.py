@@ -72,10 +72,11 @@ def _clipping(policy: Policy, asked: Asked) -> str:
     bound, method = policy.maximum_update_norm, asked.method
     if bound is None or not asked.parts:
         return ""
-    if method.clip_update is None:
+    clips = asked.plan.privacy.max_update_norm if asked.plan.privacy.level == "update" else method.clip_update
+    if clips is None:
         return f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
-    if method.clip_update > bound:
-        return f"it is {bound:g}, and the plan clips to {method.clip_update:g}"
+    if clips > bound:
+        return f"it is {bound:g}, and the plan clips to {clips:g}"
     if method.compress_update != "float32":
         return "with compress_update an update also carries what rounding left of earlier ones, and has no bound"
     return ""
@@ -130,6 +131,7 @@ def _length(policy: Policy, asked: Asked, reply: Reply) -> str:
     if (
         bound is None
         or not isinstance(reply, TrainReply)
+        or asked.plan.privacy.level == "update"  # noise comes on top of what was clipped
         or (length := norm_of(reply.update)) <= bound * (1 + ROUNDING)
     ):
         return ""
@@ -154,9 +156,13 @@ def _scores(policy: Policy, asked: Asked, reply: Reply) -> str:
 
 def _small_counts(policy: Policy, asked: Asked, reply: Reply) -> str:
     least = policy.smallest_count
+    if isinstance(reply, RollCallAnswer | EvaluateReply):
+        counts = (*reply.positives, *reply.negatives)
+        if any(UNKNOWN_COUNT < count < least for count in counts):
+            return f"it is {least}, and a label count is less"
     if isinstance(reply, RollCallAnswer):
-        small = [count for count in (*reply.positives, *reply.negatives) if UNKNOWN_COUNT < count < least]
-        return f"it is {least}, and a label count is less" if small else ""
+        small = min(reply.train_samples, reply.patients) < least or 0 < reply.validation_samples < least
+        return f"it is {least}, and there are fewer images or patients" if small else ""
     if isinstance(reply, EvaluateReply):
         told = [min(h.positives.sum(), h.negatives.sum()) for h in reply.histograms.values()]
         return f"it is {least}, and scores of fewer images are told" if min(told, default=least) < least else ""
@@ -175,6 +181,15 @@ def _test_metrics(policy: Policy, asked: Asked, reply: Reply) -> str:
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
+def _outside_privacy(policy: Policy, asked: Asked, reply: Reply) -> str:
+    if asked.plan.privacy.level == "none" or not isinstance(reply, TrainReply | EvaluateReply):
+        return ""
+    figures = [reply.validation_loss, reply.validation_auroc, reply.test_images]
+    figures += [reply.train_loss] if isinstance(reply, TrainReply) else [*reply.auroc]
+    told = any(figure is not None for figure in figures)
+    return "it is false" if told and not policy.metrics_outside_privacy else ""
+
+
 REPLY_RULES: Mapping[str, ReplyRule] = {
     "method.groups": _groups_declared,
     "policy.parts": _groups_allowed,
@@ -185,6 +200,7 @@ REPLY_RULES: Mapping[str, ReplyRule] = {
     "policy.score_histograms": _scores,
     "policy.smallest_count": _small_counts,
     "policy.test_metrics": _test_metrics,
+    "policy.metrics_outside_privacy": _outside_privacy,
 }
 
 

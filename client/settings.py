@@ -9,10 +9,11 @@ from typing import Any, Literal
 import torch
 from pydantic import Field, field_validator
 
+from client.disclosure import hidden_classes
 from client.policy import Policy
 from client.site import Site
 from common.contract import Declaration, merge
-from common.data.image_set import ImageSet
+from common.data.image_set import ImageSet, Splits
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.data.spec import DataSpec
@@ -198,8 +199,16 @@ def open_site(settings: Settings) -> Site:
         test=_canonical(splits.test, declaration),
         folder=settings.state,
         device=settings.device,
+        hidden=_hidden(splits, declaration, settings.file.policy.smallest_count),
         policy=settings.file.policy,
     )
+
+
+def _hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, frozenset[str]]:
+    """Of which classes nothing is told, by part; found from all columns of the data, not only those annotated."""
+    canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
+    found = {part: hidden_classes(getattr(splits, part), smallest) for part in ("train", "validation", "test")}
+    return {part: frozenset(canonical[name] for name in names if name in canonical) for part, names in found.items()}
 
 
 def declaration_of(settings: Settings, known: tuple[str, ...]) -> Declaration:

@@ -49,8 +49,9 @@ def _site(sites: SimulatedSites, index: int) -> Site:
         test=images.test,
         folder=sites.run_folder / "sites" / images.declaration.site,
         device="cuda" if use_gpu else "cpu",
-        policy=Policy(label_counts=True, score_histograms=True, smallest_count=0),
+        policy=Policy(label_counts=True, score_histograms=True, smallest_count=0, metrics_outside_privacy=True),
         durable=False,
+        repeatable_noise=True,
     )
 
 

@@ -1,6 +1,6 @@
 """How the model's scores on a site's test part are spread: what its policy lets out of it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypedDict
 
 from client.policy import Policy
@@ -18,15 +18,14 @@ class ToldScores(TypedDict):
 NOTHING_TOLD = ToldScores(told_classes=(), positive_scores=(), negative_scores=())
 
 
-def told_scores(policy: Policy, scores: Floats, labels: Floats, class_names: Sequence[str]) -> ToldScores:
-    """Scores and labels ``(n, classes)``; nothing of a class with few positives or few negatives."""
+def told_scores(
+    policy: Policy, scores: Floats, labels: Floats, class_names: Sequence[str], hidden: Collection[str] = ()
+) -> ToldScores:
+    """Scores and labels ``(n, classes)``; nothing of ``hidden`` classes."""
     if not policy.score_histograms:
         return NOTHING_TOLD
-    found = {name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
     told = {
-        name: of_class
-        for name, of_class in found.items()
-        if min(of_class.positives.sum(), of_class.negatives.sum()) >= policy.smallest_count
+        name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(class_names) if name not in hidden
     }
     return ToldScores(
         told_classes=tuple(told),

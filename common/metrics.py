@@ -23,13 +23,22 @@ Floats = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class ClassMetrics:
-    """One class on one set of images; ``None`` where there are no positives or no negatives."""
+    """One class on one set of images; ``None`` where there are no positives or no negatives.
+
+    Attributes:
+        positives, negatives: ``None`` where the site that has the images does not tell.
+    """
 
     auroc: float | None
     average_precision: float | None
     balanced_accuracy: float | None
-    positives: int
-    negatives: int
+    positives: int | None
+    negatives: int | None
+
+    @property
+    def images(self) -> int | None:
+        """Of known label."""
+        return None if self.positives is None or self.negatives is None else self.positives + self.negatives
 
 
 @dataclass(frozen=True)

@@ -145,8 +145,11 @@ class RollCallAnswer:
     """Site answers. ``class_names`` are canonical, in the site's own order; ``names`` its own words for them.
 
     Attributes:
+        train_samples: As the site's policy rounds it; it weighs by this number too.
+        validation_samples: :data:`UNKNOWN_COUNT` where they are of few patients.
         positives, negatives: Training images known to show each class, and known not to; empty where the method does
             not ask or the site's policy does not tell, :data:`UNKNOWN_COUNT` where it keeps one class's count.
+        smallest_count: It tells no count of fewer patients than this.
     """
 
     run: str
@@ -160,6 +163,7 @@ class RollCallAnswer:
     version: str
     positives: tuple[int, ...] = ()
     negatives: tuple[int, ...] = ()
+    smallest_count: int = 0
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):
@@ -256,18 +260,19 @@ class TrainReply:
     Attributes:
         validation_loss: Of the model as received, on the site's validation part; None without validation images.
         validation_auroc: Likewise, mean over the site's classes for which it is defined.
-        train_loss: Mean over the batches of the last local epoch.
+        train_loss: Mean over the batches of the last local epoch; None where the run's privacy does not cover it.
         epochs: Local epochs trained.
         statistics: What the method tells of this site besides.
         test_images, test_correct: Images of the site's test part, and how many of them the model as received puts into
             the right class; None unless the plan asks for it every round.
+        epsilon: What the run has cost this site so far, where the plan asks for privacy.
     """
 
     run: str
     round: int
     site: str
     train_samples: int
-    train_loss: float
+    train_loss: float | None
     validation_loss: float | None
     validation_auroc: float | None
     seconds: float
@@ -276,6 +281,7 @@ class TrainReply:
     statistics: Arrays = field(default_factory=no_arrays)
     test_images: int | None = None
     test_correct: int | None = None
+    epsilon: float | None = None
 
     def __post_init__(self) -> None:
         if self.train_samples < 1:
@@ -288,6 +294,7 @@ class EvaluateReply:
     """Losses and, for a test, one entry a class the site annotates; NaN stands for "not defined".
 
     Attributes:
+        positives, negatives: :data:`UNKNOWN_COUNT` for a class of which the site tells nothing.
         told_classes: Those whose scores the site tells of, where the plan asks for it and the site's policy allows it.
         positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
     """

@@ -23,6 +23,7 @@ class Books:
         train_seconds: Time in which sites computed: the slowest one's, or their sum over the workers if that is longer.
         aggregate_seconds: The coordinator's.
         site_seconds, epochs: What each site spent on training, over all rounds.
+        epsilon: What the run has cost each site, where it has privacy.
         tallies: Round -> how the model after it did on the sites' test parts.
     """
 
@@ -33,6 +34,7 @@ class Books:
     tallies: dict[int, Mapping[str, Tally]] = field(default_factory=dict)
     site_seconds: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
+    epsilon: dict[str, float] = field(default_factory=dict)
     _pending: tuple[RoundRecord, Mapping[str, Any]] | None = None
     _plain: tuple[str, ...] = ()
 
@@ -50,6 +52,7 @@ class Books:
         self.aggregate_seconds += record.aggregate_seconds
         self.site_seconds.update(record.site_seconds)
         self.epochs.update(record.epochs)
+        self.epsilon.update(record.epsilon)
         for site, reason in record.absent.items():
             self.folder.event("absent", round=record.round, site=site, reason=reason)
         for site, reason in record.far.items():
@@ -80,10 +83,11 @@ class Books:
                 "test_accuracy": (accuracy := round_accuracy(validation.tallies)) and asdict(accuracy),
                 "best": state.best_round == record.round,
                 "site_losses": {
-                    site: {"train_loss": record.train_loss[site], "validation_loss": validation.loss.get(site)}
+                    site: {"train_loss": record.train_loss.get(site), "validation_loss": validation.loss.get(site)}
                     for site in record.sites
                 },
                 "epochs": dict(record.epochs),
+                "epsilon": dict(record.epsilon),
                 "coordinator": record.coordinator and asdict(record.coordinator),
                 "learned": dict(learned),
                 "site_seconds": dict(record.site_seconds),
@@ -103,6 +107,7 @@ class Books:
             "aggregate_seconds": self.aggregate_seconds,
             "site_seconds": dict(self.site_seconds),
             "epochs": dict(self.epochs),
+            "epsilon": dict(self.epsilon),
             "tallies": {str(number): as_json(tallies) for number, tallies in self.tallies.items()},
             "pending": pending,
         }
@@ -111,6 +116,7 @@ class Books:
         """Take up :meth:`facts`, and take back the lines of rounds after them."""
         self.train_seconds, self.aggregate_seconds = facts["train_seconds"], facts["aggregate_seconds"]
         self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
+        self.epsilon = dict(facts.get("epsilon", {}))
         self.tallies = {int(number): _TALLIES.validate_python(one) for number, one in facts["tallies"].items()}
         if (pending := facts["pending"]) is not None:
             self._pending = _RECORD.validate_python(pending["record"]), pending["learned"]

@@ -215,8 +215,9 @@ def _summary(
         site: {
             "classes": list(strategy.sites.contract.sites[site]),
             "train_samples": member.answer.train_samples,
-            "validation_samples": member.answer.validation_samples,
+            "validation_samples": _known(member.answer.validation_samples),
             "positives": _told(member.answer),
+            "smallest_count": member.answer.smallest_count,
             "bytes_up": strategy.sites.bytes_up[site],
             "bytes_down": strategy.sites.bytes_down[site],
             "seconds": books.site_seconds[site],
@@ -238,6 +239,7 @@ def _summary(
         "per_site": dict(outcome.per_site),
         "ensemble": outcome.ensemble,
         "learned": dict(strategy.method.guidance.note_end(strategy.known)),
+        "privacy": _privacy(experiment, strategy, books),
         "client_accuracy": (accuracy := client_accuracy(books.tallies)) and asdict(accuracy),
         "seconds": {
             "total": total,
@@ -252,10 +254,22 @@ def _summary(
     }
 
 
+def _privacy(experiment: Experiment, strategy: RoundStrategy, books: Books) -> dict[str, Any] | None:
+    """What the run cost each site that took part, None where a site's noise was none; None for a run without."""
+    section = experiment.privacy
+    if section.level == "none":
+        return None
+    said = {site: books.epsilon.get(site) for site in sorted(strategy.sites.members) if books.epochs[site]}
+    return {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": said}
+
+
 def _told(answer: RollCallAnswer) -> dict[str, int | None]:
     """Training images that show each class, None where the site keeps a count; empty where it keeps all."""
-    counts = (None if count == UNKNOWN_COUNT else count for count in answer.positives)
-    return dict(zip(answer.class_names, counts, strict=False))
+    return dict(zip(answer.class_names, map(_known, answer.positives), strict=False))
+
+
+def _known(count: int) -> int | None:
+    return None if count == UNKNOWN_COUNT else count
 
 
 def _versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What a run ends with: the model, its hash, and how good it is, class by class and site by site."""
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from common.pooled import pooled
 from common.quality import quality
 from common.resampling import auroc_intervals
 from common.seeds import seed_of
-from common.wire import EvaluateReply
+from common.wire import UNKNOWN_COUNT, EvaluateReply
 from server.checkpoints import Checkpoint
 from server.ensemble import ensemble_result, local_models, site_result
 from server.run_folder import RunFolder
@@ -155,9 +155,16 @@ def _mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
         auroc=mean_and_sd(one.auroc for one in metrics)[0],
         average_precision=mean_and_sd(one.average_precision for one in metrics)[0],
         balanced_accuracy=mean_and_sd(one.balanced_accuracy for one in metrics)[0],
-        positives=max((one.positives for one in metrics), default=0),
-        negatives=max((one.negatives for one in metrics), default=0),
+        positives=_most(one.positives for one in metrics),
+        negatives=_most(one.negatives for one in metrics),
     )
+
+
+def _most(counts: Iterable[int | None]) -> int | None:
+    """The largest of those told; None where there are sites and none tells."""
+    every = list(counts)
+    told = [count for count in every if count is not None]
+    return max(told) if told else None if every else 0
 
 
 def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
@@ -167,11 +174,15 @@ def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
             auroc=_defined(answer.auroc[row]),
             average_precision=_defined(answer.average_precision[row]),
             balanced_accuracy=_defined(answer.balanced_accuracy[row]),
-            positives=answer.positives[row],
-            negatives=answer.negatives[row],
+            positives=_told(answer.positives[row]),
+            negatives=_told(answer.negatives[row]),
         )
         for row, name in enumerate(answer.class_names)
     }
+
+
+def _told(count: int) -> int | None:
+    return None if count == UNKNOWN_COUNT else count
 
 
 def _defined(value: float) -> float | None:

@@ -46,7 +46,9 @@ class ProgressBar:
         self._progress.update(self._task, total=rounds, facts=f"{len(sites)} sites, first round")
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
-        facts = f"{len(record.sites)} of {self._sites} sites  loss {record.mean_train_loss:.3f}"
+        facts = f"{len(record.sites)} of {self._sites} sites"
+        if (trained := record.mean_train_loss) is not None:
+            facts += f"  loss {trained:.3f}"
         if (loss := record.validation.mean_loss) is not None:
             facts += f"  round before: validation {loss:.3f}"
         if (auroc := record.validation.mean_auroc) is not None:

@@ -9,8 +9,6 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from common.files import write_atomically
 from server.present import FILE, Present
 from strategies.records import RoundRecord, Waiting
@@ -76,7 +74,8 @@ class Reporter:
         pace = (time.monotonic() - self._training_began) / self._rounds_done  # a resumed run began later
         present.seconds_left = pace * (present.rounds - record.round)
         facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
-        facts.append(f"loss {np.mean(list(record.train_loss.values())):.3f}")
+        if (trained := record.mean_train_loss) is not None:
+            facts.append(f"loss {trained:.3f}")
         if (loss := record.validation.mean_loss) is not None:
             facts.append(f"round before: validation {loss:.3f}")
         facts.append(f"{record.seconds:.1f} s, about {_minutes(present.seconds_left)} left")

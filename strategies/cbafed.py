@@ -184,7 +184,7 @@ class LocalPart:
         self.positive_weight = positive_weights(self.targets) if parameters.balanced else None
 
     def round(self) -> LocalRound:
-        return LocalRound(self.objective, self.told)
+        return LocalRound(self.objective, self.told, {"entries": "counts"})
 
     def objective(self, network: SplitNetwork, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over labels and tags."""

@@ -1,8 +1,10 @@
 """The hospital's half of a method, as values: what a site minimises in a round, tells besides, and notes down."""
 
 import copy
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +51,11 @@ def notes_nothing(network: SplitNetwork) -> Arrays:
     return NO_ARRAYS
 
 
+About = Literal["images", "signs", "positives", "counts"]
+"""Whom a statistic is about: all training images; of each head row's class the negatives and the positives (its first
+two axes), or the positives (its first axis); or it counts each class's images."""
+
+
 @dataclass(frozen=True)
 class LocalRound:
     """One round at one site.
@@ -56,12 +63,14 @@ class LocalRound:
     Attributes:
         objective: What is minimised.
         statistics: What is told besides the update, of the trained network and the losses of all its batches.
+        about: Whom each of these is about; a site tells nothing of few patients.
         notes: What the site keeps for the method's next round, on its own disk, once the network is trained.
         lr_factor: The learning rate is multiplied by it.
     """
 
     objective: Objective
     statistics: Callable[[SplitNetwork, Losses], Arrays] = tells_nothing
+    about: Mapping[str, About] = field(default_factory=lambda: MappingProxyType({}))
     notes: Callable[[SplitNetwork], Arrays] = notes_nothing
     lr_factor: float = 1.0
 

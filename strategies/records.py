@@ -50,6 +50,8 @@ class RoundRecord:
     Attributes:
         sites: In the order of their names, or in which the model passed through them.
         epochs: Trained at each site.
+        train_loss: By site, for those that tell it.
+        epsilon: What the run has cost each site so far, where it has privacy.
         after: Validation of the model that the round made, where it is known at once.
         far: Sites whose update is far longer than the others' and counts all the same, with the reason.
         plain: What got the plain mean because too few sites sent it for the method's own: ``trunk``, and classes.
@@ -72,13 +74,14 @@ class RoundRecord:
     far: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     plain: tuple[str, ...] = ()
     closed_rows: tuple[str, ...] = ()
+    epsilon: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
-    def mean_train_loss(self) -> float:
-        """Uniform mean over the sites, or the coordinator's where no site trained."""
-        if self.coordinator is not None and not self.train_loss:
-            return self.coordinator.train_loss
-        return float(np.mean(list(self.train_loss.values())))
+    def mean_train_loss(self) -> float | None:
+        """Uniform mean over the sites that tell, or the coordinator's where none does; None where nobody does."""
+        if self.train_loss:
+            return float(np.mean(list(self.train_loss.values())))
+        return None if self.coordinator is None else self.coordinator.train_loss
 
 
 @dataclass(frozen=True)

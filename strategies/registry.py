@@ -19,6 +19,7 @@ from strategies.fednoro.method import FedNoRoParameters, fednoro
 from strategies.fedsld.method import FedSLDParameters, ScaledParameters, fedavg_scaled, fedsld
 from strategies.masking.limits import contradictions
 from strategies.method import Method, Parameters
+from strategies.privacy.protection import privacy_faults
 from strategies.robust_mean import RobustMean
 from strategies.rscfed import RSCFedParameters, rscfed
 from strategies.server_optimizer import ServerOptimizer
@@ -97,9 +98,11 @@ def method_of(experiment: Experiment | Plan) -> Method:
     """:func:`method_named` by an experiment, or by the part of it that a hospital gets.
 
     Raises:
-        BadInput: Also where the experiment asks for secure aggregation and the method needs more than sums.
+        BadInput: Also where the experiment's privacy makes no sense with it, or it asks for secure aggregation and the
+            method needs more than sums.
     """
     method = method_named(experiment.run.method, experiment.method, experiment.model.task)
+    stop_on(privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
         stop_on(contradictions(method))
     return method

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from flwr.app import Message
 
@@ -51,6 +51,12 @@ def _plain(reason: str | None) -> str:
     """What the site said, without the class that Flower's simulation wraps it in: ``<class 'X'>:<'what it said'>``."""
     wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason or "", re.DOTALL)
     return wrapped[1] if wrapped else reason or ""
+
+
+def told_by(replies: Mapping[str, TrainReply], what: Literal["train_loss", "epsilon"]) -> dict[str, float]:
+    """One figure of replies, by site; who does not tell it is left out."""
+    figures = {site: getattr(reply, what) for site, reply in replies.items()}
+    return {site: figure for site, figure in figures.items() if figure is not None}
 
 
 def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> Validation:

@@ -42,7 +42,7 @@ from strategies.merging import moved_by
 from strategies.method import Method
 from strategies.quarantine import fault_in, statistics_fault
 from strategies.records import Arrival, RoundRecord, TooFewSites, Validation, Waiting
-from strategies.replies import Replies, Reply, decoded, validation_of
+from strategies.replies import Replies, Reply, decoded, told_by, validation_of
 from strategies.robust_state import Merged
 from strategies.server_optimizer import Moments
 from strategies.state import (
@@ -241,7 +241,7 @@ class RoundStrategy(Strategy):
             round=server_round,
             sites=tuple(accepted),
             absent=received.absent,
-            train_loss={site: reply.train_loss for site, reply in accepted.items()},
+            train_loss=told_by(accepted, "train_loss"),
             validation=validation,
             site_seconds={site: reply.seconds for site, reply in accepted.items()},
             bytes_down=dict(self._down),
@@ -252,10 +252,12 @@ class RoundStrategy(Strategy):
             far=sifted.kept,
             plain=merged.plain,
             closed_rows=unmasked.closed_rows if unmasked else (),
+            epsilon=told_by(accepted, "epsilon"),
         )
         self.on_round(record, self.state)
         # No model: it is in the state, which outlives Flower's loop.
-        return None, MetricRecord({"train-loss": record.mean_train_loss})
+        loss = record.mean_train_loss
+        return None, MetricRecord({} if loss is None else {"train-loss": loss})
 
     def _refuse_too_few(self, server_round: int, received: Replies[TrainReply]) -> None:
         if len(received.accepted) < self.sites.needed(len(self._sent)):

@@ -1,9 +1,10 @@
 """The training loop: one for every method, at the hospital and wherever the coordinator trains, on plain tensors."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -121,13 +122,26 @@ def plain(loss: Loss) -> Objective:
 
 @dataclass(frozen=True)
 class Exercise:
-    """What is trained on and how; the same for all epochs of a round."""
+    """What is trained on and how; the same for all epochs of a round.
+
+    Attributes:
+        epoch: In the place of :func:`train_epoch`.
+    """
 
     examples: Examples
     objective: Objective
     spec: TrainingSection
     augmentation: AugmentationSpec
     frozen: Frozen
+    epoch: "Epoch | None" = None
+
+
+class Epoch(Protocol):
+    """Another way to train over all examples once."""
+
+    def __call__(
+        self, network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> Losses: ...
 
 
 def train_epoch(
@@ -171,7 +185,8 @@ def train(
     network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
 ) -> Trained:
     """Train the experiment's number of epochs."""
-    every = [train_epoch(network, exercise, optimizer, generator) for _ in range(exercise.spec.epochs)]
+    epoch = exercise.epoch or train_epoch
+    every = [epoch(network, exercise, optimizer, generator) for _ in range(exercise.spec.epochs)]
     return Trained(np.concatenate(every), float(every[-1].mean()), len(every))
 
 
@@ -227,15 +242,22 @@ class Validation:
     mean_auroc: float | None = None
 
 
-def validate(network: SplitNetwork, examples: Examples, loss: Loss, spec: TrainingSection) -> Validation:
-    """The loss over all examples, and the mean AUROC over the classes the site annotates."""
+def validate(
+    network: SplitNetwork,
+    examples: Examples,
+    loss: Loss,
+    spec: TrainingSection,
+    but: Collection[str] = (),
+) -> Validation:
+    """The loss over all examples, and the mean AUROC over the classes the site annotates, ``but`` some of them."""
     if not examples.any_known:
         return Validation()
     logits = logits_of(network, examples.images, spec.precision)
     value = float(loss(logits, examples.labels, examples.annotated))
     if not logits.isfinite().all():
         return Validation(value)
-    rows = examples.annotated.nonzero().flatten()
+    judged = torch.tensor([name not in but for name in network.class_names], device=logits.device)
+    rows = (examples.annotated & judged).nonzero().flatten()
     scores = probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
     return Validation(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
 

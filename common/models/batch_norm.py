@@ -1,4 +1,6 @@
-"""Batch normalisation that outlives a batch of one image."""
+"""Batch normalisation that outlives a batch of one image, and group normalisation in its place."""
+
+import math
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -29,3 +31,19 @@ def make_steady(module: nn.Module) -> None:
             steady.load_state_dict(child.state_dict())
             setattr(module, name, steady)
         make_steady(child)
+
+
+MOST_GROUPS = 32
+
+
+def make_grouped(module: nn.Module) -> None:
+    """Replace every batch normalisation inside ``module`` by group normalisation, in place; scale and shift stay.
+
+    As many groups as divide the channels, at most 32 (Wu and He, "Group Normalization", ECCV 2018).
+    """
+    for name, child in module.named_children():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)
+            grouped.load_state_dict({key: child.state_dict()[key] for key in ("weight", "bias")})
+            setattr(module, name, grouped)
+        make_grouped(child)

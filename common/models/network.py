@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from common.errors import BadInput, Fault
 from common.models.architectures import new_backbone
+from common.models.batch_norm import make_grouped
 from common.models.head import initial_head
 from common.models.spec import ModelSpec
 from common.models.weights import copy_into_backbone, read_backbone_weights
@@ -89,6 +90,8 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
         neck = _neck(width, spec)
     if spec.weights is not None:
         copy_into_backbone(backbone, read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256))
+    if spec.norm == "group":
+        make_grouped(backbone)
     head = _head(class_names, spec.neck or width, seed)
     # Convolutions and poolings read channels last faster, on a CPU too.
     return SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head).to(

@@ -74,6 +74,7 @@ class ModelSpec(BaseModel):
         image_size: Side in pixels to which images are brought inside the network.
         neck: Width of the dense layer between backbone and head, or None for none.
         dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
+        norm: ``group`` puts group normalisation in the place of batch normalisation, which mixes the images of a batch.
         weights: Local safetensors file for the backbone, relative to the experiment's folder.
         weights_sha256: The hash this file must have.
         mean: Pixel mean per channel after division by 255; default by architecture.
@@ -88,6 +89,7 @@ class ModelSpec(BaseModel):
     image_size: Annotated[int, Field(ge=1, le=4096)]
     neck: Annotated[int, Field(ge=1)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    norm: Literal["batch", "group"] = "batch"
     weights: Annotated[str, Field(min_length=1)] | None = None
     weights_sha256: Sha256 | None = None
     mean: tuple[float, ...] | None = None

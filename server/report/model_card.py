@@ -103,8 +103,10 @@ def limits(run: Run, saved: SavedModel) -> Iterator[str]:
     for name in saved.class_names:
         if reason := wording.why_undefined(results.get(name)):
             yield f"Nothing is known of how well it tells “{name}”: {reason}."
-        elif (least := min(results[name].positives, results[name].negatives)) < FEW:
-            kind = "positive" if results[name].positives == least else "negative"
+        elif (positives := results[name].positives) is None or (negatives := results[name].negatives) is None:
+            continue
+        elif (least := min(positives, negatives)) < FEW:
+            kind = "positive" if positives == least else "negative"
             yield f"The figures for “{name}” rest on {wording.counted(least, f'{kind} test image')}."
     for site in summary.sites if len(summary.sites) > 1 else ():
         if alone := [f"“{name}”" for name in saved.class_names if owners(summary, name) == (site,)]:

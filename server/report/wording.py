@@ -85,6 +85,8 @@ def why_undefined(result: ClassMetrics | None) -> str:
         return "not among the test set's labels"
     if result.auroc is not None:
         return ""
+    if result.positives is None:
+        return "no site tells: each has too few patients with it, or without, or its policy keeps such figures"
     if not result.positives and not result.negatives:
         return "no test image has a known label"
     if not result.positives:

@@ -170,9 +170,10 @@ def _scale(run: Run) -> str:
     summary = run.summary
     samples = sum(site.train_samples or 0 for site in summary.sites.values())
     test = next(iter(summary.test.per_class.values()))
-    tested = summary.test.multi_class.images if summary.test.multi_class else test.positives + test.negatives
+    tested = summary.test.multi_class.images if summary.test.multi_class else test.images
+    test_images = "test images that no site counts" if tested is None else f"{tested:,} test images"
     model = summary.experiment.get("model", {})
     return (
-        f"{len(summary.sites)} sites, {samples:,} training images, {tested:,} test images, {summary.rounds} rounds, "
+        f"{len(summary.sites)} sites, {samples:,} training images, {test_images}, {summary.rounds} rounds, "
         f"{model.get('architecture')} on {model.get('image_size')} pixels"
     )

@@ -129,11 +129,11 @@ class LocalPart:
     def round(self) -> LocalRound:
         """Say what is minimised and told."""
         if self.situation.round <= self.parameters.supervised_rounds or not self.missing.any():
-            return LocalRound(plain(known_entries), self.told)
+            return LocalRound(plain(known_entries), self.told, {"relations": "positives"})
         self.steps = 0
         self.teacher = teacher_of(self.situation.network)
         self.federation = self._federation()
-        return LocalRound(self.objective, self.told)
+        return LocalRound(self.objective, self.told, {"relations": "positives"})
 
     def _federation(self) -> Tensor:
         """The federation's relations of the classes that this site does not annotate, NaN where there is none."""

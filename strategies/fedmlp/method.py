@@ -187,7 +187,12 @@ class LocalPart:
         self.targets = torch.from_numpy(self._targets()).to(device)
         # By each class's positives at this site, true or tagged.
         self.adjustment = adjustment_of(self.targets) if self.parameters.weighted_partial_loss else None
-        return LocalRound(self.objective, self.told, lambda network: {"tags": self.tags.astype(np.float32)})
+        return LocalRound(
+            self.objective,
+            self.told,
+            about={"prototypes": "signs", "difficulty": "images"},
+            notes=lambda network: {"tags": self.tags.astype(np.float32)},
+        )
 
     @property
     def second_stage(self) -> bool:

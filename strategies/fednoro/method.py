@@ -188,7 +188,7 @@ class LocalPart:
         indicators = self._indicators()
         if self.noisy:
             self.teacher = fixed_copy(self.situation.network)
-        return LocalRound(self.objective, lambda network, losses: indicators)
+        return LocalRound(self.objective, lambda network, losses: indicators, {"indicators": "signs"})
 
     def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
         """Adjusted cross-entropy; at a noisy site mixed with what the received model says."""

@@ -108,7 +108,7 @@ def _telling_slope(rule: SlopeRule, task: Task, missing: Missing) -> LocalHalf:
         return {"slope": np.array([loss_slope(losses.tolist(), rule)], np.float32)}
 
     def local(situation: Situation) -> LocalRound:
-        return LocalRound(plain(loss_for(task, missing)), told)
+        return LocalRound(plain(loss_for(task, missing)), told, {"slope": "images"})
 
     return local
 

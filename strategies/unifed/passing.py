@@ -17,7 +17,7 @@ from common.wire import EvaluateReply, TrainReply
 from strategies.merging import passed_on
 from strategies.method import Passing
 from strategies.records import CoordinatorRound, RoundRecord, RunStopped, Validation
-from strategies.replies import Replies, validation_of
+from strategies.replies import Replies, told_by, validation_of
 from strategies.rounds import RoundStrategy, array_record, too_few
 from strategies.server_optimizer import Moments
 from strategies.state import with_absent, with_validation
@@ -107,7 +107,7 @@ class PassingStrategy(RoundStrategy):
             round=server_round,
             sites=tuple(done.replies),
             absent=done.absent,
-            train_loss={site: reply.train_loss for site, reply in done.replies.items()},
+            train_loss=told_by(done.replies, "train_loss"),
             validation=validation,
             site_seconds={site: reply.seconds for site, reply in done.replies.items()},
             bytes_down=done.bytes_down,
@@ -115,6 +115,7 @@ class PassingStrategy(RoundStrategy):
             seconds=time.monotonic() - self._began,
             aggregate_seconds=aggregated_by - arrived - (coordinator.seconds if coordinator else 0.0),
             epochs={site: reply.epochs for site, reply in done.replies.items()},
+            epsilon=told_by(done.replies, "epsilon"),
             coordinator=coordinator,
             after=self.last_validation,
         )

@@ -1,0 +1,132 @@
+"""What a plan's privacy means at one site: how much noise, over which steps, at what cost; or why it makes no sense."""
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from common.config import Experiment, Plan, PrivacySection
+from common.errors import Fault
+from common.models.architectures import new_backbone
+from common.models.network import BATCH_NORM
+from common.models.spec import ModelSpec
+from strategies.method import Method
+from strategies.privacy.accounting import Steps, noise_multiplier_for
+from strategies.privacy.gradients import PrivateEpochs
+from strategies.privacy.noise import NoiseSource
+from strategies.privacy.updates import NoisyReply
+
+
+@dataclass(frozen=True)
+class Protection:
+    """How every round of a run is made private at one site.
+
+    Attributes:
+        steps: In an epoch; 1 where the noise is on the update.
+        images: As the site tells them: its steps are made by the number that everybody knows.
+    """
+
+    section: PrivacySection
+    noise_multiplier: float
+    sample_rate: float
+    steps: int
+    epochs: int
+    images: int
+
+    @property
+    def cost(self) -> Steps:
+        """Of one round."""
+        return Steps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
+
+    def epochs_for(self, method: Method, noise: NoiseSource) -> PrivateEpochs | None:
+        """What trains an epoch; None for the plain way."""
+        if self.section.level != "sample":
+            return None
+        return PrivateEpochs(
+            loss=method.loss,
+            max_norm=self.section.max_grad_norm,
+            noise_multiplier=self.noise_multiplier,
+            sample_rate=self.sample_rate,
+            steps=self.steps,
+            expected=self.sample_rate * self.images,
+            noise=noise,
+        )
+
+    def reply_for(self, noise: NoiseSource) -> NoisyReply | None:
+        """What makes a reply noisy; None where it is made of noisy steps already."""
+        if self.section.level != "update":
+            return None
+        section = self.section
+        return NoisyReply(section.max_update_norm, section.max_statistics_norm, self.noise_multiplier, noise)
+
+
+def protection_of(plan: Plan, method: Method, images: int) -> Protection | None:
+    """The plan's privacy at a site with so many training images; None where it asks for none."""
+    section, training = plan.privacy, plan.training
+    if section.level == "none":
+        return None
+    if section.level == "update":
+        rate, steps, epochs = 1.0, 1, 1
+    else:
+        rate, steps = min(1.0, training.batch_size / images), math.ceil(images / training.batch_size)
+        epochs = training.epochs
+    ranked = method.passing is not None and method.passing.order == "easy_first"  # a reply before round 1
+    count = steps * epochs * (plan.run.rounds + ranked)
+    if section.epsilon is None:
+        assert section.noise_multiplier is not None, "one of them is set, the schema says"
+        noise_multiplier = section.noise_multiplier
+    else:
+        noise_multiplier = noise_multiplier_for(
+            section.epsilon, section.delta, sample_rate=rate, count=count, accountant=section.accountant
+        )
+    return Protection(section, noise_multiplier, rate, steps, epochs, images)
+
+
+def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]:
+    """Where noise would not mean what it says."""
+    level = experiment.privacy.level
+    if level == "none":
+        return []
+    trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model.architecture)
+    found = _faults_of_images(method, trains_norm) if level == "sample" else _faults_of_updates(method, trains_norm)
+    if method.pooled != "no" or method.shares_nothing or (method.passing and method.passing.order == "nobody"):
+        found = [f"{method.name} sends nothing that noise could protect"]
+    return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in found]
+
+
+def _faults_of_images(method: Method, trains_norm: bool) -> list[str]:
+    reasons = []
+    if method.local is not None:
+        reasons.append(
+            f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
+            'that it changes; use "update"'
+        )
+    if method.warm_up.epochs:
+        reasons.append("method.warm_up_epochs are trained without noise; leave it out")
+    if method.proximal_mu:
+        reasons.append("the pull of method.proximal_mu would be clipped with each image's gradient; leave it out")
+    if trains_norm and not method.frozen_norm:
+        reasons.append(
+            'batch normalisation mixes the images of a batch; set model.norm = "group", or method.trunk = '
+            '"fedbn_plus", which freezes it'
+        )
+    return reasons
+
+
+def _faults_of_updates(method: Method, trains_norm: bool) -> list[str]:
+    if not (trains_norm and method.sends_norm):
+        return []
+    return [
+        'noise can make a running variance of batch normalisation negative; set model.norm = "group", or method.trunk '
+        '= "fedbn_plus" or "fedbn", which do not send it'
+    ]
+
+
+@lru_cache
+def has_batch_norm(architecture: str) -> bool:
+    """Whether an architecture has any, as published."""
+    spec = ModelSpec.model_validate({"architecture": architecture, "image_size": 64})
+    with torch.device("meta"):
+        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
+    return any(isinstance(module, BATCH_NORM) for module in backbone.modules())

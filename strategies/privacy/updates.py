@@ -1,0 +1,66 @@
+"""Noise on what a site sends: clipped update and clipped statistics as one Gaussian mechanism a round.
+
+McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Language Models", ICLR 2018, with the noise
+added at the site itself, so that nobody has to be trusted with the bare update.
+
+Two data sets, however unlike, give updates of length at most C each, which lie at most 2 C apart: the sensitivity is
+twice the bound, whatever changes at the site. Update and statistics, each over its own bound, together move by at most
+``2 sqrt(2)``; so every part's noise grows by the root of the number of parts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from common.models.state import Head
+from common.wire import Arrays, Groups
+from strategies.clipping import clipped
+from strategies.privacy.noise import NoiseSource
+
+Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class NoisyReply:
+    """Hides whatever data a site has, in its update and its method's statistics."""
+
+    max_update_norm: float
+    max_statistics_norm: float
+    noise_multiplier: float
+    noise: NoiseSource
+
+    def __call__(self, update: Groups, statistics: Arrays) -> tuple[Groups, Arrays]:
+        """What may leave. A statistic that is not there becomes noise too: that it is missing says something."""
+        parts = bool(update.named()) + bool(statistics)
+        spread = 2 * self.noise_multiplier * parts**0.5
+        short = clipped(update, self.max_update_norm)
+        known = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
+        told = shortened(known, self.max_statistics_norm)
+        return (
+            self._noisy_update(short, spread * self.max_update_norm),
+            {name: self._noisy(array, spread * self.max_statistics_norm) for name, array in told.items()},
+        )
+
+    def _noisy_update(self, update: Groups, deviation: float) -> Groups:
+        head = update.head
+        return replace(
+            update,
+            trunk=None if update.trunk is None else self._noisy(update.trunk, deviation),
+            norm=None if update.norm is None else self._noisy(update.norm, deviation),
+            head=head
+            and Head(head.class_names, self._noisy(head.weight, deviation), self._noisy(head.bias, deviation)),
+        )
+
+    def _noisy(self, array: Array, deviation: float) -> Array:
+        drawn = self.noise.like(torch.empty(array.shape), deviation).numpy()
+        return np.asarray(array + drawn, np.float32)
+
+
+def shortened(arrays: Mapping[str, Array], bound: float) -> dict[str, Array]:
+    """Arrays as one vector, at most so long; its direction stays."""
+    length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
+    factor = np.float32(min(1.0, bound / length)) if length else np.float32(1.0)
+    return {name: array * factor for name, array in arrays.items()}

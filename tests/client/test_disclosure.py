@@ -1,0 +1,242 @@
+"""Small counts stay at home, and whoever sees everything else cannot work them out."""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from client.app import answer
+from client.disclosure import hidden_classes
+from client.policy import Policy
+from client.private_rounds import private_evaluation, private_round
+from client.settings import open_site, read_settings
+from client.site import Site
+from common.contract import Declaration
+from common.data.image_set import ImageSet
+from common.errors import BadInput
+from common.wire import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from strategies.registry import STRATEGIES
+from tests.client.test_rounds import beginning, evaluation, plan, request
+
+NAMES = ("a", "b", "c", "d")
+
+
+def image_set(labels: NDArray[np.float32], patients: Sequence[str] | None = None) -> ImageSet:
+    n, classes = labels.shape
+    who = np.array(patients if patients is not None else [f"p{row}" for row in range(n)])
+    images = np.random.default_rng(n).integers(0, 255, (n, 16, 16)).astype(np.uint8)
+    return ImageSet(images, labels.astype(np.float32), NAMES[:classes], who, np.full(n, ""))
+
+
+def one_class_an_image(counts: Sequence[int]) -> NDArray[np.float32]:
+    return np.eye(len(counts), dtype=np.float32)[np.repeat(np.arange(len(counts)), counts)]
+
+
+def site(folder: Path, train: ImageSet, test: ImageSet | None = None, **policy: object) -> Site:
+    names = train.class_names
+    own = Policy.model_validate({"label_counts": True, **policy})
+    return Site(Declaration("north", names), train, train, test or train, folder, policy=own, durable=False)
+
+
+def said(at: Site) -> RollCallAnswer:
+    return answer(at, RollCall("run", plan("fedsld", {}).model_dump_json()))
+
+
+# ---------------------------------------------------------------------- one answer
+
+
+def test_patients_are_counted_and_not_their_images(tmp_path: Path) -> None:
+    labels = np.array([[1.0]] * 30 + [[0.0]] * 30)
+    nine_patients = [f"p{row % 9}" for row in range(30)] + [f"q{row}" for row in range(30)]
+    assert said(site(tmp_path, image_set(labels, nine_patients))).positives == (UNKNOWN_COUNT,)
+    ten_patients = [f"p{row % 10}" for row in range(30)] + [f"q{row}" for row in range(30)]
+    assert said(site(tmp_path, image_set(labels, ten_patients))).positives == (30,)
+
+
+def test_a_count_that_all_images_less_the_others_would_give_takes_another_class_with_it(tmp_path: Path) -> None:
+    came = said(site(tmp_path, image_set(one_class_an_image([20, 3, 30, 40]))))
+    assert came.positives == (UNKNOWN_COUNT, UNKNOWN_COUNT, 30, 40)
+    assert came.negatives == (UNKNOWN_COUNT, UNKNOWN_COUNT, 63, 53)
+
+
+def test_where_classes_do_not_add_up_only_the_small_one_is_hidden(tmp_path: Path) -> None:
+    labels = one_class_an_image([20, 3, 30, 40])
+    labels[-1, 0] = 1
+    assert said(site(tmp_path, image_set(labels))).positives == (21, UNKNOWN_COUNT, 30, 40)
+
+
+def test_few_patients_are_no_site(tmp_path: Path) -> None:
+    labels = np.array([[1.0]] * 6 + [[0.0]] * 6)
+    with pytest.raises(BadInput, match="fewer than 10 patients"):
+        said(site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])))
+
+
+def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_said(tmp_path: Path) -> None:
+    at = site(tmp_path, image_set(one_class_an_image([23, 24, 31])), round_counts_to=5)
+    came = said(at)
+    assert (came.train_samples, came.validation_samples, came.patients) == (75, 75, 75)
+    assert (came.positives, came.negatives) == ((20, 20, 30), (55, 50, 45))
+    of = plan("fedavg", {})
+    assert private_round(at, request(of, beginning(of, NAMES[:3]))).train_samples == 75
+
+
+def test_few_patients_of_a_part_leave_no_figure_of_it(tmp_path: Path) -> None:
+    many, few = image_set(one_class_an_image([20, 20])), image_set(one_class_an_image([4, 5]))
+    at = replace(site(tmp_path, many, few), validation=few)
+    assert said(at).validation_samples == UNKNOWN_COUNT
+    of = plan("fedavg", {})
+    reply = private_round(at, request(of, beginning(of, NAMES[:2])))
+    assert (reply.validation_loss, reply.validation_auroc) == (None, None)
+    tested = private_evaluation(at, evaluation(of, beginning(of, NAMES[:2]), 1, 1, -1))
+    assert (tested.positives, tested.negatives) == ((UNKNOWN_COUNT,) * 2, (UNKNOWN_COUNT,) * 2)
+    assert np.isnan([*tested.auroc, *tested.average_precision, *tested.balanced_accuracy]).all()
+
+
+def test_of_a_hidden_class_no_test_figure_and_no_score_is_told(tmp_path: Path) -> None:
+    labels = one_class_an_image([20, 3, 30])
+    labels[0] = 1  # so that classes do not add up
+    at = site(tmp_path, image_set(labels), score_histograms=True)
+    of = plan("fedavg", {})
+    tested = private_evaluation(at, evaluation(of, beginning(of, NAMES[:3]), 1, 1, -1))
+    assert tested.told_classes == ("a", "c")
+    assert tested.positives == (20, UNKNOWN_COUNT, 31)
+    assert [bool(np.isnan(value)) for value in tested.auroc] == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    "keys", [{"round_counts_to": 20}, {"round_counts_to": 4}, {"round_counts_to": 5, "score_histograms": True}]
+)
+def test_a_policy_that_would_undo_itself_is_refused(keys: Mapping[str, object]) -> None:
+    with pytest.raises(ValueError, match="round_counts_to"):
+        Policy.model_validate(keys)
+
+
+# ---------------------------------------------------------------------- statistics
+
+
+TELLING = {
+    "fedmlp": {"stage_one_rounds": 1},
+    "fedirm": {"supervised_rounds": 1},
+    "cbafed": {"stage_one_rounds": 1},
+    "fednoro": {"stage_one_rounds": 1},
+    "unifed": {"epoch_cap": 1},
+}
+
+
+@pytest.mark.parametrize("method", TELLING)
+def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_path: Path) -> None:
+    labels = np.array([[1.0, 1.0]] * 4 + [[0.0, 1.0]] * 20 + [[0.0, 0.0]] * 16)
+    of = plan(method, TELLING[method])
+    replies = [
+        private_round(
+            site(tmp_path / str(m), image_set(labels), smallest_count=m), request(of, beginning(of, ("a", "b")))
+        )
+        for m in (0, 10)
+    ]
+    every, told = (reply.statistics for reply in replies)
+    assert set(every) == set(told)
+    positives_of_a = {"prototypes": (0, 1), "relations": (0,), "indicators": (0, 1)}  # of 4 patients
+    for name, array in every.items():
+        hidden = np.zeros(array.shape, np.bool_)
+        hidden[positives_of_a.get(name, ...)] = name in positives_of_a
+        np.testing.assert_array_equal(told[name], np.where(hidden, np.nan, array))
+        assert not np.isnan(array[hidden]).any()
+
+
+def test_every_method_that_tells_something_is_tested_here_or_tells_nothing(tmp_path: Path) -> None:
+    for name in sorted(set(STRATEGIES) - set(TELLING) - {"centralised", "server_only"}):
+        of = plan(name, {})
+        at = site(tmp_path / name, image_set(one_class_an_image([20, 20])), smallest_count=0)
+        assert private_round(at, request(of, beginning(of, ("a", "b")))).statistics == {}
+
+
+# ---------------------------------------------------------------------- the attacker
+
+
+def seen(counts: Sequence[int], smallest: int) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """What an attacker gets of a table in which every image, of a patient of its own, shows one class."""
+    hidden = hidden_classes(image_set(one_class_an_image(counts)), smallest)
+    told = tuple(-1 if NAMES[row] in hidden else count for row, count in enumerate(counts))
+    return (sum(counts), *told), tuple(NAMES[row] in hidden for row in range(len(counts)))
+
+
+def interval(total: int, told: Sequence[int], cell: int) -> tuple[int, int]:
+    """The least and the most that a hidden cell can hold, given all that adds up."""
+    n = len(told)
+    low = np.array([0 if count < 0 else count for count in told])
+    high = np.array([total if count < 0 else count for count in told])
+    adds_up = LinearConstraint(np.ones((1, n)), total, total)
+    ends = []
+    for sign in (1, -1):
+        found = milp(sign * np.eye(n)[cell], integrality=np.ones(n), bounds=Bounds(low, high), constraints=adds_up)
+        assert found.success
+        ends.append(round(sign * found.fun))
+    return ends[0], ends[1]
+
+
+tables = st.lists(st.integers(0, 25), min_size=2, max_size=4).filter(lambda counts: sum(counts) >= 10)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables)
+def test_no_sum_narrows_a_hidden_cell_to_less_than_every_small_count(counts: list[int]) -> None:
+    (total, *told), hidden = seen(counts, 10)
+    for cell in np.flatnonzero(hidden).tolist():
+        least, most = interval(total, told, cell)
+        assert least <= 1
+        assert most >= 9
+
+
+def compositions(total: int, parts: int) -> Iterator[tuple[int, ...]]:
+    for bars in itertools.combinations(range(total + parts - 1), parts - 1):
+        places = (-1, *bars, total + parts - 1)
+        yield tuple(b - a - 1 for a, b in itertools.pairwise(places))
+
+
+@pytest.mark.parametrize("total", [3, 5, 9])
+def test_to_an_attacker_who_knows_the_rule_a_hidden_count_has_as_many_values_as_a_small_one(total: int) -> None:
+    """Every table of three classes and this many images; the attacker tries all that would have looked the same."""
+    smallest, looks_like = 3, dict[tuple[int, ...], list[tuple[int, ...]]]()
+    for counts in compositions(total, 3):
+        looks_like.setdefault(seen(counts, smallest)[0], []).append(counts)
+    for view, alike in looks_like.items():
+        for cell in range(3):
+            values = {counts[cell] for counts in alike}
+            if view[1 + cell] == -1:
+                assert len(values) >= smallest - 1
+
+
+def toml(folder: Path, annotates: Sequence[str]) -> Path:
+    folder.mkdir(exist_ok=True)
+    labels = one_class_an_image([12, 14, 4, 15])
+    parts = {f"{part}_{kind}": value for part in ("train", "val", "test") for kind, value in _arrays(labels).items()}
+    np.savez(folder / "images.npz", **parts)  # type: ignore[arg-type]
+    (folder / "site.toml").write_text(
+        f'name = "north"\n[policy]\nlabel_counts = true\n[data]\nkind = "npz"\npath = "images.npz"\n'
+        f"classes = {list(NAMES)}\nannotates = {list(annotates)}\n".replace("'", '"'),
+        encoding="utf-8",
+    )
+    return folder
+
+
+def _arrays(labels: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
+    return {"images": np.zeros((len(labels), 16, 16), np.uint8), "labels": labels}
+
+
+def test_runs_with_other_class_lists_tell_no_more_together_than_one(tmp_path: Path) -> None:
+    """What is told of a class depends on the whole table, never on which classes a run has."""
+    told = dict[str, set[int]]()
+    for count in range(1, 5):
+        for annotates in itertools.combinations(NAMES, count):
+            came = said(open_site(read_settings(toml(tmp_path / "north", annotates))))
+            for name, positives in zip(came.class_names, came.positives, strict=True):
+                told.setdefault(name, set()).add(positives)
+    assert told == {"a": {UNKNOWN_COUNT}, "b": {14}, "c": {UNKNOWN_COUNT}, "d": {15}}
+    assert interval(45, [-1, 14, -1, 15], 2) == (0, 16)

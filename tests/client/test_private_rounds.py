@@ -1,0 +1,129 @@
+"""A site's budget: what is written down before anything leaves, and when the site stops."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.app import answer
+from client.ledger import Ledger
+from client.policy import Policy
+from client.private_rounds import ledger_of, private_evaluation, private_round
+from client.site import Site
+from common.config import Plan
+from common.errors import BadInput
+from common.wire import RollCall, TrainReply
+from strategies.privacy.accounting import Steps, epsilon_of
+from tests.client.test_rounds import beginning, evaluation, plan, request, site
+
+ONE = Steps(2.0, 0.2, 5)  # of 40 images, in batches of 8
+
+
+def private_plan(level: str = "sample", method: str = "fedavg", **keys: Any) -> Plan:
+    tree = plan(method, {}).model_dump(mode="json")
+    tree["model"]["norm"] = "group"
+    tree["evaluation"]["result"] = "last"
+    return Plan.model_validate({**tree, "privacy": {"level": level, "noise_multiplier": 2.0, **keys}})
+
+
+def private_site(folder: Path, **policy: Any) -> Site:
+    return replace(site(folder), policy=Policy(smallest_count=0, **policy), durable=True)
+
+
+def first_round(at: Site, of: Plan, server_round: int = 1) -> TrainReply:
+    return private_round(at, request(of, beginning(of), server_round, counted=server_round - 1))
+
+
+def cost(*steps: Steps) -> float:
+    return epsilon_of(steps, 1e-5, "rdp")
+
+
+def test_what_a_round_cost_is_on_the_disk_when_its_reply_leaves(tmp_path: Path) -> None:
+    at, of = private_site(tmp_path), private_plan()
+    replies = [first_round(at, of), first_round(at, of, 2)]
+    assert [reply.epsilon for reply in replies] == [cost(ONE), cost(replace(ONE, count=10))]
+    assert Ledger(tmp_path).epsilon(1e-5) == cost(replace(ONE, count=10))
+
+
+def test_the_same_request_gets_the_same_reply_and_costs_once(tmp_path: Path) -> None:
+    at, of = private_site(tmp_path), private_plan("update")
+    first, again = first_round(at, of), first_round(replace(at), of)
+    assert first.update.trunk is not None
+    assert again.update.trunk is not None
+    np.testing.assert_array_equal(first.update.trunk, again.update.trunk)
+    assert replace(first, update=again.update) == again
+    assert len(Ledger(tmp_path).entries) == 1
+
+
+def test_a_site_that_died_between_reply_and_ledger_counts_it_when_it_is_sent(tmp_path: Path) -> None:
+    at, of = private_site(tmp_path), private_plan()
+    first_round(at, of)
+    (tmp_path / "privacy" / "ledger.json").unlink()
+    first_round(at, of)
+    assert Ledger(tmp_path).epsilon(1e-5) == cost(ONE)
+
+
+def test_a_site_that_lost_the_reply_counts_the_new_one_too(tmp_path: Path) -> None:
+    at, of = private_site(tmp_path), private_plan()
+    first_round(at, of)
+    (tmp_path / "privacy" / "last-reply.safetensors").unlink()
+    first_round(at, of)
+    assert len(Ledger(tmp_path).entries) == 2
+
+
+def test_a_hospitals_noise_cannot_be_drawn_again_and_a_simulations_can(tmp_path: Path) -> None:
+    of = private_plan()
+    hospitals = [first_round(private_site(tmp_path / name), of).update.trunk for name in ("a", "b")]
+    simulated = [
+        first_round(replace(private_site(tmp_path / name), repeatable_noise=True), of).update.trunk
+        for name in ("c", "d")
+    ]
+    assert (hospitals[0] != hospitals[1]).any()  # type: ignore[union-attr]
+    np.testing.assert_array_equal(simulated[0], simulated[1])  # type: ignore[arg-type]
+
+
+def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path) -> None:
+    budget = (cost(replace(ONE, count=10)) + cost(replace(ONE, count=15))) / 2
+    at, of = private_site(tmp_path, epsilon=budget), private_plan()
+    first_round(at, of)
+    call = RollCall("another-run", of.model_dump_json())
+    answer(at, call)
+    private_round(at, replace(request(of, beginning(of)), run="another-run"))
+    with pytest.raises(BadInput, match="this site allows"):
+        first_round(at, of, 2)
+    with pytest.raises(BadInput, match="It takes no further part"):
+        answer(at, call)
+    assert len(Ledger(tmp_path).entries) == 2
+
+
+def test_the_reply_that_the_budget_paid_for_can_still_be_sent_again(tmp_path: Path) -> None:
+    at, of = private_site(tmp_path, epsilon=cost(ONE)), private_plan()
+    assert first_round(at, of).epsilon == first_round(at, of).epsilon
+
+
+def test_a_site_with_a_budget_takes_no_part_in_a_run_without_privacy(tmp_path: Path) -> None:
+    at, of = private_site(tmp_path, epsilon=5.0), plan("fedavg", {})
+    for ask in (lambda: answer(at, RollCall("run", of.model_dump_json())), lambda: first_round(at, of)):
+        with pytest.raises(BadInput, match="only in runs with privacy"):
+            ask()
+
+
+def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(tmp_path: Path) -> None:
+    of = private_plan()
+    for outside in (False, True):
+        at = private_site(tmp_path / str(outside), metrics_outside_privacy=outside)
+        reply = first_round(at, of)
+        tested = private_evaluation(at, evaluation(of, beginning(of), 1, 1, -1))
+        told = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
+        assert [value is not None for value in told] == [outside] * 4
+        assert bool(tested.class_names) is outside
+
+
+def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:
+    at = private_site(tmp_path)
+    reply = first_round(at, plan("fedavg", {}))
+    assert reply.epsilon is None
+    assert ledger_of(at).entries == ()
+    assert not (tmp_path / "privacy").exists()

@@ -1,0 +1,279 @@
+"""Differential privacy's maths: gradients image by image, clipping, noise, what it costs, and where it is refused."""
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from opacus.accountants import PRVAccountant, RDPAccountant
+
+from common.augmentation import AugmentationSpec
+from common.config import TrainingSection
+from common.errors import BadInput
+from common.models.network import SplitNetwork, build, train_mode
+from common.models.spec import ModelSpec
+from common.models.state import Head, read_state
+from common.wire import Groups
+from strategies.losses import loss_for
+from strategies.privacy.accounting import Steps, epsilon_of, noise_multiplier_for
+from strategies.privacy.gradients import PrivateEpochs, clipped_sum, gradients_by_image, losses_by_image
+from strategies.privacy.noise import NoiseSource, seeded
+from strategies.privacy.protection import has_batch_norm, protection_of
+from strategies.privacy.updates import NoisyReply
+from strategies.registry import method_of
+from strategies.training import Examples, Exercise, Frozen, optimizer_for, plain, train_epoch
+from tests.federations import experiment, federation
+
+BCE = loss_for("multi_label", "masked")
+EVERY = torch.tensor([True, True])
+
+
+def network(architecture: str = "tiny_cnn", size: int = 16) -> SplitNetwork:
+    spec = ModelSpec.model_validate(
+        {"architecture": architecture, "channels": 1, "image_size": size, "norm": "group", "dropout": 0.0}
+    )
+    return build(spec, ("a", "b"), seed=4)
+
+
+def examples(count: int, size: int = 16) -> Examples:
+    generator = torch.Generator().manual_seed(7)
+    images = torch.randint(0, 256, (count, 1, size, size), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 2, (count, 2), generator=generator).float()
+    return Examples(images, labels, EVERY)
+
+
+# ---------------------------------------------------------------------- gradients
+
+
+@pytest.mark.parametrize(("architecture", "size"), [("tiny_cnn", 16), ("fedsld_cnn", 16), ("unifed_resnet18", 32)])
+def test_every_images_gradient_is_that_of_a_batch_of_it_alone(architecture: str, size: int) -> None:
+    trained, batch = network(architecture, size), examples(3, size)
+    labels = batch.labels.clone()
+    labels[1, 0] = torch.nan
+    train_mode(trained)
+    with gradients_by_image(trained) as learning:
+        losses_by_image(BCE, trained(batch.images), labels, EVERY).sum().backward()
+        found = [parameter.grad_sample for parameter in learning]
+    for image in range(3):
+        trained.zero_grad()
+        BCE(trained(batch.images[image : image + 1]), labels[image : image + 1], EVERY).backward()
+        for parameter, gradient in zip(trained.parameters(), found, strict=True):
+            torch.testing.assert_close(gradient[image], parameter.grad, rtol=1e-3, atol=1e-5)
+
+
+def test_a_network_is_as_before_once_its_gradients_were_looked_at() -> None:
+    trained = network()
+    before = [(name, type(module)) for name, module in trained.named_modules()]
+    with gradients_by_image(trained):
+        pass
+    assert [(name, type(module)) for name, module in trained.named_modules()] == before
+    assert not any(hasattr(parameter, "grad_sample") for parameter in trained.parameters())
+
+
+def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_one_stays() -> None:
+    # Image 1: (3, 4), length 5, to length 1: (0.6, 0.8). Image 2: (0.3, -0.4), length 0.5, stays. Image 3: nothing.
+    weight, bias = torch.tensor([[3.0], [0.3], [0.0]]), torch.tensor([[4.0], [-0.4], [0.0]])
+    first, second = clipped_sum([weight, bias], max_norm=1.0)
+    torch.testing.assert_close(first, torch.tensor([0.9]))
+    torch.testing.assert_close(second, torch.tensor([0.4]))
+
+
+def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int, images: int) -> PrivateEpochs:
+    return PrivateEpochs(BCE, max_norm, noise_multiplier, rate, steps, rate * images, seeded(3))
+
+
+def exercise(of: Examples, batch_size: int) -> Exercise:
+    spec = TrainingSection(batch_size=batch_size, lr=0.1, optimizer="sgd")
+    return Exercise(of, plain(BCE), spec, AugmentationSpec(), Frozen())
+
+
+def trunk_after(epoch: object, of: Exercise, epochs: int = 3) -> np.ndarray:
+    trained = network()
+    optimizer, generator = optimizer_for(trained, of.spec, of.spec.lr), torch.Generator().manual_seed(5)
+    for _ in range(epochs):
+        epoch(trained, of, optimizer, generator)  # type: ignore[operator]
+    return read_state(trained).trunk
+
+
+@pytest.mark.parametrize("batch_size", [20, 50])
+def test_without_noise_and_with_room_for_every_gradient_it_is_plain_training(batch_size: int) -> None:
+    of = exercise(examples(20), batch_size)
+    whole = private(0.0, 1e6, rate=1.0, steps=1, images=20)
+    np.testing.assert_allclose(trunk_after(whole, of), trunk_after(train_epoch, of), rtol=1e-4, atol=1e-6)
+
+
+def test_images_are_taken_a_few_at_a_time_without_changing_the_step() -> None:
+    whole, by_six = exercise(examples(20), 20), exercise(examples(20), 6)
+    epoch = private(0.0, 0.05, rate=1.0, steps=1, images=20)
+    np.testing.assert_allclose(trunk_after(epoch, by_six), trunk_after(epoch, whole), rtol=1e-4, atol=1e-6)
+
+
+def test_an_empty_draw_is_a_step_of_noise() -> None:
+    never = private(1.0, 1.0, rate=1e-12, steps=2, images=10**12)
+    trained, of = network(), exercise(examples(20), 5)
+    before = read_state(trained).trunk
+    losses = never(trained, of, optimizer_for(trained, of.spec, 0.1), torch.Generator())
+    assert losses.tolist() == [0.0, 0.0]
+    assert (read_state(trained).trunk != before).all()
+
+
+# ---------------------------------------------------------------------- noise
+
+
+@pytest.mark.parametrize("careful", [False, True])
+def test_noise_has_the_deviation_it_is_asked_for(careful: bool) -> None:
+    noise = NoiseSource(torch.Generator().manual_seed(1), careful).like(torch.empty(200_000), 3.0)
+    assert noise.mean().abs() < 0.03
+    assert noise.std() == pytest.approx(3.0, abs=0.03)
+
+
+def reply(noise_multiplier: float, update_norm: float, statistics_norm: float) -> NoisyReply:
+    return NoisyReply(update_norm, statistics_norm, noise_multiplier, seeded(2))
+
+
+UPDATE = Groups(
+    trunk=np.array([3.0, 0.0], np.float32),
+    head=Head(("a",), np.array([[0.0, 4.0]], np.float32), np.array([0.0], np.float32)),
+)
+
+
+def test_update_and_statistics_are_each_shortened_to_their_own_bound() -> None:
+    # Trunk and head are one vector of length 5; the statistics have length 13 once what is not there is 0.
+    told = {"x": np.array([5.0, np.nan], np.float32), "y": np.array([[-12.0]], np.float32)}
+    update, statistics = reply(0.0, 1.0, 26.0)(UPDATE, told)
+    np.testing.assert_allclose(update.trunk, [0.6, 0.0], rtol=1e-6)
+    assert update.head is not None
+    np.testing.assert_allclose(update.head.weight, [[0.0, 0.8]], rtol=1e-6)
+    np.testing.assert_allclose(statistics["x"], [5.0, 0.0])
+    _, statistics = reply(0.0, 1.0, 6.5)(UPDATE, told)
+    np.testing.assert_allclose(statistics["y"], [[-6.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("told", "parts"), [({}, 1), ({"x": np.zeros(100_000, np.float32)}, 2)])
+def test_noise_covers_the_whole_way_between_two_data_sets(told: dict[str, np.ndarray], parts: int) -> None:
+    # Two updates of length 0.5 lie at most 1 apart: noise of 2 on 1, and the root of two where two parts are told.
+    update, statistics = reply(2.0, 0.5, 0.25)(Groups(trunk=np.zeros(100_000, np.float32)), told)
+    assert update.trunk is not None
+    assert update.trunk.std() == pytest.approx(2.0 * parts**0.5, rel=0.02)
+    assert [array.std() for array in statistics.values()] == pytest.approx([1.0 * parts**0.5] * len(told), rel=0.02)
+
+
+# ---------------------------------------------------------------------- what it costs
+
+
+@pytest.mark.parametrize(("accountant", "direct"), [("rdp", RDPAccountant), ("prv", PRVAccountant)])
+@pytest.mark.parametrize("rate", [0.05, 1.0])
+def test_epsilon_is_what_opacus_says_of_the_same_steps(accountant: str, direct: type, rate: float) -> None:
+    counted = direct()
+    for _ in range(30):
+        counted.step(noise_multiplier=4.0, sample_rate=rate)
+    for _ in range(10):
+        counted.step(noise_multiplier=5.0, sample_rate=rate)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = counted.get_epsilon(delta=1e-5)
+    assert epsilon_of([Steps(4.0, rate, 30), Steps(5.0, rate, 10)], 1e-5, accountant) == expected  # type: ignore[arg-type]
+
+
+def test_nothing_costs_nothing_and_no_noise_has_no_price() -> None:
+    assert epsilon_of([], 1e-5, "rdp") == 0.0
+    assert epsilon_of([Steps(1.0, 0.1, 5), Steps(0.0, 0.1, 1)], 1e-5, "rdp") == float("inf")
+
+
+def test_the_noise_for_an_epsilon_costs_that_and_no_more() -> None:
+    noise = noise_multiplier_for(4.0, 1e-5, sample_rate=0.1, count=50, accountant="rdp")
+    assert 3.98 < epsilon_of([Steps(noise, 0.1, 50)], 1e-5, "rdp") <= 4.0
+
+
+def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
+    from common.config import plan_of
+
+    asked = ("privacy.level=sample", "privacy.epsilon=3", "model.norm=group", "evaluation.result=last", "run.rounds=4")
+    plan = plan_of(experiment(tmp_path, *asked, "training.epochs=2", "training.batch_size=30").experiment)
+    found = protection_of(plan, method_of(plan), images=100)
+    assert found is not None
+    # 100 images in batches of 30: four steps an epoch, two epochs a round.
+    assert (found.cost.count, found.cost.sample_rate) == (8, 0.3)
+    run = Steps(found.noise_multiplier, 0.3, 4 * 8)
+    assert 2.98 < epsilon_of([run], 1e-5, "rdp") <= 3.0
+
+
+# ---------------------------------------------------------------------- where it is refused
+
+SAMPLE = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.result=last")
+ON_UPDATE = ("privacy.level=update", "privacy.noise_multiplier=1", "evaluation.result=last")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((*SAMPLE,), "batch normalisation mixes the images of a batch"),
+        ((*SAMPLE, "method.trunk=fedbn"), "batch normalisation mixes the images of a batch"),
+        ((*SAMPLE, "model.norm=group", "run.method=fedmlp"), "minimises more than each image's own loss"),
+        ((*SAMPLE, "model.norm=group", "run.method=fedsld"), "minimises more than each image's own loss"),
+        ((*SAMPLE, "model.norm=group", "method.warm_up_epochs=1"), "trained without noise"),
+        ((*SAMPLE, "model.norm=group", "method.proximal_mu=0.1"), "would be clipped with each image's gradient"),
+        ((*SAMPLE, "model.norm=group", "run.method=individual"), "sends nothing that noise could protect"),
+        ((*SAMPLE, "model.norm=group", "run.method=centralised"), "sends nothing that noise could protect"),
+        ((*ON_UPDATE,), "can make a running variance of batch normalisation negative"),
+    ],
+)
+def test_where_noise_would_not_mean_what_it_says_it_is_refused(
+    overrides: tuple[str, ...], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        method_of(experiment(tmp_path, *overrides).experiment)
+    assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*SAMPLE, "model.norm=group"),
+        (*SAMPLE, "method.trunk=fedbn_plus"),
+        (*SAMPLE, "model.architecture=fedsld_cnn"),
+        (*ON_UPDATE, "method.trunk=fedbn"),
+        (*ON_UPDATE, "model.norm=group", "run.method=unifed"),
+    ],
+)
+def test_where_it_does_it_is_not(overrides: tuple[str, ...], tmp_path: Path) -> None:
+    method_of(experiment(tmp_path, *overrides).experiment)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("privacy.level=sample", "evaluation.result=last"), "noise_multiplier or epsilon, one of them"),
+        ((*SAMPLE, "privacy.epsilon=1"), "noise_multiplier or epsilon, one of them"),
+        (("privacy.noise_multiplier=1",), "noise_multiplier or epsilon, one of them"),
+        (SAMPLE[:2], 'set evaluation.result = "last"'),
+    ],
+)
+def test_a_table_that_contradicts_itself_is_refused(overrides: tuple[str, ...], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        experiment(tmp_path, *overrides)
+    assert reason in str(refused.value)
+
+
+def test_it_is_known_which_architectures_have_batch_normalisation() -> None:
+    assert [has_batch_norm(name) for name in ("densenet121", "tiny_cnn", "fedsld_cnn")] == [True, True, False]
+
+
+# ---------------------------------------------------------------------- a whole run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["sample", "update"])
+def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, tmp_path: Path) -> None:
+    asked = (
+        f"privacy.level={level}", "privacy.noise_multiplier=2.0", "model.norm=group", "evaluation.result=last",
+        "partition.sites=2", "run.rounds=1", "training.batch_size=300",
+    )  # fmt: skip
+    first = federation(tmp_path, *asked)
+    again = federation(tmp_path, *asked, out="again")
+    assert first["model_sha256"] == again["model_sha256"]
+    images = first["sites"]["site-1"]["train_samples"]
+    rate, count = (300 / images, -(-images // 300)) if level == "sample" else (1.0, 1)
+    expected = epsilon_of([Steps(2.0, rate, count)], 1e-5, "rdp")
+    assert first["privacy"]["epsilon"]["site-1"] == pytest.approx(expected)
