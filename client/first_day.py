@@ -30,7 +30,8 @@ label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not ann
 # [policy]
 # label_counts = false          # true: how many training images show each class, where the method asks (fedsld)
 # score_histograms = false      # true: how the final model's scores on the test images are spread, if asked
-# smallest_count = 10           # ... but neither of classes with fewer images than this, or fewer without it
+# smallest_count = 10           # ... but nothing of classes that fewer patients show, or fewer do not
+# epsilon = 10.0                # only runs with privacy, and none beyond this, all together: docs/privacy.md
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
 # rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
 

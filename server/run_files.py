@@ -24,7 +24,12 @@ class _Record(BaseModel):
 
 
 class SiteRecord(_Record):
-    """What one site brought and sent; ``positives``: training images that show a class, as its policy tells."""
+    """What one site brought and sent.
+
+    Attributes:
+        positives: Training images that show a class, as its policy tells; None for a hidden one.
+        smallest_count: It tells no count of fewer patients than this.
+    """
 
     classes: tuple[str, ...]
     train_samples: int | None = None
@@ -32,6 +37,7 @@ class SiteRecord(_Record):
     bytes_up: int | None = None
     bytes_down: int | None = None
     positives: dict[str, int | None] = Field(default_factory=dict)
+    smallest_count: int | None = None
 
 
 class SiteResult(_Record):
@@ -80,6 +86,15 @@ class LearnedInRound(_Record):
     difficulty: dict[str, float | None] = Field(default_factory=dict)
 
 
+class Privacy(_Record):
+    """What a run with privacy cost, by site; None where there was no noise."""
+
+    level: str
+    delta: float
+    accountant: str
+    epsilon: dict[str, float | None]
+
+
 class RunSummary(_Record):
     """``summary.json``; what a method does not have is ``None`` or empty."""
 
@@ -96,6 +111,7 @@ class RunSummary(_Record):
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
     ensemble: Ensemble | None = None
     learned: Learned = Learned()
+    privacy: Privacy | None = None
     seconds: dict[str, float | None] = Field(default_factory=dict)
     model_sha256: str | None = None
     contract_hash: str | None = None

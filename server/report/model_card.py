@@ -19,7 +19,7 @@ from server.run_files import Run, RunSummary, read_run
 CARD = "MODEL_CARD.md"
 FEW = 30
 """Positive or negative test images below which an AUROC is said to rest on few."""
-SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation")
+SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy")
 """Of the experiment; where the images lie on somebody's machine is left out."""
 UNKNOWN = "unknown"
 
@@ -33,6 +33,7 @@ class SiteLine:
     train_samples: int | None
     validation_samples: int | None
     rounds: int
+    smallest_count: int | None
 
 
 def write_model_card(folder: Path) -> Path | None:
@@ -133,6 +134,6 @@ def _absences(run: Run) -> Iterator[str]:
 def _sites(run: Run) -> list[SiteLine]:
     taken = run.rounds_taken
     return [
-        SiteLine(name, one.classes, one.train_samples, one.validation_samples, taken[name])
+        SiteLine(name, one.classes, one.train_samples, one.validation_samples, taken[name], one.smallest_count)
         for name, one in run.summary.sites.items()
     ]

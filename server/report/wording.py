@@ -54,6 +54,11 @@ def signed(value: float | None) -> str:
     return text if text == number(0.0) else f"{'−' if value < 0 else '+'}{text}"
 
 
+def told(value: int | None, smallest: int | None) -> str:
+    """A site's count; where it does not tell one, by which threshold: a hidden count is never 0."""
+    return f"hidden (<{smallest})" if value is None and smallest else count(value)
+
+
 def spread(value: Spread) -> str:
     """Mean and SD over seeds, the mean alone with one seed."""
     return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"

@@ -141,21 +141,21 @@ def too_long(reply: TrainReply) -> TrainReply:
 
 NOT_SENT: list[tuple[str, Callable[[Any], Any], dict[str, Any], Plan, str]] = [
     (
-        "train_round",
+        "private_round",
         lambda reply: replace(reply, statistics={"pixels": np.zeros(3, np.float32)}),
         {},
         SURGICAL,
         'method.statistics: surgical does not declare "pixels".',
     ),
     (
-        "train_round",
+        "private_round",
         too_long,
         {"maximum_update_norm": 0.5},
         plan("surgical", CLIPPED),
         "policy.maximum_update_norm: it is 0.5, and the update has length",
     ),
     (
-        "train_round",
+        "private_round",
         lambda reply: replace(reply, test_images=4, test_correct=2),
         {},
         SURGICAL,
@@ -175,9 +175,9 @@ NOT_SENT: list[tuple[str, Callable[[Any], Any], dict[str, Any], Plan, str]] = [
         plan("fedsld", {}),
         "policy.smallest_count: it is 5, and a label count is less.",
     ),
-    ("evaluate_round", lambda reply: reply, {"score_histograms": True}, SURGICAL, ""),
+    ("private_evaluation", lambda reply: reply, {"score_histograms": True}, SURGICAL, ""),
 ]
-ASK = {"train_round": trained, "answer": called, "evaluate_round": judged}
+ASK = {"private_round": trained, "answer": called, "private_evaluation": judged}
 
 
 @pytest.mark.parametrize(("maker", "change", "policy", "of", "reason"), NOT_SENT, ids=range(len(NOT_SENT)))
@@ -203,7 +203,7 @@ def test_a_group_that_stays_at_the_site_in_this_method_is_not_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     norm = np.zeros(4, np.float32)
-    altered(monkeypatch, "train_round", lambda reply: replace(reply, update=replace(reply.update, norm=norm)))
+    altered(monkeypatch, "private_round", lambda reply: replace(reply, update=replace(reply.update, norm=norm)))
     reply = trained(under(tmp_path), plan("fedbn", {}))
     assert reply.error.reason.startswith("does not send this: method.groups: round 1 of fedbn is not told the change")
 
@@ -262,7 +262,7 @@ def test_an_error_of_the_sites_own_is_a_line_with_its_kind_and_not_its_words(
     def failing(*arguments: object) -> None:
         raise OSError("/images/doe.png")
 
-    monkeypatch.setattr(site_app, "train_round", failing)
+    monkeypatch.setattr(site_app, "private_round", failing)
     at = under(tmp_path)
     with pytest.raises(OSError, match="doe"):
         trained(at, SURGICAL)
