@@ -83,6 +83,7 @@ def start(folder: Folder) -> None:
     17 another release, 18 labels contradict those of the others.
     """
     from client.gate import begin
+    from client.private_rounds import spent_by
     from client.service import DROP_SIGNAL, Service, alone_in
     from client.settings import open_site, read_credentials, read_settings
     from client.status import Status, health_server
@@ -94,6 +95,7 @@ def start(folder: Folder) -> None:
     status = Status(site=settings.file.name, coordinator=kit.coordinator)
     with alone_in(settings.state), health_server(status, settings.file.health, settings.state):
         site = open_site(settings)
+        status.privacy = spent_by(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical)}")
         for part in (site.train, site.validation, site.test):

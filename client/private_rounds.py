@@ -21,6 +21,15 @@ def ledger_of(site: Site) -> Ledger:
     return Ledger(site.folder, durable=site.durable)
 
 
+def spent_by(site: Site) -> dict[str, float | None]:
+    """What all runs have cost, for the site's status."""
+    ledger, policy = ledger_of(site), site.policy
+    if not ledger.entries and policy.epsilon is None:
+        return {}
+    spent = ledger.epsilon(policy.delta)
+    return {"epsilon": spent if math.isfinite(spent) else None, "delta": policy.delta, "budget": policy.epsilon}
+
+
 def refuse_unaffordable(site: Site, plan: Plan, method: Method) -> None:
     """Raise if the site cannot take part in one round of this plan.
 

@@ -28,6 +28,7 @@ from client.link import (
     expired,
     read_node_id,
 )
+from client.private_rounds import spent_by
 from client.refusals import ExitCode, Refused, Unreachable
 from client.settings import Settings
 from client.site import Site
@@ -305,6 +306,8 @@ class Service:
             self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
             return
         status.rounds_done += 1
+        if "epsilon" in fields:
+            status.privacy = spent_by(self.site)
         sent = payload_bytes(reply.content) / 1e6
         loss = f"loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
         where += f": round {status.round} of {status.rounds}"

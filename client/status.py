@@ -34,6 +34,8 @@ class Status:
         rounds_done: Rounds trained since this process started.
         seconds_left: Of the run, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
+        privacy: ``epsilon`` of all runs so far (None: some reply had no noise), at ``delta``, and the ``budget``, if any;
+            empty before the first run with privacy of a site without one.
     """
 
     site: str
@@ -49,6 +51,7 @@ class Status:
     last_contact: float = field(default_factory=time.time)
     last_error: str = ""
     last_error_time: str = ""
+    privacy: Mapping[str, float | None] = field(default_factory=dict)
 
     def failed(self, reason: str) -> None:
         """Note an error; it stays visible until the next one."""
@@ -133,6 +136,10 @@ def in_words(found: Mapping[str, Any]) -> str:
         lines.append(f"run {found['run']}: round {found['round']} of {found['rounds']}{pace}")
     age = time.time() - found["last_contact"]
     lines.append(f"coordinator {found['coordinator']}: last answer {age:.0f} s ago")
+    if spent := found["privacy"]:
+        cost = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.2f}"
+        budget = "" if spent["budget"] is None else f" of {spent['budget']:g}"
+        lines.append(f"privacy spent, over all runs: epsilon {cost}{budget} at delta {spent['delta']:g}")
     if (days := found["certificate_days"]) is not None:
         lines.append(f"its certificate is valid for {days:.0f} more days")
     lines.append(

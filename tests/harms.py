@@ -87,7 +87,7 @@ FORMS = (
     Harm("reply in another's name", says(site="somebody"), "'somebody')"),
     Harm("absurd number of images", says(train_samples=10**12), "trained on 1000000000000 images, said"),
     Harm("statistics nobody asked for", says(statistics__names=["prior"]), "statistics/prior must be float32 numbers"),
-    Harm("a loss that is no number", says(train_loss=float("nan")), "TrainReply.train_loss must be finite"),
+    Harm("a loss that is no number", says(train_loss=float("nan")), "TrainReply.train_loss is not a number"),
     Harm("no record of ours", nothing_known, "without a wire version"),
 )
 """What is wrong with a reply by itself."""

@@ -10,8 +10,9 @@ import pytest
 from client.app import answer
 from client.ledger import Ledger
 from client.policy import Policy
-from client.private_rounds import ledger_of, private_evaluation, private_round
+from client.private_rounds import ledger_of, private_evaluation, private_round, spent_by
 from client.site import Site
+from client.status import Status, in_words
 from common.config import Plan
 from common.errors import BadInput
 from common.wire import RollCall, TrainReply
@@ -119,6 +120,16 @@ def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(t
         told = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
         assert [value is not None for value in told] == [outside] * 4
         assert bool(tested.class_names) is outside
+
+
+def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
+    assert spent_by(private_site(tmp_path)) == {}
+    at = private_site(tmp_path, epsilon=40.0)
+    assert spent_by(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
+    first_round(at, private_plan())
+    assert spent_by(at) == {"epsilon": cost(ONE), "delta": 1e-5, "budget": 40.0}
+    found = Status("north", privacy=spent_by(at)).as_json()
+    assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in in_words(found)
 
 
 def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:
