@@ -34,8 +34,8 @@ class Status:
         rounds_done: Rounds trained since this process started.
         seconds_left: Of the run, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
-        privacy: ``epsilon`` of all runs so far (None: some reply had no noise), at ``delta``, and the ``budget``, if any;
-            empty before the first run with privacy of a site without one.
+        privacy: ``epsilon`` of all runs so far (None: some reply had no noise), at ``delta``, and the ``budget``, if
+            any; empty before the first run with privacy of a site without one.
     """
 
     site: str
