@@ -30,7 +30,7 @@ quick: $(VENV)/installed  ## tests without whole federations
 	$(BIN)/pytest -m 'not slow and not torture'
 
 torture: $(VENV)/installed  ## kills, cuts, full disks, bad input; a table of what was survived; under 30 min
-	$(BIN)/pytest -n 2 -m "torture and not endurance"
+	$(BIN)/pytest -n 2 -m "(torture or catalogue) and not endurance"
 
 endurance: $(VENV)/installed  ## 200 rounds of ten sites under random faults; memory and open files stay flat
 	$(BIN)/pytest -s -m endurance

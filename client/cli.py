@@ -10,6 +10,7 @@ os.environ.update(
 import json
 import signal
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -94,7 +95,7 @@ def start(folder: Folder) -> None:
     kit = read_credentials(settings)
     status = Status(site=settings.file.name, coordinator=kit.coordinator)
     with alone_in(settings.state), health_server(status, settings.file.health, settings.state):
-        site = open_site(settings)
+        site = replace(open_site(settings), tell=tell)
         status.privacy = spent_by(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
         tell(f"site {site.name}: {counts} on {site.device}; annotates {', '.join(site.declaration.canonical)}")

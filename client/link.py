@@ -56,6 +56,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.supercore.task_identity import TaskIdentity
+from google.protobuf.message import DecodeError
 
 from client.refusals import Refused, Unreachable
 from common.flower_objects import cut, message_of, names_in
@@ -199,9 +200,8 @@ class Link:
             NotThere: If its content is gone, or cannot be read.
             PermissionError: If its run's app bundle carries code; the message, for the reply, is its argument.
         """
-        answer = PullMessagesResponse.FromString(received)
-        proto, tree = answer.messages_list[0], answer.message_object_trees[0]
-        run_id, message_id = proto.metadata.run_id, proto.metadata.message_id
+        metadata, tree = _first(received)
+        run_id, message_id = metadata.run_id, metadata.message_id
         pull: Any = partial(self._pulled, run_id)  # Flower hands on what comes, unlooked at
         with _translated():
             try:
@@ -282,7 +282,7 @@ class Link:
 
     def let_go(self, received: bytes) -> None:
         """Tell the coordinator that a message's content is not needed any more."""
-        metadata = PullMessagesResponse.FromString(received).messages_list[0].metadata
+        metadata, _ = _first(received)
         request = ConfirmMessageReceivedRequest(
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
@@ -328,9 +328,26 @@ def error_reply(message: Message, code: int, reason: str) -> Message:
 
 
 def expired(received: bytes, now: float) -> bool:
-    """Whether nobody waits for a reply any more, as far as two clocks can tell."""
-    metadata = PullMessagesResponse.FromString(received).messages_list[0].metadata
+    """Whether nobody waits for a reply any more, as far as two clocks can tell.
+
+    Raises:
+        NotThere: If that is no message.
+    """
+    metadata, _ = _first(received)
     return bool(metadata.created_at + metadata.ttl + CLOCKS_DIFFER_S <= now)
+
+
+def _first(received: bytes) -> tuple[Any, Any]:
+    """Metadata of the received message, and the tree of its objects.
+
+    Raises:
+        NotThere: If either is lacking.
+    """
+    try:
+        answer = PullMessagesResponse.FromString(received)
+        return answer.messages_list[0].metadata, answer.message_object_trees[0]
+    except (DecodeError, IndexError):
+        raise NotThere("what the coordinator sent is no message") from None
 
 
 @contextmanager

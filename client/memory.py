@@ -4,15 +4,17 @@ One file a round, named by it. The coordinator's next request says which round c
 the memory, later ones (replies that never arrived, or came too late) are thrown away.
 """
 
+import hashlib
 import json
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
-from safetensors.numpy import save
+import numpy as np
+from safetensors.numpy import load, save
 
 from common.files import remove_parts, write_atomically
 from common.wire import Arrays, Groups, below, no_arrays
@@ -71,25 +73,32 @@ class MemoryFolder:
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
 
-    def recall(self, counted: int) -> Memory:
+    def recall(self, counted: int, tell: Callable[[str], None] = lambda text: None) -> Memory:
         """Return the memory of the last round that counted; forget every other round.
 
-        A site whose disk was lost has none and starts anew from what the coordinator sends.
+        A site whose disk was lost has none and starts anew from what the coordinator sends; so does one whose disk
+        gives back something else than was written, for else it would fail in every round to come.
+
+        Args:
+            tell: Told of a memory that is damaged.
         """
         remove_parts(self.folder)
         for path in self.folder.glob("round-*.safetensors"):
             if path != self._path(counted):
                 path.unlink()
         path = self._path(counted)
-        return _read(path) if path.exists() else Memory()
+        try:
+            return _memory_of(path.read_bytes())
+        except FileNotFoundError:
+            return Memory()
+        except (OSError, ValueError) as error:
+            tell(f"what this site remembered of round {counted} is lost, {path.name} is damaged: {error}")
+            tell("it goes on as with a new disk, from what the coordinator sends")
+            return Memory()
 
     def keep(self, memory: Memory) -> None:
         """Write the memory of a round beside that of the round before."""
-        named = {f"{group}/{name}": a for group in _GROUPS for name, a in getattr(memory, group).named().items()}
-        named |= {f"{kind}/{name}": array for kind in _ARRAYS for name, array in getattr(memory, kind).items()}
-        facts = {name: getattr(memory, name) for name in _FACTS}
-        facts["classes"] = {g: list(h.class_names) for g in _GROUPS if (h := getattr(memory, g).head) is not None}
-        write_atomically(self._path(memory.round), save(named, {"facts": json.dumps(facts)}), durable=self.durable)
+        write_atomically(self._path(memory.round), _bytes_of(memory), durable=self.durable)
 
     def _path(self, server_round: int) -> Path:
         return self.folder / f"round-{server_round:06d}.safetensors"
@@ -98,12 +107,32 @@ class MemoryFolder:
 _GROUPS = ("parts", "evaluated", "best", "unsent")
 _ARRAYS = ("optimizer", "notes")
 _FACTS = ("round", "evaluated_round", "best_round", "best_loss")
+_FACTS_NAME = "facts"
+_DIGEST = hashlib.sha256().digest_size
 
 
-def _read(path: Path) -> Memory:
-    with safe_open(path, framework="numpy") as file:
-        facts: dict[str, Any] = json.loads(file.metadata()["facts"])
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+def _bytes_of(memory: Memory) -> bytes:
+    """A memory as safetensors behind its SHA-256."""
+    named = {f"{group}/{name}": a for group in _GROUPS for name, a in getattr(memory, group).named().items()}
+    named |= {f"{kind}/{name}": array for kind in _ARRAYS for name, array in getattr(memory, kind).items()}
+    facts = {name: getattr(memory, name) for name in _FACTS}
+    facts["classes"] = {g: list(h.class_names) for g in _GROUPS if (h := getattr(memory, g).head) is not None}
+    named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    content = save({name: np.asarray(array, order="C") for name, array in named.items()})
+    return hashlib.sha256(content).digest() + content
+
+
+def _memory_of(written: bytes) -> Memory:
+    """The inverse of :func:`_bytes_of`.
+
+    Raises:
+        ValueError: If they are other bytes than were written.
+    """
+    digest, content = written[:_DIGEST], written[_DIGEST:]
+    if hashlib.sha256(content).digest() != digest:
+        raise ValueError("its SHA-256 is not the one that it was written with")
+    arrays = load(content)
+    facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
     classes = facts.pop("classes")
     groups: dict[str, Any] = {group: Groups.of_named(below(group, arrays), classes.get(group, [])) for group in _GROUPS}
     groups |= {kind: below(kind, arrays) for kind in _ARRAYS}

@@ -119,7 +119,7 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
     if method.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
-    memory = folder.recall(request.counted)
+    memory = folder.recall(request.counted, site.tell)
     network = empty_network(plan.model, request.class_names, site.device)
     whole = memory.parts.over(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))

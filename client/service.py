@@ -197,7 +197,11 @@ class Service:
 
     def _take_up(self, link: Link, attempts: int, received: bytes) -> None:
         """Do again what an earlier process was killed at."""
-        if expired(received, time.time()):
+        try:
+            late = expired(received, time.time())
+        except NotThere:
+            late = True
+        if late:
             self._in_hand.done()
         elif attempts >= MAX_ATTEMPTS:
             self._answer(link, received, attempts, f"the site's process died {attempts} times while working on this")
@@ -250,10 +254,10 @@ class Service:
     def _replied(self, message: Message) -> Message:
         """Have the app answer; say what was done."""
         began = time.monotonic()
-        self._note_phase(message)
         context = Context(message.metadata.run_id, 0, {}, RecordDict(), {})
         try:
             self._works_for = message.metadata.run_id
+            self._note_phase(message)
             reply = self._app(message, context)
             self._works_for = 0
         except Exception as error:  # the site's process edge: the coordinator gets the reason, the site goes on

@@ -18,6 +18,7 @@ from common.data.load import faults as data_faults
 from common.data.load import load
 from common.data.spec import DataSpec
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.files import is_file
 from common.identity import SiteKit, checked_name, public_line, read_key, read_kit, same_key, split_address
 from common.toml_files import Section, read_toml, validated
 
@@ -122,6 +123,9 @@ def data_faults_of(settings: Settings) -> list[Fault]:
 
 def _read(folder: Path) -> tuple[Settings, list[Fault]]:
     """Settings, and what is wrong with their class names; of a file with other faults there are no settings."""
+    if not is_file(folder / FILE):
+        problem = f"is no site's folder: it holds no {FILE}."
+        raise BadInput([Fault(str(folder), problem, "Make one with flwr-client init.")])
     tree = read_toml(folder / FILE)
     data = tree.get("data")
     labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})

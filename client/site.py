@@ -1,6 +1,6 @@
 """A hospital as its own program sees it: name, labels, images, disk, device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +29,7 @@ class Site:
         hidden: By part, the classes of which nothing is told, where the data know more classes than the site annotates;
             see :mod:`client.disclosure`.
         repeatable_noise: In simulation noise comes from the run's seeds; a hospital's must not, for others know them.
+        tell: Prints one line for the person who looks after it.
     """
 
     declaration: Declaration
@@ -42,6 +43,7 @@ class Site:
     identity: Identity | None = None
     hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     repeatable_noise: bool = False
+    tell: Callable[[str], None] = lambda text: None
 
     @cached_property
     def train_samples(self) -> int:

@@ -4,9 +4,8 @@ An experiment is TOML. ``extends = "other.toml"`` takes over another file's keys
 what differs; ``--set section.key=value`` overrides any key. The part that a hospital needs travels as a :class:`Plan`.
 """
 
-import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,8 +15,9 @@ from common.augmentation import AugmentationSpec
 from common.data.partition_spec import PartitionSpec
 from common.data.spec import DataSpec
 from common.errors import BadInput, Fault
+from common.files import is_file
 from common.models.spec import ModelSpec
-from common.toml_files import Section, explained, read_toml
+from common.toml_files import Section, explained, parsed_toml, read_toml
 
 
 class RunSection(Section):
@@ -244,8 +244,13 @@ class ExperimentFile:
         return self.path.parent
 
 
-def read_experiment(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
+def read_experiment(
+    path: Path, overrides: Iterable[str] = (), also: Callable[[Mapping[str, Any]], Sequence[Fault]] = lambda tree: ()
+) -> ExperimentFile:
     """Read an experiment file, its ancestors and ``key=value`` overrides.
+
+    Args:
+        also: What else is wrong with a file that has faults: with its method, of which nothing is known here.
 
     Raises:
         BadInput: With every fault of the file and the overrides.
@@ -256,7 +261,9 @@ def read_experiment(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
-        raise BadInput([*faults, *explained(error, Experiment, path.name, extra=("extends",))]) from None
+        faults += explained(error, Experiment, path.name, extra=("extends",))
+        faults += [replace(fault, where=f"{path.name}: {fault.where}") for fault in also(tree)]
+        raise BadInput(faults) from None
     if faults:
         raise BadInput(faults)
     return ExperimentFile(experiment, base_of_paths)
@@ -285,8 +292,10 @@ def _read_tree(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], 
     parent = tree.pop("extends", None)
     if parent is None:
         return tree, path
-    if not isinstance(parent, str) or (path.parent / parent).parent.resolve() != path.parent.resolve():
+    if not isinstance(parent, str) or not parent or Path(parent).name != parent or "\0" in parent:
         raise BadInput([Fault(f"{path.name}: extends", "must name a file in the same folder.", "")])
+    if not is_file(path.parent / parent):
+        raise BadInput([Fault(f"{path.name}: extends", f'names "{parent}", and there is no such file beside it.')])
     inherited, _ = _read_tree(path.parent / parent, (*children, path.resolve()))
     if _method_of(tree) not in (None, _method_of(inherited)) and isinstance(small := inherited.get("small"), dict):
         small.pop("method", None)  # sized for another method
@@ -329,6 +338,6 @@ def _override(tree: dict[str, Any], text: str) -> list[Fault]:
 
 def _toml_value(text: str) -> Any:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parsed_toml(f"value = {text}")["value"]
+    except ValueError:
         return text

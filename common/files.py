@@ -1,4 +1,4 @@
-"""Writing files so that a reader sees the old content or the new, never a part."""
+"""Files: whether they are there, and writing them so that a reader sees the old content or the new, never a part."""
 
 import errno
 import os
@@ -13,6 +13,14 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def no_room(error: BaseException | None) -> bool:
     """Whether this is an answer of a disk that holds no more."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have, too long for instance, is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:

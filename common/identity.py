@@ -10,6 +10,8 @@ import base64
 import hashlib
 import os
 import re
+import ssl
+from dataclasses import replace
 from pathlib import Path
 
 from cryptography import x509
@@ -19,11 +21,13 @@ from pydantic import field_validator
 
 from common.contract import PLAIN_NAME
 from common.errors import BadInput, Fault
-from common.files import write_atomically
-from common.toml_files import Section, read_toml, toml_text, validated
+from common.files import is_file, write_atomically
+from common.toml_files import M, Section, read_toml, toml_text, validated
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
-MAX_NAME_BYTES = 200
+_NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
+_KEY_KIND = "ecdsa-sha2-nistp256"
+MAX_NAME, MAX_NAME_BYTES = 100, 200
 
 
 def checked_name(name: str) -> str:
@@ -32,6 +36,8 @@ def checked_name(name: str) -> str:
     Raises:
         ValueError: Saying what is allowed.
     """
+    if len(name) > MAX_NAME:
+        raise ValueError(f"use at most {MAX_NAME} characters")
     if not PLAIN_NAME.fullmatch(name):
         raise ValueError("use letters, digits, spaces, dots, dashes and underscores, beginning with a letter or digit")
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -47,8 +53,8 @@ def checked_key(line: str) -> str:
     """
     try:
         key = form.load_ssh_public_key(line.encode())
-    except Exception as error:  # cryptography raises several kinds on bytes that somebody else wrote
-        raise ValueError(f"is no OpenSSH public key: {error}") from None
+    except Exception:  # cryptography raises several kinds on bytes that somebody else wrote
+        raise ValueError(f"is no OpenSSH public key, one line that begins with {_KEY_KIND}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise ValueError("is not a key on the curve NIST P-256")
     written = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
@@ -98,8 +104,9 @@ class SiteKit(Section):
     def _a_certificate(cls, text: str) -> str:
         try:
             x509.load_pem_x509_certificate(text.encode())
-        except ValueError as error:
-            raise ValueError(f"is no PEM certificate: {error}") from None
+            ssl.create_default_context(cadata=text)  # as the connection will
+        except (ValueError, TypeError, ssl.SSLError):
+            raise ValueError("is no PEM certificate; the whole text from BEGIN to END CERTIFICATE is needed") from None
         return text
 
 
@@ -121,7 +128,7 @@ def read_request(path: Path) -> SiteRequest:
     Raises:
         BadInput: With all faults.
     """
-    return validated(SiteRequest, read_toml(path), path.name)
+    return _as_it_came(SiteRequest, path, "Have the hospital send it again, as flwr-client init wrote it.")
 
 
 def read_kit(path: Path) -> SiteKit:
@@ -130,7 +137,16 @@ def read_kit(path: Path) -> SiteKit:
     Raises:
         BadInput: With all faults.
     """
-    return validated(SiteKit, read_toml(path), path.name)
+    return _as_it_came(SiteKit, path, "Have the coordinator send it again, as flwr-server admit wrote it.")
+
+
+def _as_it_came(kind: type[M], path: Path, remedy: str) -> M:
+    """Read a file that nobody edits: where anything is wrong, it was damaged on its way."""
+    try:
+        return validated(kind, read_toml(path), path.name)
+    except BadInput as bad:
+        there = is_file(path)
+        raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
 
 
 def write_toml(path: Path, section: Section, heading: str) -> None:
@@ -173,10 +189,12 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
         raise BadInput([Fault(str(path), problem, f"Run: chmod 600 {path.name}")])
     try:
         key = form.load_ssh_private_key(text, None)
-    except Exception as error:  # cryptography raises several kinds on damaged bytes
-        raise BadInput([Fault(str(path), f"is no OpenSSH private key: {error}.")]) from None
+    except Exception:  # cryptography raises several kinds on damaged bytes
+        problem = "is no OpenSSH private key that can be read: damaged, cut off, or locked by a password."
+        raise BadInput([Fault(str(path), problem, _NEW_KEY)]) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise BadInput([Fault(str(path), "is not a key on the curve NIST P-256.")])
+        problem = "is a key of another kind; expected one on the curve NIST P-256."
+        raise BadInput([Fault(str(path), problem, _NEW_KEY)])
     return key
 
 

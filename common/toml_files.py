@@ -1,6 +1,7 @@
 """TOML files that people write: read, checked by pydantic, every fault of them in our words and all at once."""
 
 import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.contract import PLAIN_NAME
+from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
+from common.files import is_file
 
 
 class Section(BaseModel):
@@ -19,6 +22,32 @@ class Section(BaseModel):
 
 M = TypeVar("M", bound=BaseModel)
 
+SHA256_PATTERN = "^[0-9a-f]{64}$"
+_SHOWN = 120
+_SEEN_AT_A_GLANCE = 4
+_TABLE, _LIST, _TEXT = "should be a table", "should be a list", "should be text in quotes"
+_EXPECTED = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _TABLE),
+    **dict.fromkeys(("tuple_type", "list_type"), _LIST),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "should be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "should be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "should be true or false"),
+    "string_type": _TEXT,
+    "too_short": "should have at least one entry",
+    "string_too_short": "should not be empty",
+}
+_TOML_REMEDIES = {
+    "Invalid value": 'Text stands in quotes: "text".',
+    "Unescaped": "Write a path with / for \\, or between single quotes.",
+    "Illegal character": "Is a quote or a bracket missing before?",
+    "Cannot overwrite": "A key stands there once.",
+}
+_WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
+_PATTERNS = {
+    SHA256_PATTERN: "should be a SHA-256: 64 digits 0-9 and a-f",
+    f"^{PLAIN_NAME.pattern}$": "should be of letters, digits, spaces, dots, dashes and underscores",
+}
+
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file.
@@ -26,15 +55,36 @@ def read_toml(path: Path) -> dict[str, Any]:
     Raises:
         BadInput: If there is none, or it is no TOML.
     """
-    if not path.is_file():
+    if not is_file(path):
         near = (p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else ()
         raise BadInput([Fault(str(path), "there is no such file.", did_you_mean(path.name, near))])
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
     except PermissionError:
         raise BadInput([Fault(str(path), "cannot be read by this user.", "Change its owner or mode.")]) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput([Fault(path.name, f"is not valid TOML: {error}.")]) from None
+    try:
+        return parsed_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
+    except UnicodeDecodeError as error:
+        raise BadInput([Fault(path.name, not_utf8(content, error), SAVE_AS_UTF8)]) from None
+    except ValueError as error:
+        remedy = next((remedy for begin, remedy in _TOML_REMEDIES.items() if str(error).startswith(begin)), "")
+        raise BadInput([Fault(path.name, f"is not valid TOML: {error}.", remedy)]) from None
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """``tomllib.loads``, with its other exceptions as the one that it documents.
+
+    Raises:
+        ValueError: If it is no TOML, nested too deeply, or holds a number of thousands of digits.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise ValueError("a number has too many digits") from None
 
 
 def validated(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
@@ -65,19 +115,52 @@ def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
     return text.replace("\x7f", "\\u007f")
 
 
+def in_words(one: Mapping[str, Any]) -> str:
+    """What pydantic found wrong with a value, as the person says it who wrote the file; with what came instead."""
+    kind, context = one["type"], one.get("ctx", {})
+    if kind in _WITHOUT_VALUE:
+        return _WITHOUT_VALUE[kind]
+    if kind == "json_invalid":
+        return f"is not valid JSON: {context['error']}."
+    if kind == "string_pattern_mismatch":
+        said = _PATTERNS.get(context["pattern"], f"should match {context['pattern']}")
+    elif kind in _EXPECTED:
+        said = _EXPECTED[kind]
+    else:
+        said = one["msg"].removeprefix("Value error, ").rstrip(".")
+        said = re.sub("^Input should ", "should ", said)
+        if kind == "value_error" and (isinstance(one.get("input"), Mapping) or "got " in said or '"' in said):
+            return f"{said}."  # about a whole table, or with what came in it
+    return f"{said}; got {came(one.get('input'))}."
+
+
+def came(value: Any) -> str:
+    """A value of a file as it would stand there, cut after a line's length."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 def _explain(one: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
     steps = [str(step) for step in one["loc"]]
     table, keys, kinds = _followed(root, steps)
-    where, came = f"{file_name}: {'.'.join(keys)}", json.dumps(one.get("input"), default=str)
+    where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
     if one["type"] == "extra_forbidden":
         known = (*table, *(extra if len(steps) == 1 else ()))
         remedy = did_you_mean(steps[-1], known) or f"Known: {quoted(known)}."
-        return Fault(where, "is not a known key.", remedy)
-    if one["type"] == "missing":
-        return Fault(where, "is missing.", "")
+        return Fault(where, in_words(one), remedy)
     if one["type"].startswith("union_tag"):
-        return Fault(f"{where}.kind", f"is {_tag(one)}.", f"Expected one of {quoted(sorted(kinds))}.")
-    return Fault(where, f"{one['msg'].removeprefix('Value error, ').rstrip('.')}; got {came}.")
+        expected = f"Expected one of {quoted(sorted(kinds))}."
+        near = did_you_mean(str(one["input"].get("kind", "")), kinds) if isinstance(one.get("input"), dict) else ""
+        return Fault(f"{where}.kind", f"is {_tag(one)}.", " ".join(part for part in (near, expected) if part))
+    return Fault(where, in_words(one), near_literal(one))
+
+
+def near_literal(one: Mapping[str, Any]) -> str:
+    """Of a word that should be one of many, the nearest; a few are seen at a glance."""
+    if one["type"] != "literal_error" or not isinstance(one.get("input"), str):
+        return ""
+    options = re.findall("'([^']*)'", str(one["ctx"]["expected"]))
+    return did_you_mean(one["input"], options) if len(options) > _SEEN_AT_A_GLANCE else ""
 
 
 def _tag(one: Mapping[str, Any]) -> str:

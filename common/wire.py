@@ -58,6 +58,9 @@ def no_arrays() -> Arrays:
     return NO_ARRAYS
 
 
+MOST_DIMENSIONS = 64
+"""Of an array, as numpy has it."""
+
 UNKNOWN_COUNT = -1
 """Stands for a label count that a site's policy keeps at home: unknown, not 0."""
 
@@ -250,7 +253,8 @@ class EvaluateRequest(Request):
 
 def _check_correct(images: int | None, correct: int | None) -> None:
     if (images is None) != (correct is None) or (images or 0) < (correct or 0) or min(images or 0, correct or 0) < 0:
-        raise WireError(f"of {images} test images {correct} cannot be right.")
+        told = ["an unknown number of" if number is None else number for number in (images, correct)]
+        raise WireError(f"of {told[0]} test images {told[1]} cannot be right.")
 
 
 @dataclass(frozen=True)
@@ -510,6 +514,8 @@ def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
     values, shape = _numbers(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
     if values is None or not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
         raise WireError(f"{where} must be float32 numbers with a shape.")
+    if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
+        raise WireError(f"{where} announces {len(shape)} dimensions; no array has more than {MOST_DIMENSIONS}.")
     if math.prod(shape) != len(values):
         raise WireError(f"{where} announces shape {tuple(shape)} and has {len(values)} numbers.")
     if np.isinf(values).any():
@@ -517,7 +523,7 @@ def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
     try:
         return values.reshape(shape)
     except ValueError as error:
-        raise WireError(f"{where} announces a shape that no array has: {error}.") from error
+        raise WireError(f"{where} announces a shape that no array has: {tuple(shape)}.") from error
 
 
 def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
@@ -534,7 +540,7 @@ def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
         try:
             head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
         except (ValueError, AssertionError) as error:
-            raise WireError(f"head of {name}: {error}") from error
+            raise WireError(f"head of {name}: {error}.") from error
     trunk, form = _trunk(content, name)
     return Groups(trunk, norm, head, form)
 

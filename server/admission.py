@@ -8,6 +8,7 @@ from pydantic import field_validator
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.identity import SiteKit, SiteRequest, checked_key, checked_name, same_key, write_toml
 from common.toml_files import Section, read_toml, validated
+from server.authority import authority_certificate
 from server.coordinator import Coordinator
 
 
@@ -75,6 +76,7 @@ def admit(coordinator: Coordinator, request: SiteRequest) -> Path:
     """
     if faults := admission_faults(coordinator, request):
         raise BadInput(faults)
+    authority_certificate(coordinator)  # without one there is no kit to send
     old = admitted_sites(coordinator).get(request.site)
     keys = (*old.old_keys, old.public_key) if old and old.revoked else old.old_keys if old else ()
     site = AdmittedSite(site=request.site, public_key=request.public_key, admitted=_now(), old_keys=keys)
@@ -89,7 +91,7 @@ def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
         address=coordinator.public_address,
         site=site.site,
         public_key=site.public_key,
-        ca_certificate=coordinator.ca_certificate.read_text(encoding="ascii"),
+        ca_certificate=authority_certificate(coordinator),
     )
     path = coordinator.folder / "kits" / f"{site.site}.kit"
     write_toml(path, kit, f"For {site.site}. Holds no secret.")

@@ -9,6 +9,7 @@ import ipaddress
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -21,6 +22,7 @@ from server.coordinator import Coordinator
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 RENEW_BEFORE_DAYS = 30
+_NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
 
 
@@ -65,6 +67,20 @@ def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS
     write_atomically(coordinator.authority / "server.crt", certificate.public_bytes(form.Encoding.PEM))
 
 
+def authority_certificate(coordinator: Coordinator) -> str:
+    """PEM of the authority's certificate, for kits.
+
+    Raises:
+        BadInput: If it cannot be read.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+    except (OSError, ValueError) as error:
+        problem = f"cannot be read: {_why(error)}."
+        raise BadInput([Fault(str(coordinator.ca_certificate), problem, _NO_AUTHORITY)]) from None
+    return certificate.public_bytes(form.Encoding.PEM).decode()
+
+
 def days_valid(coordinator: Coordinator) -> float:
     """Days until the server's certificate expires.
 
@@ -76,14 +92,33 @@ def days_valid(coordinator: Coordinator) -> float:
 
 
 def certificate_faults(coordinator: Coordinator) -> list[Fault]:
-    """Say why hospitals would refuse the server's certificate: expired, or not for a host of ``coordinator.toml``."""
+    """Say why the server could not show its certificate, or hospitals would refuse it."""
     remedy = f"Run: flwr-server init {coordinator.folder} --renew"
+    certificate = _server_certificate(coordinator)
+    try:
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
+    except (OSError, ValueError, TypeError, InvalidSignature):
+        problem = "was not issued by the authority of this folder, authority/ca.crt, or that one cannot be read."
+        return [Fault("authority/server.crt", problem, remedy)]
+    try:
+        key = form.load_pem_private_key((coordinator.authority / "server.key").read_bytes(), None)
+    except (OSError, ValueError, TypeError) as error:
+        return [Fault("authority/server.key", f"cannot be read: {_why(error)}.", remedy)]
+    if key.public_key() != certificate.public_key():
+        return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
     if (days := days_valid(coordinator)) <= 0:
         return [Fault("authority/server.crt", f"expired {-days:.0f} days ago.", remedy)]
-    names = _server_certificate(coordinator).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    covered = {str(name.value) for name in names}
+    covered = _names_in(certificate)
     missing = [host for host in coordinator.file.hosts if host not in covered]
     return [Fault("authority/server.crt", f"is not for the host {host}.", remedy) for host in missing]
+
+
+def _names_in(certificate: x509.Certificate) -> set[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return set()
+    return {str(name.value) for name in names}
 
 
 def _builder(
@@ -136,11 +171,19 @@ def _authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x5
     try:
         key = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
-    except (OSError, ValueError) as error:
-        remedy = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
-        raise BadInput([Fault(str(coordinator.authority), f"the authority cannot be read: {error}.", remedy)]) from None
-    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    except (OSError, ValueError, TypeError) as error:  # the last by a key that asks for a password
+        problem = f"the authority cannot be read: {_why(error)}."
+        raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)]) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+        problem = "ca.key is not the key of ca.crt."
+        raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)])
     return key, certificate
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{Path(error.filename).name}: {error.strerror}"
+    return "it is damaged, cut off or, if a key, locked by a password"
 
 
 def _server_certificate(coordinator: Coordinator) -> x509.Certificate:
@@ -149,4 +192,4 @@ def _server_certificate(coordinator: Coordinator) -> x509.Certificate:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError) as error:
         remedy = f"Run: flwr-server init {coordinator.folder} --renew"
-        raise BadInput([Fault(str(path), f"cannot be read: {error}.", remedy)]) from None
+        raise BadInput([Fault(str(path), f"cannot be read: {_why(error)}.", remedy)]) from None

@@ -1,7 +1,7 @@
 """Checkpoints of a run: everything the coordinator knows after a round, so that it can go on from there.
 
 Two files a round in ``checkpoints/``: ``round-000012.safetensors``, the state, and ``round-000012.json``, which says
-what state that is, of which run, and its SHA-256. Each is written beside, flushed and renamed, the JSON last: a
+what state that is, of which run, and the SHA-256 of both. Each is written beside, flushed and renamed, the JSON last: a
 checkpoint counts only with both, and only where the hash is right. The last two are kept.
 """
 
@@ -18,7 +18,7 @@ from common.files import write_atomically
 from strategies.checkpoint import of_bytes, to_bytes
 from strategies.state import FederationState
 
-VERSION = 1
+VERSION = 2
 KEPT = 2
 _MAY_CHANGE = ("simulation", "participation")
 """Tables of an experiment that change where and when sites train, not what comes out of it."""
@@ -61,16 +61,15 @@ class CheckpointFolder:
         """Write one, and remove all but the last ones."""
         content, number = to_bytes(checkpoint.state), checkpoint.state.round
         facts = {
-            "version": VERSION,
             "round": number,
-            "sha256": hashlib.sha256(content).hexdigest(),
             "run": checkpoint.run,
             "experiment": checkpoint.experiment,
             "books": checkpoint.books,
             "last_validation": checkpoint.last_validation,
         }
         write_atomically(self._path(number, "safetensors"), content, durable=self.durable)
-        write_atomically(self._path(number, "json"), json.dumps(facts).encode(), durable=self.durable)
+        whole = {"version": VERSION, "sha256": _sha256(content, facts), "facts": facts}
+        write_atomically(self._path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         for old in self._numbers()[:-KEPT]:
             for kind in ("json", "safetensors"):
                 self._path(old, kind).unlink(missing_ok=True)
@@ -81,19 +80,23 @@ class CheckpointFolder:
         for number in reversed(self._numbers()):
             try:
                 return self._read(number), broken
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                broken[self._path(number, "json").name] = str(error) or type(error).__name__
+            except FileNotFoundError as error:
+                broken[self._path(number, "json").name] = f"there is no {Path(error.filename).name} beside it"
+            except OSError as error:
+                broken[self._path(number, "json").name] = f"it cannot be read: {error.strerror}"
+            except ValueError as error:
+                broken[self._path(number, "json").name] = str(error)
         return None, broken
 
     def _read(self, number: int) -> Checkpoint:
-        facts = json.loads(self._path(number, "json").read_bytes())
-        if facts["version"] != VERSION:
-            raise ValueError(f"it has version {facts['version']}, this release reads {VERSION}")
+        whole = _whole(self._path(number, "json").read_bytes())
         content = self._path(number, "safetensors").read_bytes()
-        if hashlib.sha256(content).hexdigest() != facts["sha256"]:
-            raise ValueError("its SHA-256 is not that of the state beside it")
-        state = of_bytes(content)
-        return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
+        facts = whole["facts"]
+        if _sha256(content, facts) != whole["sha256"]:
+            raise ValueError("its SHA-256 is not that of what it says and of the state beside it")
+        return Checkpoint(
+            facts["run"], of_bytes(content), facts["experiment"], facts["books"], facts["last_validation"]
+        )
 
     def _numbers(self) -> list[int]:
         names = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.json"))
@@ -101,6 +104,27 @@ class CheckpointFolder:
 
     def _path(self, number: int, kind: str) -> Path:
         return self.folder / f"round-{number:06d}.{kind}"
+
+
+def _whole(text: bytes) -> dict[str, Any]:
+    """What a checkpoint's JSON file says.
+
+    Raises:
+        ValueError: If it was not written by this release.
+    """
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is cut off or damaged") from None
+    if not isinstance(whole, dict) or not {"version", "sha256"} <= whole.keys():
+        raise ValueError("it is not what a run writes")
+    if whole["version"] != VERSION:
+        raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
+    return {"facts": None, **whole}
+
+
+def _sha256(content: bytes, facts: Any) -> str:
+    return hashlib.sha256(content + json.dumps(facts).encode()).hexdigest()
 
 
 def refuse_another(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:

@@ -149,10 +149,12 @@ def run(
     from server.leading import led
     from server.network import run as lead
     from server.report.tables import coverage_table
+    from strategies.registry import method_faults
 
     keep_large_buffers()
     end_on_sigterm()
-    file, coordinator, tell = read_experiment(experiment, overrides), read_coordinator(folder), teller(console)
+    file = read_experiment(experiment, overrides, method_faults)
+    coordinator, tell = read_coordinator(folder), teller(console)
     again = ["flwr-server", *arguments, "--resume"]
     summary = led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
     console.print(coverage_table([(summary["name"], summary)]))

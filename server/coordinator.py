@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from common.errors import BadInput, Fault
 from common.files import write_atomically
@@ -72,7 +72,17 @@ class CoordinatorFile(Section):
     @field_validator("listen")
     @classmethod
     def _listen(cls, address: str) -> str:
-        return str(ipaddress.ip_address(address))
+        try:
+            return str(ipaddress.ip_address(address))
+        except ValueError:
+            raise ValueError("should be an address of this machine, 0.0.0.0 for all of them") from None
+
+    @field_validator("control_port")
+    @classmethod
+    def _another_port(cls, port: int, info: ValidationInfo) -> int:
+        if port == info.data.get("port"):
+            raise ValueError("should be another port than port, which hospitals reach")
+        return port
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
 """flwr-sim predict and evaluate: a saved model and images, with nothing else at hand."""
 
 import csv
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,10 @@ from numpy.typing import NDArray
 from rich.table import Table
 
 from common.config import read_experiment
+from common.data.csv_table import read_columns
 from common.data.image_set import ImageSet, joined
 from common.data.load import load
+from common.data.npz_checks import opened_npz, read_headers
 from common.data.pictures import Form, decode_all
 from common.data.spec import FolderSpec, NpzSpec
 from common.errors import BadInput, Fault, did_you_mean, quoted
@@ -93,23 +94,14 @@ def read_pictures(data: Path, network: SplitNetwork) -> Pictures:
 
 def _npz_pictures(data: Path) -> Pictures:
     """The test part, or whichever there is, named by row; or an array called ``images``."""
-    try:
-        with data.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
-            key = next((key for key in keys if key in arrays), None)
-            if key is None:
-                raise BadInput(
-                    [
-                        Fault(
-                            str(data),
-                            f"has no images. Keys: {quoted(arrays.files)}.",
-                            f"Expected one of {quoted(keys)}.",
-                        )
-                    ]
-                )
-            images = arrays[key]
-    except (ValueError, OSError, TypeError, zipfile.BadZipFile) as error:
-        raise BadInput([Fault(str(data), f"is not an npz file that can be read: {error}.")]) from None
+    headers = read_headers(data, str(data))
+    keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
+    key = next((key for key in keys if key in headers), None)
+    if key is None:
+        problem = f"has no images. Keys: {quoted(headers)}."
+        raise BadInput([Fault(str(data), problem, f"Expected one of {quoted(keys)}.")])
+    with opened_npz(data, str(data)) as arrays:
+        images = arrays[key]
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)):
         expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
         problem = f"{key} is {images.dtype} of shape {images.shape}, {expected}."
@@ -159,11 +151,7 @@ def _folder_spec(network: SplitNetwork, data: Path, pictures: Path | None) -> Fo
     """A csv with a column ``image`` and one column a class that the model knows."""
     if not data.is_file():
         raise BadInput([Fault(str(data), "there is no such file.")])
-    try:
-        with data.open(newline="", encoding="utf-8-sig") as file:
-            header = next(csv.reader(file), [])
-    except UnicodeDecodeError:
-        raise BadInput([Fault(str(data), "is not UTF-8 text.", "Save it as UTF-8.")]) from None
+    header = read_columns(data, str(data))
     columns = tuple(name for name in header if name in network.class_names)
     if "image" not in header or not columns:
         problem = f'has columns {quoted(header)}; expected "image" and at least one of {quoted(network.class_names)}.'

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Experiment
+from common.errors import BadInput, Fault, stop_on
 from server.checkpoints import Checkpoint, CheckpointFolder, refuse_another
 from server.run_folder import RunFolder
 
@@ -32,7 +33,11 @@ def finished(out: Path, *, resume: bool) -> dict[str, Any] | None:
     path = out / "summary.json"
     if not resume or not path.is_file():
         return None
-    summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        summary: dict[str, Any] = json.loads(path.read_bytes())
+    except ValueError:
+        remedy = "Remove it to have it written again: the run then goes on from its last checkpoint."
+        raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
     return summary
 
 
@@ -44,7 +49,8 @@ def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) ->
     resumed where nothing is yet, so that a supervisor's line may always say ``--resume``.
 
     Raises:
-        BadInput: If there is something in a new folder, no run in one to resume, or another experiment's.
+        BadInput: If there is something in a new folder, no run in one to resume, another experiment's, or one whose
+            checkpoints are all broken.
     """
     begins = not resume or not out.is_dir() or not any(out.iterdir())
     folder = RunFolder.create(out) if begins else RunFolder.reopen(out)
@@ -59,9 +65,15 @@ def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Ope
     for name, problem in broken.items():
         folder.event("checkpoint_broken", file=name, reason=problem)
     if checkpoint is None:
+        stop_on([_broken(out, name, problem) for name, problem in broken.items()])
         folder.keep_rounds(0)
         folder.event("begun_anew")
         return Opened(folder, uuid.uuid4().hex)
     refuse_another(checkpoint, experiment, folder.path)
     folder.event("resumed", round=checkpoint.state.round)
     return Opened(folder, checkpoint.run, checkpoint)
+
+
+def _broken(out: Path, name: str, problem: str) -> Fault:
+    remedy = "Put a copy of checkpoints/ back, or begin the run again with a new --out."
+    return Fault(f"--resume {out}: checkpoints/{name}", f"{problem.rstrip('.')}.", remedy)

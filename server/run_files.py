@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from common.errors import BadInput, Fault, stop_on
 from common.metrics import ClassMetrics, Summary
 from common.multi_class import ClientAccuracy, RoundAccuracy
+from common.toml_files import in_words
 
 SAMPLES = "samples.json"
 
@@ -239,6 +240,7 @@ def _parsed(record: type[_R], text: str, where: str) -> _R:
     try:
         return record.model_validate_json(text)
     except ValidationError as error:
-        places = [(".".join(map(str, each["loc"])) or "the whole file", each["msg"]) for each in error.errors()]
+        each = error.errors(include_url=False)
+        places = [(".".join(map(str, one["loc"])) or "the whole file", in_words(dict(one))) for one in each]
         remedy = "Was it written by this program and left as it was?"
-        raise BadInput(Fault(f"{where}: {place}", f"{message}.", remedy) for place, message in places) from None
+        raise BadInput(Fault(f"{where}: {place}", said, remedy) for place, said in places) from None

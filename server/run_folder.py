@@ -32,7 +32,9 @@ class RunFolder:
         Raises:
             BadInput: If it holds anything already, or cannot be made.
         """
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        if path.is_file():
+            raise BadInput([Fault(f"--out {path}", "is a file, and nothing is written over.", "Name a new folder.")])
+        if path.exists() and any(path.iterdir()):
             problem = "is not empty, and nothing is written over."
             raise BadInput([Fault(f"--out {path}", problem, "Name another folder, or remove this one.")])
         try:
@@ -77,11 +79,20 @@ class RunFolder:
             os.close(descriptor)
 
     def keep_rounds(self, last: int) -> None:
-        """Take back the lines of ``rounds.jsonl`` after a round, and one that was cut off."""
+        """Take back the lines of ``rounds.jsonl`` after a round, and one that was cut off.
+
+        Raises:
+            BadInput: If a line is none of a run's.
+        """
         path = self.path / "rounds.jsonl"
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = (line for line in lines if line.endswith(b"\n"))
-        write_atomically(path, b"".join(line for line in whole if json.loads(line)["round"] <= last))
+        whole = [line for line in lines if line.endswith(b"\n")]
+        try:
+            kept = [line for line in whole if json.loads(line)["round"] <= last]
+        except (ValueError, LookupError, TypeError):
+            problem, remedy = "was edited or damaged: a line is not that of a round.", "Put a copy of it back."
+            raise BadInput([Fault(str(path), problem, remedy)]) from None
+        write_atomically(path, b"".join(kept))
 
     def round(self, line: Mapping[str, Any]) -> None:
         """Append one line to ``rounds.jsonl``."""

@@ -58,8 +58,9 @@ def run(
     """
     from common.config import read_experiment
     from server.simulation import simulate
+    from strategies.registry import method_faults
 
-    file = read_experiment(experiment, _with_backend(overrides, backend))
+    file = read_experiment(experiment, _with_backend(overrides, backend), method_faults)
     summary = simulate(file, out, console, track, resume=resume, web_port=port if web else None)
     _print_result(summary, out)
 

@@ -159,13 +159,13 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     stop_on([replace(fault, where=f"{file.path.name}: {fault.where}") for fault in found])
     try:
         data = simulated_data(experiment, file.base)
+        contract = data.contract
+        stop_on(own_image_faults(method, data.server))
+        if method.pooled == "no":
+            method.refuse_unfit(contract)
     except BadInput as error:
         raise BadInput(replace(fault, where=f"{file.path.name}: {fault.where}") for fault in error.faults) from None
-    contract = data.contract
-    lacking = own_image_faults(method, data.server)
-    stop_on([replace(fault, where=f"{file.path.name}: {fault.where}") for fault in lacking])
     if method.pooled == "no":
-        method.refuse_unfit(contract)
         stop_on(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
 

@@ -7,13 +7,24 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.models.state import ModelState
+from common.toml_files import Section
 from common.wire import Groups, below
 from strategies.state import FederationState
 
 _FACTS = "facts"
+
+
+class _Facts(Section):
+    round: int
+    best_round: int
+    best_losses: dict[str, float]
+    counted: dict[str, int]
+    left_out: dict[str, str]
+    class_names: tuple[str, ...]
 
 
 def to_bytes(state: FederationState) -> bytes:
@@ -34,21 +45,28 @@ def to_bytes(state: FederationState) -> bytes:
 
 
 def of_bytes(content: bytes) -> FederationState:
-    """The inverse of :func:`to_bytes`."""
-    tensors = load(content)
-    facts = json.loads(tensors[_FACTS].tobytes())
-    names = tuple(facts.pop("class_names"))
-    return FederationState(
-        round=facts["round"],
-        model=_model("model", tensors, names),
-        best=_model("best", tensors, names) if "best/trunk" in tensors else None,
-        best_round=facts["best_round"],
-        best_losses=MappingProxyType(facts["best_losses"]),
-        counted=MappingProxyType(facts["counted"]),
-        moments=MappingProxyType(below("moments", tensors)),
-        statistics=MappingProxyType(below("statistics", tensors)),
-        left_out=MappingProxyType(facts["left_out"]),
-    )
+    """The inverse of :func:`to_bytes`.
+
+    Raises:
+        ValueError: If they are no state.
+    """
+    try:
+        tensors = load(content)
+        facts = _Facts.model_validate_json(tensors[_FACTS].tobytes())
+        names = facts.class_names
+        return FederationState(
+            round=facts.round,
+            model=_model("model", tensors, names),
+            best=_model("best", tensors, names) if "best/trunk" in tensors else None,
+            best_round=facts.best_round,
+            best_losses=MappingProxyType(facts.best_losses),
+            counted=MappingProxyType(facts.counted),
+            moments=MappingProxyType(below("moments", tensors)),
+            statistics=MappingProxyType(below("statistics", tensors)),
+            left_out=MappingProxyType(facts.left_out),
+        )
+    except (SafetensorError, LookupError, TypeError) as error:
+        raise ValueError(f"it holds no state of a federation: {error}") from None
 
 
 def _named(prefix: str, model: ModelState) -> dict[str, NDArray[Any]]:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from common.config import Experiment, Plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.spec import Task
+from common.toml_files import in_words, near_literal
 from strategies import baselines
 from strategies.cbafed import CBAFedParameters, cbafed
 from strategies.fedfixmatch import FedFixMatchParameters, fedfixmatch
@@ -78,7 +79,7 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
         BadInput: For an unknown name, unknown keys, bad values or values that contradict one another, all at once.
     """
     if name not in STRATEGIES:
-        remedy = did_you_mean(name, STRATEGIES) or f"Methods: {quoted(STRATEGIES)}."
+        remedy = did_you_mean(name, STRATEGIES) or f"Methods: {quoted(STRATEGIES, limit=len(STRATEGIES))}."
         raise BadInput([Fault("run.method", f'"{name}" is not a method.', remedy)])
     entry = STRATEGIES[name]
     try:
@@ -92,6 +93,19 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
 def statistics_told() -> list[str]:
     """The names of all statistics that sites tell in any method."""
     return sorted({name for method in STRATEGIES for name in method_named(method, {}).tells})
+
+
+def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
+    """What is wrong with the method of an experiment file that has other faults, as far as one can tell from it."""
+    run, parameters, model = (tree.get(name, {}) for name in ("run", "method", "model"))
+    if not all(isinstance(table, dict) for table in (run, parameters, model)) or not isinstance(run.get("method"), str):
+        return ()
+    task = model.get("task", "multi_label")
+    try:
+        method_named(run["method"], parameters, "multi_class" if task == "multi_class" else "multi_label")
+    except BadInput as bad:
+        return bad.faults
+    return ()
 
 
 def method_of(experiment: Experiment | Plan) -> Method:
@@ -118,5 +132,6 @@ def _explain(one: dict[str, Any], schema: type[BaseModel]) -> Fault:
             "is not a parameter of this method.",
             did_you_mean(key.rpartition(".")[2], known) or f"Known: {quoted(known)}.",
         )
-    said = one["msg"].removeprefix("Value error, ").rstrip(".")
-    return Fault(f"method.{key}", f"{said}; got {one.get('input')!r}.") if key else Fault("[method]", f"{said}.")
+    if not key:  # of the table as a whole
+        return Fault("[method]", f"{one['msg'].removeprefix('Value error, ').rstrip('.')}.")
+    return Fault(f"method.{key}", in_words(one), near_literal(one))

@@ -2,6 +2,8 @@
 
 import csv
 import gzip
+import io
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,7 +12,8 @@ from numpy.typing import NDArray
 
 from common.data.spec_base import LabelPolicy
 from common.data.splits import Names
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted, stop_on
+from common.files import is_file
 
 Columns = Mapping[str, Names]
 
@@ -27,16 +30,38 @@ def read_columns(path: Path, where: str) -> Columns:
     Raises:
         BadInput: If the file is missing, empty, not UTF-8 or ragged.
     """
-    if not path.is_file():
+    if not is_file(path):
         raise BadInput([Fault(where, f"There is no file {path}.", "Paths are relative to the folder of this file.")])
-    opener = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig", newline="") as file:
-            header, *rows = [row for row in csv.reader(file) if row] or [[]]
-    except (UnicodeDecodeError, csv.Error, OSError, EOFError) as error:
-        raise BadInput([Fault(where, f"{path.name} cannot be read as a CSV table: {error}.")]) from error
-    stop_on(_form_faults(path.name, where, header, rows))
+    header, *rows = _rows_of(path, where)
+    stop_on(_header_faults(path.name, where, header) or _form_faults(path.name, where, header, rows))
     return {name: np.array([row[place] for row in rows], dtype=np.str_) for place, name in enumerate(header)}
+
+
+def _rows_of(path: Path, where: str) -> list[list[str]]:
+    """The lines of a table that are not blank, at least one."""
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error):
+        raise BadInput([Fault(where, f"{path.name} cannot be read: damaged or cut off.", "Copy it again.")]) from None
+    try:
+        rows = [row for row in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")) if row]
+    except UnicodeDecodeError as error:
+        remedy = f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
+        raise BadInput([Fault(where, f"{path.name} {not_utf8(content, error)}", remedy)]) from None
+    except csv.Error as error:
+        raise BadInput([Fault(where, f"{path.name} cannot be read as a CSV table: {error}.")]) from None
+    if not rows:
+        raise BadInput([Fault(where, f"{path.name} is empty.", "Its first line names the columns.")])
+    return rows
+
+
+def _header_faults(name: str, where: str, header: Sequence[str]) -> list[Fault]:
+    for character, called in ((";", "semicolons"), ("\t", "tabs")):
+        if len(header) == 1 and character in header[0]:
+            return [Fault(where, f"The cells of {name} are parted by {called}.", "Save it with commas between cells.")]
+    twice = sorted({column for column in header if column and header.count(column) > 1})
+    remedy = "Rename or remove one; the first line must name the columns."
+    return [Fault(where, f"{name} has more than one column {quoted(twice)}.", remedy)] if twice else []
 
 
 def _form_faults(name: str, where: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[Fault]:

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.pixels.utils import pixel_array
 
+from common.data.image_set import MAX_PIXELS
+
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 
@@ -22,11 +24,17 @@ def dicom_pixels(data: bytes) -> NDArray[np.uint8]:
     """Return ``(height, width)`` grey or ``(height, width, 3)`` colour.
 
     Raises:
-        ValueError: If it is no single grey or colour image; what pydicom raises passes.
+        ValueError: If it is no single grey or colour image, or too large a one; what pydicom raises passes.
     """
     dataset = pydicom.dcmread(io.BytesIO(data))
     _refuse_other_than_one_image(dataset)
-    pixels = pixel_array(dataset)
+    if int(dataset.Rows) * int(dataset.Columns) > MAX_PIXELS:
+        raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
+    try:
+        pixels = pixel_array(dataset)
+    except (RuntimeError, NotImplementedError):
+        kind = dataset.file_meta.TransferSyntaxUID.name
+        raise ValueError(f"its pixels are packed as {kind}, which cannot be decoded here") from None
     if dataset.PhotometricInterpretation in _COLOR:
         return _eight_bit_color(pixels, int(dataset.BitsStored))
     shown = _displayed(pixels, dataset)  # (height, width), 0 to 1
@@ -42,8 +50,8 @@ def _refuse_other_than_one_image(dataset: Any) -> None:
     if frames > 1:
         raise ValueError(f"the DICOM file has {frames} frames; one image per file is expected")
     if dataset.PhotometricInterpretation not in _GREY + _COLOR:
-        expected = ", ".join(_GREY + _COLOR)
-        raise ValueError(f"photometric interpretation {dataset.PhotometricInterpretation} is not one of {expected}")
+        kind = str(dataset.PhotometricInterpretation)[:20]
+        raise ValueError(f"its pixels are of the kind {kind}, which is neither grey nor RGB or YBR")
 
 
 def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:

@@ -66,10 +66,16 @@ def _identity_faults(spec: FolderSpec, columns: Columns) -> list[Fault]:
     """An image in two lines, or images without a patient, could stand on two sides of a split."""
     faults = []
     names, counts = np.unique(columns[spec.image_column], return_counts=True)
-    if (counts > 1).any():
+    if (nameless := np.flatnonzero(np.char.strip(columns[spec.image_column]) == "")).size:
+        problem = f"{nameless.size} lines name no image, line {nameless[0] + 2} first."
+        faults.append(Fault("data.image_column", problem, "Fill them, or remove these lines."))
+    elif (counts > 1).any():
         problem = f"{(counts > 1).sum()} images stand in more than one line: {quoted(names[counts > 1], 5)}."
         faults.append(Fault("data.image_column", problem, "Give each image one line."))
-    if spec.patient_column is not None and (blank := np.flatnonzero(columns[spec.patient_column] == "")).size:
+    if (
+        spec.patient_column is not None
+        and (blank := np.flatnonzero(np.char.strip(columns[spec.patient_column]) == "")).size
+    ):
         problem = f"{blank.size} lines name no patient, line {blank[0] + 2} first."
         faults.append(Fault("data.patient_column", problem, "Fill them, or leave patient_column out."))
     return faults

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_PIXELS = 2**26
+"""Of one picture, as its head announces them: some 8,000 by 8,000. More is a mistake, or meant to fill the memory."""
+
 
 @dataclass(frozen=True)
 class Skipped:

@@ -11,6 +11,7 @@ from common.data.pictures import Form, ImageStore, decode_all, stop_over_budget
 from common.data.spec import PictureSpec
 from common.data.splits import Names, any_positive, hold_out, parts_of, patient_split, shared_patient_faults
 from common.errors import BadInput, Fault, quoted
+from common.files import is_file
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
     Raises:
         BadInput: If a file is missing and ``spec.missing_files`` is "fault", or if no file is there at all.
     """
-    present = np.array([file.is_file() for file in table.files], dtype=np.bool_)
+    present = np.array([is_file(file) for file in table.files], dtype=np.bool_)
     there, absent = np.flatnonzero(present), np.flatnonzero(~present)
     missing = len(absent)
     if missing and (spec.missing_files == "fault" or not len(there)):
@@ -90,7 +91,12 @@ def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
 def folder_faults(spec: PictureSpec, base: Path) -> list[Fault]:
     """Find out whether the folder of images is there."""
     folder = base / spec.images
-    return [] if folder.is_dir() else [Fault("data.images", f"There is no folder {folder}.")]
+    try:
+        there = folder.is_dir()
+    except (OSError, ValueError):  # a name that no folder can have
+        there = False
+    remedy = "Paths are relative to the folder of this file."
+    return [] if there else [Fault("data.images", f"There is no folder {folder}.", remedy)]
 
 
 def load_pictures(table: LabelTable, spec: PictureSpec, store: ImageStore) -> Splits:

@@ -13,14 +13,24 @@ from common.data.image_set import ImageSet, Splits
 from common.data.known_classes import known_classes
 from common.data.label_table import own_patients
 from common.data.npz_checks import (
+    NpzArrays,
     is_single,
     key_faults,
     label_faults,
+    opened_npz,
     present_parts,
     read_headers,
     shape_faults,
 )
-from common.data.pictures import Form, ImageStore, decode_all, picture, resized, stop_over_budget
+from common.data.pictures import (
+    Form,
+    ImageStore,
+    decode_all,
+    picture,
+    resized,
+    stop_over_budget,
+    why_unreadable,
+)
 from common.data.spec import NpzSpec
 from common.data.splits import Names, any_positive, hold_out, shared_patient_faults
 from common.errors import BadInput, Fault, stop_on
@@ -61,8 +71,8 @@ def open_npz(spec: NpzSpec, base: Path) -> NpzTable:
     headers = read_headers(path)
     stop_on(key_faults(spec, path, headers))
     stop_on(shape_faults(spec, headers))
-    with np.load(path, allow_pickle=False) as arrays:
-        raw = {prefix: np.asarray(arrays[f"{prefix}_labels"]) for prefix in present_parts(headers)}
+    with opened_npz(path) as arrays:
+        raw = {prefix: arrays[f"{prefix}_labels"] for prefix in present_parts(headers)}
         class_names = spec.classes or known_classes(path.stem)
         stop_on(label_faults(raw, class_names))
         parts = _parts(spec, arrays, raw, len(class_names))
@@ -89,7 +99,8 @@ def load_npz(spec: NpzSpec, base: Path, store: ImageStore) -> Splits:
         BadInput: With all faults.
     """
     table = open_npz(spec, base)
-    with np.load(base / spec.path, allow_pickle=False) as arrays:
+    path = base / spec.path
+    with opened_npz(path) as arrays:
         sets = [
             _image_set(spec, arrays, part, table.class_names, store)
             for part in (table.train, table.validation, table.test)
@@ -105,7 +116,7 @@ def _one_column_per_class(labels: NDArray[Any], classes: int) -> NDArray[np.floa
     return np.asarray(labels.reshape(-1, 1) == np.arange(classes), dtype=np.float32)
 
 
-def _parts(spec: NpzSpec, arrays: Any, raw: Mapping[str, NDArray[Any]], classes: int) -> list[NpzPart]:
+def _parts(spec: NpzSpec, arrays: NpzArrays, raw: Mapping[str, NDArray[Any]], classes: int) -> list[NpzPart]:
     def column(prefix: str, key: str | None, otherwise: Names) -> Names:
         return otherwise if key is None else _strings(arrays[f"{prefix}_{key}"])
 
@@ -160,14 +171,18 @@ def stratified_rows(labels: NDArray[np.float32], limit: int, seed: int) -> NDArr
     return np.sort(np.argsort(place, kind="stable")[:limit])
 
 
-def _image_set(spec: NpzSpec, arrays: Any, part: NpzPart, class_names: tuple[str, ...], store: ImageStore) -> ImageSet:
+def _image_set(
+    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: ImageStore
+) -> ImageSet:
     if f"{part.prefix}_jpeg" not in arrays:
         images = resized(arrays[f"{part.prefix}_images"][part.rows], spec.image_size, spec.resize)
         return ImageSet(images, part.labels, class_names, part.patients, part.sources)
     return _decoded(spec, arrays, part, class_names, store)
 
 
-def _decoded(spec: NpzSpec, arrays: Any, part: NpzPart, class_names: tuple[str, ...], store: ImageStore) -> ImageSet:
+def _decoded(
+    spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: ImageStore
+) -> ImageSet:
     data, offsets = arrays[f"{part.prefix}_jpeg"], arrays[f"{part.prefix}_offsets"]
 
     def read(row: int) -> bytes:
@@ -175,7 +190,7 @@ def _decoded(spec: NpzSpec, arrays: Any, part: NpzPart, class_names: tuple[str, 
         return bytes(data[start:end])
 
     names = [f"{part.prefix}[{row}]" for row in part.rows]
-    decoded = decode_all(names, read, _jpeg_form(spec, bytes(data[offsets[0] : offsets[1]])), store)
+    decoded = decode_all(names, read, _jpeg_form(spec, bytes(data[slice(*offsets[:2])])), store)
     kept = part.only(decoded.kept)
     return ImageSet(decoded.images, kept.labels, class_names, kept.patients, kept.sources, decoded.skipped)
 
@@ -188,7 +203,7 @@ def _jpeg_form(spec: NpzSpec, first: bytes) -> Form:
     """
     try:
         image = picture(first)
-    except (OSError, ValueError, SyntaxError) as error:
-        problem = f"The first JPEG picture of {spec.path} cannot be read: {error}."
-        raise BadInput([Fault("data.path", problem)]) from error
+    except Exception as error:  # whatever a decoder makes of it
+        problem = f"The first JPEG picture of {spec.path} cannot be read: {why_unreadable(error)}."
+        raise BadInput([Fault("data.path", problem, "All pictures take its form: mend or remove it.")]) from None
     return Form(spec.image_size or max(image.size), image.mode == "RGB", spec.resize)

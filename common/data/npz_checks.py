@@ -1,7 +1,10 @@
 """What can be wrong with an npz file, found from the headers of its arrays and from its labels."""
 
+import math
 import zipfile
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,11 @@ from numpy.typing import NDArray
 
 from common.data.spec import NpzSpec
 from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.files import is_file
 
 _PREFIXES = ("train", "val", "test")
+_MOST_THAT_DEFLATE_SAVES = 1100
+_AGAIN = "Copy it again, or write it again with numpy.savez."
 
 
 @dataclass(frozen=True)
@@ -23,23 +29,69 @@ class Header:
     dtype: np.dtype[Any]
 
 
-def read_headers(path: Path) -> dict[str, Header]:
-    if not path.is_file():
-        raise BadInput(
-            [Fault("data.path", f"There is no file {path}.", "Paths are relative to the folder of this file.")]
-        )
+@contextmanager
+def reading(where: str, name: str) -> Iterator[None]:
+    """Read of an npz file inside: whatever zipfile, zlib and numpy make of damaged bytes is one fault of the file."""
+    subject = "" if where.endswith(name) else f"{name} "
     try:
-        with zipfile.ZipFile(path) as archive:
-            return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, ValueError, EOFError) as error:
-        raise BadInput([Fault("data.path", f"{path.name} is not an npz file that numpy can read: {error}.")]) from error
+        yield
+    except (NotImplementedError, RuntimeError):
+        problem = f"{subject}is a zip file that is locked or packed in an unusual way."
+        raise BadInput([Fault(where, problem, _AGAIN)]) from None
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError):
+        raise BadInput([Fault(where, f"{subject}is damaged, cut off, or no npz file.", _AGAIN)]) from None
+
+
+class NpzArrays:
+    """The arrays of an open npz file, each read when it is asked for.
+
+    Raises:
+        BadInput: Where what is asked for cannot be read.
+    """
+
+    def __init__(self, arrays: Any, where: str, name: str) -> None:
+        self._arrays, self._where, self._name = arrays, where, name
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._arrays
+
+    def __getitem__(self, key: str) -> NDArray[Any]:
+        with reading(self._where, self._name):
+            return np.asarray(self._arrays[key])
+
+
+@contextmanager
+def opened_npz(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
+    """Open a file whose headers :func:`read_headers` has found to be in order."""
+    with reading(where, path.name):
+        arrays = np.load(path, allow_pickle=False)
+    with arrays:
+        yield NpzArrays(arrays, where, path.name)
+
+
+def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
+    """What each array looks like, by its name.
+
+    Raises:
+        BadInput: If there is no such file, it is no npz file, or an array has another size than it announces.
+    """
+    if not is_file(path):
+        raise BadInput([Fault(where, f"There is no file {path}.", "Paths are relative to the folder of this file.")])
+    with reading(where, path.name), zipfile.ZipFile(path) as archive:
+        return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
 
 
 def _header(archive: zipfile.ZipFile, name: str) -> Header:
-    with archive.open(name) as member:
+    """Of one array, which must have as many bytes as it announces before anybody makes room for them."""
+    info = archive.getinfo(name)
+    with archive.open(info) as member:
         version = np.lib.format.read_magic(member)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(member)
+        held = info.file_size - member.tell()
+    possible = info.compress_size * _MOST_THAT_DEFLATE_SAVES
+    if not dtype.hasobject and (held != math.prod(shape) * dtype.itemsize or info.file_size > possible):
+        raise ValueError(f"{name} announces another size than it has")
     return Header(shape, dtype)
 
 
@@ -56,19 +108,15 @@ def key_faults(spec: NpzSpec, path: Path, headers: Mapping[str, Header]) -> list
     pixels = ("jpeg", "offsets") if _is_jpeg(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
     kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
-    lacking = [
-        (f"{prefix}_{kind}", where)
-        for kind, where in kinds
-        for prefix in present_parts(headers)
-        if f"{prefix}_{kind}" not in headers
-    ]
+    wanted = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in present_parts(headers)}
+    lacking = {name: where for name, where in wanted.items() if name not in headers}
     faults = [
         Fault(
             where,
             f'{path.name} has no array "{name}"; its arrays are {quoted(headers)}.',
-            did_you_mean(name, headers),
+            did_you_mean(name, headers.keys() - wanted.keys()),
         )
-        for name, where in lacking
+        for name, where in lacking.items()
     ]
     objects = [name for name, header in headers.items() if header.dtype.hasobject]
     if objects:
@@ -81,12 +129,17 @@ def shape_faults(spec: NpzSpec, headers: Mapping[str, Header]) -> list[Fault]:
     faults = []
     for prefix in present_parts(headers):
         count = _count(headers, prefix)
-        if not _is_jpeg(headers):
+        if _is_jpeg(headers):
+            faults += _jpeg_faults(prefix, headers)
+        else:
             faults += _image_faults(f"{prefix}_images", headers[f"{prefix}_images"])
         for kind in ("labels", spec.patient_key, spec.source_key):
             shape = headers[f"{prefix}_{kind}"].shape if kind else (count,)
             if not shape or shape[0] != count:
                 problem = f"{prefix}_{kind} has shape {shape}, but {prefix} has {count} images."
+                faults.append(Fault("data.path", problem))
+            elif kind != "labels" and math.prod(shape) != count:
+                problem = f"{prefix}_{kind} has shape {shape}; expected one entry an image, ({count},)."
                 faults.append(Fault("data.path", problem))
         if len(headers[f"{prefix}_labels"].shape) not in (1, 2):
             shape = headers[f"{prefix}_labels"].shape
@@ -97,14 +150,26 @@ def shape_faults(spec: NpzSpec, headers: Mapping[str, Header]) -> list[Fault]:
 
 def _count(headers: Mapping[str, Header], prefix: str) -> int:
     if _is_jpeg(headers):
-        return max(0, headers[f"{prefix}_offsets"].shape[0] - 1)
+        return max(0, (*headers[f"{prefix}_offsets"].shape, 0)[0] - 1)
     return (*headers[f"{prefix}_images"].shape, 0)[0]
+
+
+def _jpeg_faults(prefix: str, headers: Mapping[str, Header]) -> list[Fault]:
+    data, offsets = headers[f"{prefix}_jpeg"], headers[f"{prefix}_offsets"]
+    faults = []
+    if data.dtype != np.uint8 or len(data.shape) != 1:
+        problem = f"{prefix}_jpeg is {data.dtype} {data.shape}; expected uint8 (bytes of all pictures,)."
+        faults.append(Fault("data.path", problem))
+    if offsets.dtype.kind not in "iu" or len(offsets.shape) != 1:
+        problem = f"{prefix}_offsets is {offsets.dtype} {offsets.shape}; expected whole numbers (pictures + 1,)."
+        faults.append(Fault("data.path", problem))
+    return faults
 
 
 def _image_faults(name: str, header: Header) -> list[Fault]:
     grey = len(header.shape) == 3
     color = len(header.shape) == 4 and header.shape[3] == 3
-    if header.dtype == np.uint8 and (grey or color):
+    if header.dtype == np.uint8 and (grey or color) and min(header.shape[1:]) > 0:
         return []
     problem = f"{name} is {header.dtype} {header.shape}; expected uint8 (n, height, width) or (n, height, width, 3)."
     return [Fault("data.path", problem)]
@@ -112,7 +177,9 @@ def _image_faults(name: str, header: Header) -> list[Fault]:
 
 def label_faults(raw: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
     if any(array.dtype.kind not in "biuf" for array in raw.values()):
-        kinds = ", ".join(f"{prefix}_labels is {array.dtype}" for prefix, array in raw.items())
+        kinds = ", ".join(
+            f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}" for prefix, array in raw.items()
+        )
         return [Fault("data.path", f"Labels are numbers; {kinds}.")]
     faults = [fault for prefix, array in raw.items() for fault in _value_faults(f"{prefix}_labels", array)]
     return faults or _width_faults(raw, class_names)

@@ -3,6 +3,7 @@
 import io
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,14 +11,16 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from common.data.dicom import dicom_pixels, is_dicom
-from common.data.image_set import Skipped
+from common.data.image_set import MAX_PIXELS, Skipped
 from common.data.spec_base import Resize
 from common.errors import BadInput, Fault
 
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
+_LONGEST_REASON = 100
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ def decode_all(
         try:
             images[index] = shaped(picture(read(index)), form)
         except Exception as error:
-            return str(error) or type(error).__name__
+            return why_unreadable(error)
         return ""
 
     with ThreadPoolExecutor(store.workers) as pool:
@@ -97,21 +100,44 @@ def _closed_up(images: NDArray[np.uint8], kept: NDArray[np.intp]) -> NDArray[np.
     return images[: len(kept)]
 
 
+def why_unreadable(error: Exception) -> str:
+    """What a decoder found, for the person who has the file: in one line, and our own words where we have some."""
+    said = " ".join(str(error).split())
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"more than {MAX_PIXELS // 10**6} million pixels"
+    if isinstance(error, OSError) and error.strerror:
+        return f"the file cannot be opened: {error.strerror}"
+    if isinstance(error, ValueError | OSError) and 0 < len(said) <= _LONGEST_REASON:
+        return said
+    return "damaged, or of a kind that cannot be decoded here"
+
+
 def picture(data: bytes) -> Image.Image:
     """Decode one file by its content into an 8-bit grey ("L") or colour ("RGB") picture.
 
     Raises:
         OSError, ValueError, ...: Whatever the decoder found; see :func:`decode_all`.
     """
+    if not data:
+        raise ValueError("empty")
     if is_dicom(data):
         return Image.fromarray(dicom_pixels(data))
     if not data.startswith((b"\x89PNG", b"\xff\xd8")):
         raise ValueError("neither PNG, JPEG nor DICOM")
-    with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+    with _opened(data) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise Image.DecompressionBombError
         image.load()
         if image.mode.startswith("I"):
             return Image.fromarray(_eight_bits(np.asarray(image)))
         return image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+
+
+def _opened(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+    except UnidentifiedImageError:
+        raise ValueError("damaged or cut off") from None
 
 
 def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:

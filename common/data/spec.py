@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from common.contract import PLAIN_NAME
-from common.data.spec_base import SPLIT_SEED, ClassNames, Count, Fraction, LabelPolicy, LegacySeed, Resize, Spec
+from common.data.spec_base import SPLIT_SEED, ClassNames, Count, Fraction, LabelPolicy, LegacySeed, Resize, Side, Spec
 
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 
@@ -40,7 +40,7 @@ class NpzSpec(Spec):
     train_limit: Count | None = None
     test_limit: Count | None = None
     validation_fraction: Fraction = 0.1
-    image_size: Count | None = None
+    image_size: Side | None = None
     resize: Resize = "pad"
     skip_budget: Fraction = 0.05
     split_seed: LegacySeed = SPLIT_SEED
@@ -60,7 +60,7 @@ class PictureSpec(Spec):
 
     images: str
     labels: str
-    image_size: Count = 224
+    image_size: Side = 224
     resize: Resize = "pad"
     color: bool = False
     skip_budget: Fraction = 0.05
@@ -162,7 +162,7 @@ class DigitsSpec(Spec):
     """scikit-learn's 1,797 handwritten digits, 8x8: always at hand, nothing to download."""
 
     kind: Literal["digits"]
-    image_size: Count | None = None
+    image_size: Side | None = None
     split_seed: LegacySeed = SPLIT_SEED
 
 
@@ -176,8 +176,8 @@ class PhantomSpec(Spec):
     """
 
     kind: Literal["phantom"]
-    images: Annotated[int, Field(ge=20)] = 3000
-    image_size: Annotated[int, Field(ge=16)] = 64
+    images: Annotated[int, Field(ge=20, le=10**7)] = 3000
+    image_size: Annotated[int, Field(ge=16, le=4096)] = 64
     seed: Annotated[int, Field(ge=0)] = 0
     split_seed: LegacySeed = SPLIT_SEED
 
@@ -195,7 +195,7 @@ class MixtureSpec(Spec):
 
     kind: Literal["mixture"]
     tasks: Annotated[Mapping[TaskName, NpzSpec], Field(min_length=1)]
-    image_size: Count
+    image_size: Side
     color: bool = False
 
     @model_validator(mode="after")

@@ -8,6 +8,8 @@ Resize = Literal["pad", "stretch"]
 LabelPolicy = Literal["unknown", "negative", "positive"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]
+Side = Annotated[int, Field(gt=0, le=4096)]
+"""Of an image, in pixels."""
 LegacySeed = Annotated[int, Field(ge=0, lt=2**32)]
 """As numpy's legacy generator takes it."""
 ClassNames = Annotated[tuple[str, ...], Field(min_length=1)]

@@ -2,10 +2,10 @@
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
@@ -21,9 +21,11 @@ from common.models.state import (
     state_sha256,
     write_state,
 )
+from common.toml_files import in_words
 
 TENSORS = "model.safetensors"
 DESCRIPTION = "model.json"
+_WRITTEN_TOGETHER = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
 
 
 class SavedModel(BaseModel):
@@ -50,6 +52,14 @@ class SavedModel(BaseModel):
     initial_weights_sha256: Sha256 | None
     safetensors_sha256: Sha256
     model_sha256: Sha256
+
+    @model_validator(mode="after")
+    def _can_be_built_from_this_folder_alone(self) -> Self:
+        if len(set(self.class_names)) < len(self.class_names):
+            raise ValueError("class_names must differ")
+        if self.model.weights is not None:
+            raise ValueError("model.weights must be null: the tensors are in the file beside this one")
+        return self
 
 
 def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: str) -> SavedModel:
@@ -96,8 +106,10 @@ def read_description(folder: Path) -> SavedModel:
     try:
         return SavedModel.model_validate_json(_content(path))
     except ValidationError as error:
-        faults = [Fault(f"{path}: {'.'.join(map(str, e['loc']))}", f"{e['msg']}.") for e in error.errors()]
-        raise BadInput(faults) from error
+        places = [(".".join(map(str, one["loc"])), in_words(dict(one))) for one in error.errors(include_url=False)]
+        raise BadInput(
+            Fault(f"{path}: {place}" if place else str(path), said, _WRITTEN_TOGETHER) for place, said in places
+        ) from None
 
 
 def _self_contained(spec: ModelSpec) -> ModelSpec:
@@ -117,11 +129,12 @@ def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
     content = _content(path)
     actual = hashlib.sha256(content).hexdigest()
     if actual != sha256:
-        raise BadInput([Fault(str(path), f"It has SHA-256 {actual}, but {DESCRIPTION} beside it names {sha256}.")])
+        problem = f"has SHA-256 {actual}, but {DESCRIPTION} beside it names {sha256}."
+        raise BadInput([Fault(str(path), problem, _WRITTEN_TOGETHER)])
     try:
         return dict(safetensors.numpy.load(content))
-    except SafetensorError as error:
-        raise BadInput([Fault(str(path), f"This is no safetensors file ({error}).")]) from error
+    except (SafetensorError, LookupError, TypeError, ValueError) as error:  # the last three by types that numpy lacks
+        raise BadInput([Fault(str(path), f"is no safetensors file of float32 numbers: {error}.")]) from None
 
 
 def _write_tensors(network: SplitNetwork, tensors: dict[str, Array], path: Path) -> None:
@@ -129,7 +142,8 @@ def _write_tensors(network: SplitNetwork, tensors: dict[str, Array], path: Path)
     try:
         state = state_of_named(tensors, layout, network.class_names)
     except ValueError as error:
-        raise BadInput([Fault(str(path), f"It is not the {layout.architecture} of {DESCRIPTION}: {error}.")]) from error
+        problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
+        raise BadInput([Fault(str(path), problem, _WRITTEN_TOGETHER)]) from None
     write_state(network, state.trunk, state.norm, state.head)
 
 
@@ -137,4 +151,5 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput([Fault(str(path), f"It cannot be read ({error.strerror}).")]) from error
+        remedy = "Name the folder of a finished run, or of a model that a site keeps."
+        raise BadInput([Fault(str(path), f"cannot be read: {error.strerror}.", remedy)]) from None

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from common.toml_files import SHA256_PATTERN
+
 Architecture = Literal[
     "densenet121",
     "resnet18",
@@ -20,7 +22,7 @@ Architecture = Literal[
 Task = Literal["multi_label", "multi_class"]
 """``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax."""
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class ModelSpec(BaseModel):
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: Annotated[int, Field(ge=1, le=4096)]
-    neck: Annotated[int, Field(ge=1)] | None = None
+    neck: Annotated[int, Field(ge=1, le=65536)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     norm: Literal["batch", "group"] = "batch"
     weights: Annotated[str, Field(min_length=1)] | None = None

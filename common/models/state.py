@@ -168,7 +168,9 @@ def state_of_named(tensors: Mapping[str, Array], layout: Layout, class_names: Se
     came = {name: values.shape for name, values in tensors.items()}
     wrong = sorted(name for name in expected.keys() | came.keys() if expected.get(name) != came.get(name))
     if wrong:
-        listed = "; ".join(f"{name}: expected {expected.get(name)}, got {came.get(name)}" for name in wrong[:5])
+        listed = "; ".join(
+            f"{name}: expected {expected.get(name, 'none')}, got {came.get(name, 'none')}" for name in wrong[:5]
+        )
         raise ValueError(f"{len(wrong)} tensors differ, the first ones: {listed}")
     head = Head(tuple(class_names), tensors["head.weight"].copy(), tensors["head.bias"].copy())
     return ModelState(_joined(tensors, layout.trunk), _joined(tensors, layout.norm), head)

@@ -113,7 +113,15 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise BadInput([Fault(str(path), f"The weights file cannot be read ({error.strerror}).")]) from error
+        raise BadInput(
+            [
+                Fault(
+                    str(path),
+                    f"The weights file cannot be read ({error.strerror}).",
+                    "Paths are relative to the folder of the experiment.",
+                )
+            ]
+        ) from error
 
 
 def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault]:

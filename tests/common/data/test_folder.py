@@ -95,13 +95,6 @@ def test_a_misspelt_finding_is_named_with_the_nearest(folder: Path) -> None:
     ]
 
 
-def test_a_missing_folder_and_a_missing_table_are_named_together(tmp_path: Path) -> None:
-    assert messages(tmp_path) == [
-        f"data.images: There is no folder {tmp_path / 'pictures'}.",
-        f"data.labels: There is no file {tmp_path / 'labels.csv'}. Paths are relative to the folder of this file.",
-    ]
-
-
 def test_an_image_in_two_lines_and_a_line_without_patient_are_faults(folder: Path) -> None:
     change(folder / "labels.csv", "03.png,1,", "02.png,,")
     assert messages(folder) == [

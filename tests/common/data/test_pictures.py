@@ -156,7 +156,7 @@ def test_windows_follow_the_standards_functions(function: str, expected: list[fl
     ("elements", "reason"),
     [
         ({"NumberOfFrames": 2, "Rows": 1, "Columns": 2}, "has 2 frames; one image per file is expected"),
-        ({"PhotometricInterpretation": "HSV"}, "photometric interpretation HSV is not one of MONOCHROME1"),
+        ({"PhotometricInterpretation": "HSV"}, "its pixels are of the kind HSV, which is neither grey nor RGB or YBR"),
         ({"WindowCenter": 5, "WindowWidth": 0}, "window width 0 is too small"),
     ],
 )

@@ -62,8 +62,3 @@ def test_every_fault_of_a_description_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as refused:
         load_model(tmp_path)
     assert {"format_version", "class_names", "model"} <= {f.where.split(": ")[-1] for f in refused.value.faults}
-
-
-def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"model\.json: It cannot be read \(No such file"):
-        load_model(tmp_path)

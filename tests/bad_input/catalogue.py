@@ -1,0 +1,62 @@
+"""What a person may get wrong, what may be damaged on its way or on a disk, and the whole message each time.
+
+A kind is a module of this folder with ``CASES``; its messages stand in ``said/KIND.toml`` under the same names, with
+``{folder}`` for the folder that a case is made in. Reading these files is reading all that we say to people.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.network.real import flwr_client, flwr_server, flwr_sim
+from tests.server.commands import Ended
+
+__all__ = ["Case", "Ended", "changed", "client", "expected", "server", "simulation", "told"]
+
+SAID = Path(__file__).parent / "said"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One malformed thing.
+
+    Attributes:
+        name: What is wrong with it.
+        done: Makes it in an empty folder, and does there what a person would do with it.
+        code: How the program ends.
+        marks: Of pytest.
+    """
+
+    name: str
+    done: Callable[[Path], Ended]
+    code: int = 2
+    marks: tuple[Any, ...] = field(default=())
+
+
+def expected(kind: str) -> Mapping[str, str]:
+    """The messages of a kind by the names of its cases."""
+    messages: dict[str, str] = tomllib.loads((SAID / f"{kind}.toml").read_text(encoding="utf-8"))
+    return messages
+
+
+def told(ended: Ended, folder: Path) -> str:
+    """The message without what changes from one machine and one test to the next."""
+    said = ended.err.replace(str(folder), "{folder}").strip()
+    said = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:{port}", said)
+    said = re.sub(r"\b[0-9a-f]{64}\b", "{sha256}", said)
+    return re.sub(r"(?m)^\d\d:\d\d:\d\d  ", "", said)
+
+
+def changed(text: str, *changes: tuple[str, str]) -> str:
+    """A text with each first part replaced by the second; every one must be there."""
+    for before, after in changes:
+        assert before in text, before
+        text = text.replace(before, after)
+    return text
+
+
+simulation, server, client = flwr_sim, flwr_server, flwr_client
+"""The three programs, as they are typed."""

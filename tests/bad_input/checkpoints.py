@@ -1,0 +1,74 @@
+"""A run folder that was damaged, through ``flwr-sim run --resume``."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.bad_input.catalogue import Case, Ended, simulation
+from tests.bad_input.finished_run import copied_to
+
+STATE, FACTS = "checkpoints/round-000001.safetensors", "checkpoints/round-000001.json"
+
+
+def broken_off(change: Callable[[Path], object], *overrides: str) -> Callable[[Path], Ended]:
+    """A run that was killed before its summary, and what happened to its folder since."""
+
+    def done(folder: Path) -> Ended:
+        run = copied_to(folder)
+        (run / "summary.json").unlink()
+        change(run)
+        setting = [word for override in overrides for word in ("--set", override)]
+        return simulation("run", folder / "experiment.toml", "--out", run, "--resume", *setting)
+
+    return done
+
+
+def finished(change: Callable[[Path], object]) -> Callable[[Path], Ended]:
+    def done(folder: Path) -> Ended:
+        change(copied_to(folder))
+        return simulation("run", folder / "experiment.toml", "--out", folder / "run", "--resume")
+
+    return done
+
+
+def file(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], Any]:
+    return lambda run: (run / name).write_bytes(change((run / name).read_bytes()))
+
+
+def flipped(content: bytes) -> bytes:
+    return content[:-100] + bytes([content[-100] ^ 1]) + content[-99:]
+
+
+def facts(**other: object) -> Callable[[bytes], bytes]:
+    return lambda content: json.dumps(json.loads(content) | other).encode()
+
+
+def of_a_former_round(content: bytes) -> bytes:
+    whole = json.loads(content)
+    whole["facts"]["books"]["train_seconds"] = 0.0
+    return json.dumps(whole).encode()
+
+
+def copy_elsewhere(folder: Path) -> Ended:
+    run = copied_to(folder)
+    (folder / "empty").mkdir()
+    shutil.rmtree(run)
+    return simulation("run", folder / "experiment.toml", "--out", folder / "empty", "--resume")
+
+
+CASES = (
+    Case("the state is cut off", broken_off(file(STATE, lambda content: content[:-7]))),
+    Case("a byte of the state is another", broken_off(file(STATE, flipped))),
+    Case("the state is lost", broken_off(lambda run: (run / STATE).unlink())),
+    Case("the description is cut off", broken_off(file(FACTS, lambda content: content[:50]))),
+    Case("the description is empty", broken_off(file(FACTS, lambda content: b""))),
+    Case("the description is another's", broken_off(file(FACTS, lambda content: b'["round", 1]'))),
+    Case("the description was edited", broken_off(file(FACTS, of_a_former_round))),
+    Case("of another release", broken_off(file(FACTS, facts(version=1)))),
+    Case("a line of rounds.jsonl was edited", broken_off(file("rounds.jsonl", lambda content: b"one\n" + content))),
+    Case("another experiment", broken_off(lambda run: None, "training.lr=0.5", "model.neck=8")),
+    Case("no folder of a run", copy_elsewhere),
+    Case("a summary that is cut off", finished(file("summary.json", lambda content: content[:-20]))),
+)

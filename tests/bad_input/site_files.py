@@ -1,0 +1,57 @@
+"""site.toml, through ``flwr-client start``."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from client.first_day import TEMPLATE
+from tests.bad_input.catalogue import Case, Ended, client
+from tests.bad_input.keys import KEY, kit_text
+
+HEAD = 'name = "north"\nhealth = ""\n'
+DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
+
+
+def start(folder: Path, text: str) -> Ended:
+    """With the key and the kit that belong to the name."""
+    (folder / "site.toml").write_text(text, encoding="utf-8")
+    (folder / "north.key").write_text(KEY, encoding="ascii")
+    (folder / "north.key").chmod(0o600)
+    (folder / "north.kit").write_text(kit_text(), encoding="utf-8")
+    return client("start", folder)
+
+
+def saying(text: str) -> Callable[[Path], Ended]:
+    return lambda folder: start(folder, text)
+
+
+CASES = (
+    Case("there is none", lambda folder: client("start", folder)),
+    Case("no folder", lambda folder: client("start", folder / "nrth")),
+    Case("a quote is missing", saying('name = "north\n' + DATA)),
+    Case("a path with Windows' backslashes", saying(f'{HEAD}[data]\nkind = "npz"\npath = "D:\\scans\\a.npz"\n')),
+    Case("as init wrote it, nothing filled in", saying(TEMPLATE.format(name="north"))),
+    Case("no name", saying(DATA)),
+    Case("a name that leads elsewhere", saying(f'name = "../north"\nhealth = ""\n{DATA}')),
+    Case("a name that is too long", saying(f'name = "{"n" * 201}"\nhealth = ""\n{DATA}')),
+    Case("no data", saying(HEAD)),
+    Case("data that is no table", saying(f'{HEAD}data = "labels.csv"\n')),
+    Case("an unknown key", saying(f"{HEAD}heatlh = 1\n{DATA}")),
+    Case("an unknown key of the data", saying(f"{HEAD}{DATA}imags = 20\n")),
+    Case("a key that belongs to another kind of data", saying(f'{HEAD}{DATA}label_columns = ["Mass"]\n')),
+    Case("an unknown device", saying(f'{HEAD}device = "gpu"\n{DATA}')),
+    Case("a health address without a port", saying(f'name = "north"\nhealth = "localhost"\n{DATA}')),
+    Case("a health address that is a port", saying(f'name = "north"\nhealth = "9095"\n{DATA}')),
+    Case("a health address that is a number", saying(f'name = "north"\nhealth = 9095\n{DATA}')),
+    Case("a policy that is no table", saying(f"{HEAD}policy = true\n{DATA}")),
+    Case("a policy that neither says yes nor no", saying(f'{HEAD}{DATA}[policy]\nlabel_counts = "perhaps"\n')),
+    Case("a smallest count below 0", saying(f"{HEAD}{DATA}[policy]\nsmallest_count = -1\n")),
+    Case("classes that are no list", saying(f'{HEAD}{DATA}annotates = "Mass"\n')),
+    Case("a class that the data do not have", saying(f'{HEAD}{DATA}annotates = ["Mas"]\n')),
+    Case("a class twice", saying(f'{HEAD}{DATA}annotates = ["Mass", "Mass"]\n')),
+    Case("synonyms that are no table", saying(f'{HEAD}{DATA}synonyms = ["Mass"]\n')),
+    Case("a synonym of a label that is none", saying(f'{HEAD}{DATA}[data.synonyms]\nMas = "Tumour"\n')),
+    Case("a synonym that makes two labels one", saying(f'{HEAD}{DATA}[data.synonyms]\nMass = "Nodule"\n')),
+    Case("data that are not there", saying(f'{HEAD}[data]\nkind = "npz"\npath = "absent.npz"\n')),
+    Case("a path that no file can have", saying(f'{HEAD}[data]\nkind = "npz"\npath = "{"x" * 300}.npz"\n')),
+    Case("several faults at once", saying(f'name = "../north"\ndevice = "gpu"\nheatlh = ""\n{DATA}imags = 20\n')),
+)

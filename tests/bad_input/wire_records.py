@@ -1,0 +1,167 @@
+"""Records that the other side may send: what is said of each, to whoever runs the side that refuses it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from common.models.head import Head
+from common.score_histograms import BINS
+from common.wire import (
+    RAW,
+    WIRE_VERSION,
+    EvaluateReply,
+    Groups,
+    Record,
+    Refusal,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+    WireError,
+    decode,
+    encode,
+)
+from tests.bad_input.catalogue import Case, Ended
+
+HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))
+MODEL = Groups(np.array([0.25, -7], np.float32), None, HEAD)
+NAN, INFINITE = float("nan"), float("inf")
+STATISTICS = {"prior": np.array([[0.25, NAN], [-3, 0.5]], np.float32), "none": np.zeros((0, 2), np.float32)}
+REQUEST = TrainRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "round 3: too late", MODEL, STATISTICS)
+REPLY = TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, MODEL, 3, STATISTICS, 9, 4)
+ANSWER = RollCallAnswer("run", "north", ("B", "A"), ("b", "a"), 12, 0, 9, "layout", "0.1.0", (5, -1), (7, -1))
+SCORES = EvaluateReply("run", 4, "north", 0.5, None, ("b",), (NAN,), (0.25,), (0.5,), (0,), (7,), "hash")
+SPREAD = replace(
+    SCORES,
+    class_names=("b", "a"),
+    auroc=(NAN, 0.5),
+    average_precision=(0.25, 0.5),
+    balanced_accuracy=(0.5, 0.5),
+    positives=(4, 1),
+    negatives=(7, 2),
+    told_classes=("a",),
+    positive_scores=(0,) * (BINS - 1) + (1,),
+    negative_scores=(2,) + (0,) * (BINS - 1),
+)
+ONES = np.ones(2, np.float32)
+
+
+def refused(content: RecordDict, kind: Any = TrainReply) -> Ended:
+    """No program ends by it: what is said goes into the log, or to the other side."""
+    try:
+        decode(content, kind)
+    except WireError as error:
+        return Ended(0, "", str(error).replace(f"this one {WIRE_VERSION}", "this one {version}"))
+    raise AssertionError("accepted")
+
+
+def field(name: str, value: object, record: Record = REPLY) -> Callable[[Path], Ended]:
+    """A good record with one field of another value."""
+
+    def done(folder: Path) -> Ended:
+        content = encode(record)
+        content["fields"] = ConfigRecord({**content["fields"], name: value})  # type: ignore[dict-item]
+        return refused(content, type(record))
+
+    return done
+
+
+def without(name: str, record: Record = REPLY) -> Callable[[Path], Ended]:
+    def done(folder: Path) -> Ended:
+        content = encode(record)
+        del content["fields"][name]
+        return refused(content, type(record))
+
+    return done
+
+
+def trunk(**other: Any) -> Callable[[Path], Ended]:
+    """A reply whose trunk is told of otherwise than it is."""
+    told = {"dtype": "float32", "shape": (2,), "stype": RAW, "data": ONES.tobytes()} | other
+    return arrays({"trunk": Array(**told)})
+
+
+def arrays(named: Mapping[str, Array]) -> Callable[[Path], Ended]:
+    return record("update", ArrayRecord(dict(named)))
+
+
+def record(name: str, value: Any) -> Callable[[Path], Ended]:
+    def done(folder: Path) -> Ended:
+        content = encode(REPLY)
+        content[name] = value
+        return refused(content)
+
+    return done
+
+
+def saying(text: str, case: Callable[[Path], Ended]) -> Case:
+    return Case(text, case, code=0)
+
+
+CASES = (
+    saying("of an earlier release", field("wire.version", 1)),
+    saying("of a version that is text", field("wire.version", "6")),
+    saying("another record", lambda folder: refused(encode(ANSWER))),
+    saying("no fields", lambda folder: refused(RecordDict({"arrays": ArrayRecord()}))),
+    saying("fields without a version", without("wire.version")),
+    saying("a record that nobody declared", record("pixels", ArrayRecord({"0": Array(np.zeros(3))}))),
+    saying("a field that nobody declared", field("patients", ["Jones"])),
+    saying("a field is missing", without("site")),
+    saying("text for a number", field("round", "4")),
+    saying("yes for a number", field("round", True)),
+    saying("a whole number for a loss", field("train_loss", 1)),
+    saying("text for a list", field("class_names", "b", ANSWER)),
+    saying("no images", field("train_samples", 0)),
+    saying("a loss that is no number", field("train_loss", NAN)),
+    saying("a loss without end", field("train_loss", INFINITE)),
+    saying("a loss that is there and is no number", field("validation_loss", NAN)),
+    saying("an AUROC without end", field("auroc", [INFINITE], SCORES)),
+    saying("more right than there are", field("test_correct", 10)),
+    saying("right ones of unknown many", without("test_images")),
+    saying("a run that leads elsewhere", field("run", "../../etc", REQUEST)),
+    saying("a roll call for a run that leads elsewhere", field("run", "a/b", RollCall("run", "{}"))),
+    saying("norm as numbers", field("update.norm", [1.0])),
+    saying("norm of seven bytes", field("update.norm", b"1234567")),
+    saying("head rows without names", field("update.classes", [])),
+    saying("half a head", without("update.bias")),
+    saying("names that are numbers", field("update.classes", [1, 2])),
+    saying("a class twice", field("update.classes", ["a", "a"])),
+    saying("three weights for two classes", field("update.weight", bytes(12))),
+    saying("three biases for two classes", field("update.bias", bytes(12))),
+    saying("no weights", field("update.weight", b"")),
+    saying("a trunk of another type", trunk(dtype="float64", data=bytes(16))),
+    saying("a trunk that is pickled", trunk(stype="numpy.ndarray")),
+    saying("a trunk of two dimensions", trunk(shape=(1, 2))),
+    saying("a trunk below zero", trunk(shape=(-2,))),
+    saying("a trunk that announces terabytes", trunk(shape=(10**13,))),
+    saying("a trunk that is cut off", trunk(data=bytes(7))),
+    saying("a trunk of int8 whose scale is none", trunk(dtype="int8", data=bytes([121, 1, 1]))),
+    saying("no trunk in its record", arrays({"body": Array(ONES)})),
+    saying("a trunk and more", arrays({"trunk": Array(ONES), "more": Array(ONES)})),
+    saying("a trunk that is no array", record("update", ConfigRecord({"trunk": b"1234"}))),
+    saying("statistics without names", without("statistics.names")),
+    saying("statistics that lead elsewhere", field("statistics.names", ["a/b"])),
+    saying("statistics of three bytes", field("statistics/prior", b"123")),
+    saying("statistics of another shape", field("statistics/prior/shape", [3])),
+    saying("statistics below zero", field("statistics/prior/shape", [-2, -2])),
+    saying("statistics of 65 dimensions", field("statistics/prior/shape", [1] * 65)),
+    saying("statistics of a shape that no array has", field("statistics/none/shape", [0, 2**62, 2**62])),
+    saying("statistics without end", field("statistics/prior", np.full(4, np.inf, np.float32).tobytes())),
+    saying("statistics that nobody named", field("statistics/more", b"")),
+    saying("one name for two classes", field("names", ["A"], ANSWER)),
+    saying("counts of one kind", field("negatives", [], ANSWER)),
+    saying("counts below unknown", field("negatives", [-2, -1], ANSWER)),
+    saying("more counted than there are", field("positives", [2**62, 0], ANSWER)),
+    saying("a refusal of an unknown kind", field("kind", "mood", Refusal("run", "name", "why"))),
+    saying("a metric for no class", field("positives", [3, 4], SCORES)),
+    saying("scores of a class that was not tested", field("told_classes", ["c"], SPREAD)),
+    saying("scores of a class twice", field("told_classes", ["a", "a"], SPREAD)),
+    saying("scores that nobody told of", field("told_classes", [], SPREAD)),
+    saying("too few scores", field("positive_scores", [1], SPREAD)),
+    saying("scores below zero", field("negative_scores", [-2, 4] + [0] * (BINS - 2), SPREAD)),
+    saying("more scores than images", field("negative_scores", [3] + [0] * (BINS - 1), SPREAD)),
+)
