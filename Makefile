@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test quick torture endurance lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
+.PHONY: help demo test quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -34,6 +34,11 @@ torture: $(VENV)/installed  ## kills, cuts, full disks, bad input; a table of wh
 
 endurance: $(VENV)/installed  ## 200 rounds of ten sites under random faults; memory and open files stay flat
 	$(BIN)/pytest -s -m endurance
+
+FUZZ_SECONDS ?= 60
+fuzz: $(VENV)/installed  ## whatever reads bytes of the other side or of a disk, under coverage-guided fuzzing; 24 min
+	$(BIN)/pip install --quiet --editable '.[fuzz]'
+	for target in $$($(BIN)/python -m tests.fuzz.run); do $(BIN)/python -m tests.fuzz.run $$target $(FUZZ_SECONDS) || exit 1; done
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.files import remove_parts, write_atomically
@@ -131,9 +132,12 @@ def _memory_of(written: bytes) -> Memory:
     digest, content = written[:_DIGEST], written[_DIGEST:]
     if hashlib.sha256(content).digest() != digest:
         raise ValueError("its SHA-256 is not the one that it was written with")
-    arrays = load(content)
-    facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
-    classes = facts.pop("classes")
-    groups: dict[str, Any] = {group: Groups.of_named(below(group, arrays), classes.get(group, [])) for group in _GROUPS}
-    groups |= {kind: below(kind, arrays) for kind in _ARRAYS}
-    return Memory(**groups, **facts)
+    try:
+        arrays = load(content)
+        facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
+        classes = facts.pop("classes")
+        groups: dict[str, Any] = {g: Groups.of_named(below(g, arrays), classes.get(g, [])) for g in _GROUPS}
+        groups |= {kind: below(kind, arrays) for kind in _ARRAYS}
+        return Memory(**groups, **facts)
+    except (SafetensorError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it holds no memory: {error}") from None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.errors import quoted
+from strategies.registry import STRATEGIES
 from tests.network.real import flwr_client, flwr_server, flwr_sim
 from tests.server.commands import Ended
 
@@ -45,6 +47,7 @@ def expected(kind: str) -> Mapping[str, str]:
 def told(ended: Ended, folder: Path) -> str:
     """The message without what changes from one machine and one test to the next."""
     said = ended.err.replace(str(folder), "{folder}").strip()
+    said = said.replace(quoted(STRATEGIES, limit=len(STRATEGIES)), "{methods}")
     said = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:{port}", said)
     said = re.sub(r"\b[0-9a-f]{64}\b", "{sha256}", said)
     return re.sub(r"(?m)^\d\d:\d\d:\d\d  ", "", said)

@@ -105,7 +105,7 @@ CASES = (
     Case("a number of 5000 digits", edited(("seed = 3", f"seed = {'9' * 5000}"))),
     Case("an unknown key", edited(("rounds = 2", "round = 2"))),
     Case("an unknown table", edited(("[training]", "[trainig]"))),
-    Case("an unknown key that is like none", edited(("seed = 3", "colour = 3"))),
+    Case("an unknown key that is like none", set_to("simulation.colour=3")),
     Case("a word where a number belongs", edited(("batch_size = 64", 'batch_size = "many"'))),
     Case("a number where a word belongs", edited(("seed = 3", "name = 3"))),
     Case(

@@ -1,0 +1,423 @@
+"""Everything that reads bytes of the other side or of a disk, and what it may make of them.
+
+A target takes any bytes. It either turns them down by the one error that it declares, or makes something of them that
+survives being written and read again; whatever else comes out of it is a defect.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from flwr.proto.fleet_pb2 import PullMessagesResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata as ProtoMetadata
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from PIL import Image
+
+from client.in_hand import InHand
+from client.link import NotThere, bundle_fault, expired
+from client.memory import Memory, MemoryFolder
+from client.settings import open_site, read_settings
+from common.compact import FORMS, packed, rounded, unpacked
+from common.config import read_experiment
+from common.data.folder import open_folder
+from common.data.load import load
+from common.data.pictures import Form, decode_all
+from common.data.spec import FolderSpec, NpzSpec
+from common.errors import BadInput
+from common.flower_objects import message_of
+from common.identity import checked_key, read_key, read_kit, read_request, write_toml
+from common.large_field import cut_out, with_field
+from common.models.head import Head
+from common.models.network import build
+from common.models.saved import DESCRIPTION, TENSORS, load_model, save_model
+from common.models.spec import ModelSpec
+from common.models.state import ModelState
+from common.wire import Groups, RefusalNoted, RollCall, WireError, decode, encode
+from server.authority import certificate_faults, issue_server_certificate, make_authority
+from server.checkpoints import Checkpoint, CheckpointFolder
+from server.coordinator import FILE as COORDINATOR_FILE
+from server.coordinator import Coordinator, CoordinatorFile, read_coordinator
+from server.run_folder import RunFolder
+from strategies.checkpoint import of_bytes, to_bytes
+from strategies.state import FederationState
+from tests.bad_input.coordinator_files import GOOD
+from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
+from tests.bad_input.images import dicom, encoded
+from tests.bad_input.keys import KEY, LINE, kit_text, request_text
+from tests.bad_input.site_files import DATA, HEAD
+from tests.bad_input.wire_records import ANSWER, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.common.test_flower_objects import message
+from tests.common.test_wire import same
+from tests.federations import DIGITS
+
+Seeds = Callable[[], Sequence[bytes]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader.
+
+    Attributes:
+        seeds: Bytes that it accepts, to start from.
+        tried: Gives it bytes; raises whatever it should not have done.
+    """
+
+    seeds: Seeds
+    tried: Callable[[bytes], None]
+
+
+@contextlib.contextmanager
+def folder_with(**files: bytes) -> Iterator[Path]:
+    """A folder of these files, each readable by its owner only; ``__`` stands for a dot."""
+    with TemporaryDirectory() as name:
+        for file, content in files.items():
+            path = Path(name, file.replace("__", "."))
+            path.write_bytes(content)
+            path.chmod(0o600)
+        yield Path(name)
+
+
+# ---------------------------------------------------------------------- from the other side
+
+RECORDS = (RollCall("run", "{}"), RefusalNoted("run", "north"), ANSWER, REQUEST, REPLY, SCORES, SPREAD)
+
+
+def record_seeds() -> list[bytes]:
+    """The number of a record's kind, and the record as it travels."""
+    return [bytes([kind]) + recorddict_to_proto(encode(one)).SerializeToString() for kind, one in enumerate(RECORDS)]
+
+
+def record(data: bytes) -> None:
+    try:
+        content = recorddict_from_proto(ProtoRecordDict.FromString(data[1:]))
+    except Exception:  # Flower's own, long before any of our records
+        return
+    decoded(content, type(RECORDS[data[0] % len(RECORDS)]) if data else RollCall)
+
+
+def decoded(content: RecordDict, kind: Any) -> None:
+    """A record that is taken comes back from the wire as it was."""
+    try:
+        found = decode(content, kind)
+    except WireError:
+        return
+    assert same(decode(encode(found), kind), found)
+
+
+_OBJECT = struct.Struct("<64sI")
+
+
+def object_seeds() -> list[bytes]:
+    """All objects of a message with their names, the message first."""
+    whole = message(trunk=np.arange(7, dtype=np.float32), bias=np.zeros(2, np.float32))
+    objects = {name: found.deflate() for name, found in get_all_nested_objects(whole).items()}
+    ordered = {whole.object_id: objects[whole.object_id], **objects}
+    return [b"".join(_OBJECT.pack(name.encode(), len(content)) + content for name, content in ordered.items())]
+
+
+def objects(data: bytes) -> None:
+    contents: dict[str, bytes] = {}
+    while len(data) >= _OBJECT.size:
+        name, size = _OBJECT.unpack_from(data)
+        contents[name.decode("latin-1")] = data[_OBJECT.size : _OBJECT.size + size]
+        data = data[_OBJECT.size + size :]
+    with contextlib.suppress(ValueError):
+        message_of(next(iter(contents), ""), contents)
+
+
+def large_field(data: bytes) -> None:
+    try:
+        rest, content = cut_out(data, 3)
+    except ValueError:
+        return
+    assert cut_out(with_field(rest, 3, content), 3) == (rest, content)
+
+
+def compact_seeds() -> list[bytes]:
+    values = np.linspace(-3, 5, 40, dtype=np.float32)
+    return [bytes([place, 40]) + packed(rounded(values, form), form) for place, form in enumerate(FORMS)]
+
+
+def compact(data: bytes) -> None:
+    form, n = FORMS[data[0] % len(FORMS)] if data else "float32", data[1] if len(data) > 1 else 0
+    try:
+        values = unpacked(data[2:], n, form)
+    except ValueError:
+        return
+    assert values.shape == (n,)
+    assert values.dtype == np.float32
+    assert form != "int8" or np.isfinite(values).all()
+
+
+def received_seeds() -> list[bytes]:
+    metadata = ProtoMetadata(run_id=7, message_id="a", created_at=5.0, ttl=60.0, message_type="train")
+    answer = PullMessagesResponse(messages_list=[ProtoMessage(metadata=metadata)])
+    return [
+        PullMessagesResponse(
+            messages_list=answer.messages_list, message_object_trees=[ObjectTree(object_id="a")]
+        ).SerializeToString()
+    ]
+
+
+def received(data: bytes) -> None:
+    with contextlib.suppress(NotThere):
+        assert isinstance(expired(data, 30.0), bool)
+
+
+def bundle_seeds() -> list[bytes]:
+    content = io.BytesIO()
+    np.savez(content, a=np.zeros(1))
+    return [content.getvalue()]
+
+
+def bundle(data: bytes) -> None:
+    assert bundle_fault(data, hashlib.sha256(data).hexdigest())  # none of these is an app's name and no more
+
+
+# ---------------------------------------------------------------------- credentials
+
+
+def read_again(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
+    """A file that is taken is written and read again as it was."""
+
+    def tried(data: bytes) -> None:
+        with folder_with(it=data) as folder, contextlib.suppress(BadInput):
+            found = read(folder / "it")
+            write_toml(folder / "again", found, "Written again.")
+            assert read(folder / "again") == found
+
+    return tried
+
+
+def private_key(data: bytes) -> None:
+    with folder_with(key=data) as folder, contextlib.suppress(BadInput):
+        read_key(folder / "key")
+
+
+def public_key(data: bytes) -> None:
+    line = data.decode("utf-8", "replace")
+    with contextlib.suppress(ValueError):
+        assert checked_key(line) == line
+
+
+@lru_cache
+def _authority() -> dict[str, bytes]:
+    with TemporaryDirectory() as name:
+        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1, control_port=2))
+        make_authority(made)
+        issue_server_certificate(made)
+        return {path.name: path.read_bytes() for path in made.authority.iterdir()}
+
+
+def certificates(data: bytes) -> None:
+    """First which file it is, then the file."""
+    names = sorted(_authority())
+    files = _authority() | ({names[data[0] % len(names)]: data[1:]} if data else {})
+    with TemporaryDirectory() as name, contextlib.suppress(BadInput):
+        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1, control_port=2))
+        made.authority.mkdir()
+        for file, content in files.items():
+            (made.authority / file).write_bytes(content)
+        certificate_faults(made)
+        issue_server_certificate(made)
+
+
+# ---------------------------------------------------------------------- what a run and a site write and read again
+
+
+@lru_cache
+def _state() -> FederationState:
+    head = Head(("b", "a"), np.ones((2, 3), np.float32), np.zeros(2, np.float32))
+    model = ModelState(np.arange(5, dtype=np.float32), np.zeros(2, np.float32), head)
+    moments = {"trunk m": np.ones(5), "head b": np.ones((), np.float64)}
+    return FederationState(2, model, model, 1, {"north": 0.5}, {"north": 2}, moments, {"prior": np.ones(2, np.float32)})
+
+
+def state(data: bytes) -> None:
+    try:
+        found = of_bytes(data)
+    except ValueError:
+        return
+    assert to_bytes(of_bytes(to_bytes(found))) == to_bytes(found)
+
+
+@lru_cache
+def _checkpoint() -> dict[str, bytes]:
+    with TemporaryDirectory() as name:
+        CheckpointFolder(Path(name), durable=False).save(Checkpoint("run", _state(), {"run": {}}, {}, {}))
+        return {path.name: path.read_bytes() for path in Path(name, "checkpoints").iterdir()}
+
+
+def checkpoint(data: bytes) -> None:
+    """Its JSON file beside a state that is whole."""
+    with TemporaryDirectory() as name:
+        (Path(name) / "checkpoints").mkdir()
+        for file, content in (_checkpoint() | {"round-000002.json": data}).items():
+            (Path(name) / "checkpoints" / file).write_bytes(content)
+        found, broken = CheckpointFolder(Path(name), durable=False).newest()
+        assert (found is None) == bool(broken)
+        assert all(broken.values())
+
+
+def rounds(data: bytes) -> None:
+    with folder_with(rounds__jsonl=data) as folder, contextlib.suppress(BadInput):
+        RunFolder(folder).keep_rounds(3)
+        before = (folder / "rounds.jsonl").read_bytes()
+        RunFolder(folder).keep_rounds(3)
+        assert (folder / "rounds.jsonl").read_bytes() == before
+
+
+@lru_cache
+def _memory() -> bytes:
+    with TemporaryDirectory() as name:
+        kept = Memory(3, MODEL, Groups(), 2, MODEL, 1, 0.25, {"head.weight/step": np.ones((), np.float32)})
+        MemoryFolder(Path(name), durable=False).keep(kept)
+        return (Path(name) / "round-000003.safetensors").read_bytes()
+
+
+def memory(data: bytes) -> None:
+    """Damaged, it is as lost, and that is said; also where it was damaged before its digest was taken."""
+    for content in (data, hashlib.sha256(data[32:]).digest() + data[32:]):
+        with folder_with() as folder:
+            (folder / "round-000003.safetensors").write_bytes(content)
+            said: list[str] = []
+            found = MemoryFolder(folder).recall(3, said.append)
+            assert bool(said) == (repr(found) == repr(Memory()))
+
+
+def in_hand(data: bytes) -> None:
+    with folder_with(it=data) as folder:
+        found = InHand(folder / "it").left()
+        assert found is None or data[32:] == bytes([found[0]]) + found[1]
+
+
+@lru_cache
+def _model() -> dict[str, bytes]:
+    spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
+    with TemporaryDirectory() as name:
+        save_model(Path(name), build(spec, ("a", "b"), seed=0), label_contract_sha256="")
+        return {path.name: path.read_bytes() for path in Path(name).iterdir()}
+
+
+def model_description(data: bytes) -> None:
+    with folder_with(model__json=data, model__safetensors=_model()[TENSORS]) as folder, contextlib.suppress(BadInput):
+        load_model(folder)
+
+
+def model_tensors(data: bytes) -> None:
+    """With the hash that belongs to them."""
+    told = json.loads(_model()[DESCRIPTION]) | {"safetensors_sha256": hashlib.sha256(data).hexdigest()}
+    files = {"model__json": json.dumps(told).encode(), "model__safetensors": data}
+    with folder_with(**files) as folder, contextlib.suppress(BadInput):
+        load_model(folder)
+
+
+# ---------------------------------------------------------------------- what people write
+
+
+def experiment(data: bytes) -> None:
+    with folder_with(it__toml=data) as folder, contextlib.suppress(BadInput):
+        found = read_experiment(folder / "it.toml").experiment
+        assert type(found).model_validate_json(found.model_dump_json()) == found
+
+
+def site(data: bytes) -> None:
+    with folder_with(site__toml=data) as folder, contextlib.suppress(BadInput):
+        settings = read_settings(folder)
+        if settings.file.data.kind == "phantom" and settings.file.data.images <= 40:
+            open_site(settings)
+
+
+def coordinator(data: bytes) -> None:
+    with folder_with(**{COORDINATOR_FILE.replace(".", "__"): data}) as folder, contextlib.suppress(BadInput):
+        read_coordinator(folder)
+
+
+_TABLE = FolderSpec(
+    kind="folder",
+    images="pictures",
+    labels="labels.csv",
+    image_column="image",
+    patient_column="patient",
+    split_column="part",
+    label_columns=("Nodule", "Mass"),
+)
+
+
+def table(data: bytes) -> None:
+    assert 'image_column = "image"' in FOLDER
+    with folder_with(labels__csv=data) as folder, contextlib.suppress(BadInput):
+        (folder / "pictures").mkdir()
+        (folder / "pictures" / "00.png").touch()
+        found = open_folder(_TABLE.model_copy(update={"missing_files": "ignore"}), folder)
+        assert found.labels.shape == (len(found.files), 2)
+
+
+def npz_seeds() -> list[bytes]:
+    plain, packed_ones = io.BytesIO(), io.BytesIO()
+    arrays = {name: array[:3] for name, array in arrays_with({}).items()}
+    np.savez(plain, **arrays)
+    np.savez_compressed(packed_ones, **arrays)
+    return [plain.getvalue(), packed_ones.getvalue()]
+
+
+def npz(data: bytes) -> None:
+    with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
+        found = load(NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder)
+        assert found.train.labels.shape == (len(found.train), 2)
+
+
+def picture_seeds() -> list[bytes]:
+    small = io.BytesIO()
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(small, "PNG")
+    return [small.getvalue(), encoded("JPEG"), dicom()]
+
+
+def picture(data: bytes) -> None:
+    found = decode_all(["it"], lambda row: data, Form(8, color=False, resize="pad"))
+    assert len(found.kept) + len(found.skipped) == 1
+    assert all(skipped.reason for skipped in found.skipped)
+
+
+TARGETS = {
+    "record": Target(record_seeds, record),
+    "objects": Target(object_seeds, objects),
+    "large-field": Target(lambda: [with_field(b"\x08\x01", 3, b"content")], large_field),
+    "compact": Target(compact_seeds, compact),
+    "received-message": Target(received_seeds, received),
+    "bundle": Target(bundle_seeds, bundle),
+    "request": Target(lambda: [request_text().encode()], read_again(read_request)),
+    "kit": Target(lambda: [kit_text().encode()], read_again(read_kit)),
+    "private-key": Target(lambda: [KEY.encode()], private_key),
+    "public-key": Target(lambda: [LINE.encode()], public_key),
+    "certificates": Target(
+        lambda: [bytes([i]) + _authority()[n] for i, n in enumerate(sorted(_authority()))], certificates
+    ),
+    "state": Target(lambda: [to_bytes(_state())], state),
+    "checkpoint": Target(lambda: [_checkpoint()["round-000002.json"]], checkpoint),
+    "rounds": Target(lambda: [b'{"round": 1}\n{"round": 2}\n'], rounds),
+    "memory": Target(lambda: [_memory()], memory),
+    "in-hand": Target(lambda: [hashlib.sha256(b"\1train").digest() + b"\1train"], in_hand),
+    "model-description": Target(lambda: [_model()[DESCRIPTION]], model_description),
+    "model-tensors": Target(lambda: [_model()[TENSORS]], model_tensors),
+    "experiment": Target(lambda: [DIGITS.encode()], experiment),
+    "site-file": Target(lambda: [(HEAD + DATA + 'annotates = ["Mass"]\n').encode()], site),
+    "coordinator-file": Target(lambda: [GOOD.encode()], coordinator),
+    "table": Target(lambda: [TABLE.encode()], table),
+    "npz": Target(npz_seeds, npz),
+    "picture": Target(picture_seeds, picture),
+}

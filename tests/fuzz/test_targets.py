@@ -1,0 +1,156 @@
+"""No bytes make a reader do anything but what it declares: seeds, mutated, by the thousand."""
+
+import random
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from common.wire import encode
+from tests.fuzz.targets import RECORDS, TARGETS, decoded
+
+_WORDS = [
+    "-1",
+    "0",
+    "1e999",
+    "nan",
+    "inf",
+    '"',
+    "'",
+    "[",
+    "]",
+    "{",
+    "}",
+    ",",
+    "=",
+    "true",
+    "null",
+    "[[",
+    "..",
+    "/",
+    "\\u0000",
+    "\n",
+]
+_BYTES = (b"", b"\0", b"\xff", b"\xef\xbb\xbf", b"\x80\x00\x00\x00", b"\xff" * 8, b"9" * 25)
+TOKENS = (*(word.encode() for word in _WORDS), *_BYTES)
+"""What has broken parsers before."""
+
+
+@st.composite
+def mutated(draw: Any, seeds: tuple[bytes, ...]) -> bytes:
+    """A seed in which places were overwritten, cut out, doubled, or had something put in."""
+    data = bytearray(draw(st.sampled_from(seeds)))
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(data)))
+        length = draw(st.integers(0, 12))
+        change = draw(st.sampled_from(("put in", "overwrite", "cut out", "double", "cut off", "flip")))
+        piece = draw(st.one_of(st.sampled_from(TOKENS), st.binary(max_size=8)))
+        if change == "put in":
+            data[start:start] = piece
+        elif change == "overwrite":
+            data[start : start + len(piece)] = piece
+        elif change == "cut out":
+            del data[start : start + length]
+        elif change == "double":
+            data[start:start] = data[start : start + length]
+        elif change == "cut off":
+            del data[start:]
+        elif start < len(data):
+            data[start] ^= 1 << length % 8
+    return bytes(data)
+
+
+@lru_cache
+def _seeds(name: str) -> tuple[bytes, ...]:
+    return tuple(TARGETS[name].seeds())
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_was_written_is_accepted(name: str) -> None:
+    for seed in _seeds(name):
+        TARGETS[name].tried(seed)
+
+
+def tries_of(name: str, examples: int) -> None:
+    @settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+    @given(mutated(_seeds(name)))
+    def tried(data: bytes) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # in a program they are no errors
+            TARGETS[name].tried(data)
+
+    tried()
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_mutated_bytes_are_refused_as_declared_or_come_back(name: str) -> None:
+    tries_of(name, 25)
+
+
+def at_random(dice: random.Random, seeds: tuple[bytes, ...]) -> bytes:
+    """The like of :func:`mutated`, at a twentieth of its time, without Hypothesis' care for small examples."""
+    data = bytearray(dice.choice(seeds))
+    for _ in range(dice.randint(1, 4)):
+        start, length = dice.randint(0, len(data)), dice.randint(0, 12)
+        piece = dice.choice(TOKENS) if dice.random() < 0.5 else dice.randbytes(dice.randint(0, 8))
+        end = dice.choice((start, start + len(piece), start + length, len(data)))
+        data[start:end] = dice.choice((piece, data[start : start + length] * 2))
+    return bytes(data)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("name", TARGETS)
+def test_thousands_of_mutated_bytes_are_refused_as_declared_or_come_back(name: str, record_property: Any) -> None:
+    dice = random.Random(name)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2000):
+            TARGETS[name].tried(at_random(dice, _seeds(name)))
+    record_property("survived", f"fuzzing: {name}")
+
+
+VALUES = st.one_of(
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(),
+    st.text(max_size=5),
+    st.binary(max_size=16),
+    st.booleans(),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=4),
+    st.lists(st.floats(), max_size=4),
+    st.lists(st.text(max_size=5), max_size=4),
+)
+NAMES = tuple(sorted({name for one in RECORDS for name in encode(one)["fields"]}))
+
+
+@given(
+    which=st.integers(0, len(RECORDS) - 1),
+    changes=st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=3),
+    lost=st.sets(st.sampled_from(NAMES), max_size=1),
+)
+@settings(max_examples=200)
+def test_fields_of_any_value_are_refused_by_a_wire_error_or_come_back(
+    which: int, changes: dict[str, Any], lost: set[str]
+) -> None:
+    content = encode(RECORDS[which])
+    fields = {**content["fields"], **changes}
+    content["fields"] = ConfigRecord({name: value for name, value in fields.items() if name not in lost})
+    decoded(content, type(RECORDS[which]))
+
+
+def test_a_shape_of_a_million_dimensions_takes_no_minutes() -> None:
+    content = encode(RECORDS[4])
+    content["fields"]["statistics/prior/shape"] = [2**62] * 10**6
+    decoded(content, type(RECORDS[4]))
+
+
+@pytest.mark.parametrize("name", ["table", "npz", "state", "memory", "objects"])
+def test_noise_is_refused(name: str) -> None:
+    noise = random.Random(5)
+    for size in (0, 1, 7, 64, 4096):
+        TARGETS[name].tried(noise.randbytes(size))
+    TARGETS[name].tried(np.zeros(100, np.uint8).tobytes())
