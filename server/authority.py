@@ -102,9 +102,10 @@ def certificate_faults(coordinator: Coordinator) -> list[Fault]:
         return [Fault("authority/server.crt", problem, remedy)]
     try:
         key = form.load_pem_private_key((coordinator.authority / "server.key").read_bytes(), None)
+        belongs = key.public_key() == certificate.public_key()
     except (OSError, ValueError, TypeError) as error:
         return [Fault("authority/server.key", f"cannot be read: {_why(error)}.", remedy)]
-    if key.public_key() != certificate.public_key():
+    if not belongs:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
     if (days := days_valid(coordinator)) <= 0:
         return [Fault("authority/server.crt", f"expired {-days:.0f} days ago.", remedy)]
@@ -171,10 +172,12 @@ def _authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x5
     try:
         key = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+        certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
+        belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
     except (OSError, ValueError, TypeError) as error:  # the last by a key that asks for a password
         problem = f"the authority cannot be read: {_why(error)}."
         raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)]) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not belongs:
         problem = "ca.key is not the key of ca.crt."
         raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)])
     return key, certificate

@@ -65,7 +65,7 @@ def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Ope
     for name, problem in broken.items():
         folder.event("checkpoint_broken", file=name, reason=problem)
     if checkpoint is None:
-        stop_on([_broken(out, name, problem) for name, problem in broken.items()])
+        stop_on([_broken(folder.path, name, problem) for name, problem in broken.items()])
         folder.keep_rounds(0)
         folder.event("begun_anew")
         return Opened(folder, uuid.uuid4().hex)

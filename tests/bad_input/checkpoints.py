@@ -1,7 +1,6 @@
 """A run folder that was damaged, through ``flwr-sim run --resume``."""
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -51,11 +50,11 @@ def of_a_former_round(content: bytes) -> bytes:
     return json.dumps(whole).encode()
 
 
-def copy_elsewhere(folder: Path) -> Ended:
-    run = copied_to(folder)
-    (folder / "empty").mkdir()
-    shutil.rmtree(run)
-    return simulation("run", folder / "experiment.toml", "--out", folder / "empty", "--resume")
+def another_folder(folder: Path) -> Ended:
+    copied_to(folder)
+    (folder / "mine").mkdir()
+    (folder / "mine" / "notes.txt").write_text("mine", encoding="utf-8")
+    return simulation("run", folder / "experiment.toml", "--out", folder / "mine", "--resume")
 
 
 CASES = (
@@ -69,6 +68,6 @@ CASES = (
     Case("of another release", broken_off(file(FACTS, facts(version=1)))),
     Case("a line of rounds.jsonl was edited", broken_off(file("rounds.jsonl", lambda content: b"one\n" + content))),
     Case("another experiment", broken_off(lambda run: None, "training.lr=0.5", "model.neck=8")),
-    Case("no folder of a run", copy_elsewhere),
+    Case("no folder of a run", another_folder),
     Case("a summary that is cut off", finished(file("summary.json", lambda content: content[:-20]))),
 )
