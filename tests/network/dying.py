@@ -104,7 +104,7 @@ def set_clock(death: Death, hours: float) -> None:
 def on_the_coordinator(point: str, death: Death) -> None:
     """Patch what leads a run."""
     import server.checkpoints
-    import server.present
+    import server.reporter
     import strategies.rounds
     from server.superlink import NetworkGrid
 
@@ -122,7 +122,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
         case "between a checkpoint's two files":
             half_a_file(death.come, server.checkpoints, lambda name: name == f"{checkpoint}.json")
         case "between two rounds":
-            at(server.present.Reporter, "round_done", death.come, lambda who, record, state: record.round == ROUND)
+            at(server.reporter.Reporter, "round_done", death.come, lambda who, record, state: record.round == ROUND)
         case "disk full":
             disk_full(death, server.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
         case "our own mistake":
