@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
+.PHONY: help demo test test-network quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -23,11 +23,14 @@ $(VENV)/installed: pyproject.toml
 demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
 	$(BIN)/flwr-sim demo
 
-test: $(VENV)/installed lint  ## all tests (those on real data skip where ../shared/data is absent)
-	$(BIN)/pytest -n 2 -m "not torture"
+test: $(VENV)/installed lint  ## all tests but the long ones (those on real data skip where ../shared/data is absent)
+	$(BIN)/pytest -n 2 -m "not torture and not network"
+
+test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes
+	$(BIN)/pytest -n 2 -m network
 
 quick: $(VENV)/installed  ## tests without whole federations
-	$(BIN)/pytest -m 'not slow and not torture'
+	$(BIN)/pytest -m 'not slow and not torture and not network'
 
 torture: $(VENV)/installed  ## kills, cuts, full disks, bad input; a table of what was survived; under 30 min
 	$(BIN)/pytest -n 2 -m "(torture or catalogue) and not endurance"

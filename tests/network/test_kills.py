@@ -39,6 +39,7 @@ def federation(early_birds: Federation) -> Iterator[Federation]:
     early_birds.coordinator.end_runs()
 
 
+@pytest.mark.network
 def test_sites_that_start_before_the_coordinator_wait_for_it(federation: Federation) -> None:
     for site in federation.sites:
         assert "Connection refused; trying again for as long as it takes" in site.first.said
@@ -69,6 +70,7 @@ def test_the_superlink_killed_in_a_round_comes_back_and_no_round_is_lost(
     assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=3")
 
 
+@pytest.mark.network
 def test_a_site_that_comes_in_round_3_takes_part_from_round_4(federation: Federation, tmp_path: Path) -> None:
     assert federation.south.program.stop() == 0
     federation.coordinator.sees(federation.south, state="not connected")
@@ -84,6 +86,7 @@ def test_a_site_that_comes_in_round_3_takes_part_from_round_4(federation: Federa
     assert "south joins in round 4" in run.said
 
 
+@pytest.mark.network
 def test_a_site_that_comes_late_with_a_class_that_the_run_does_not_have_is_refused_and_the_run_goes_on(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -118,6 +121,7 @@ def test_a_run_that_two_sites_suffice_for_goes_on_without_the_third_and_says_why
     assert f"round 2 went without south: {absent[0]['reason']}" in run.said
 
 
+@pytest.mark.network
 def test_a_reply_after_the_rounds_deadline_does_not_count_and_its_site_is_in_the_next_round(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -130,6 +134,7 @@ def test_a_reply_after_the_rounds_deadline_does_not_count_and_its_site_is_in_the
     assert sites_by_round(tmp_path / "run") == [["east", "north"], EVERYBODY]
 
 
+@pytest.mark.network
 def test_a_message_that_killed_a_sites_process_three_times_is_given_up(federation: Federation, tmp_path: Path) -> None:
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=2", "participation.min_sites=2")
     federation.east.works_on("train", 1)
@@ -145,6 +150,7 @@ def test_a_message_that_killed_a_sites_process_three_times_is_given_up(federatio
     assert second["sites"] == EVERYBODY
 
 
+@pytest.mark.network
 def test_a_roll_call_that_too_few_answer_stops_the_run_and_names_who_is_missing(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -156,6 +162,7 @@ def test_a_roll_call_that_too_few_answer_stops_the_run_and_names_who_is_missing(
     assert federation.coordinator.now["run"]["state"] == "stopped"
 
 
+@pytest.mark.network
 def test_a_run_whose_process_is_killed_twice_is_resumed_and_ends_in_the_same_model(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -173,6 +180,7 @@ def test_a_run_whose_process_is_killed_twice_is_resumed_and_ends_in_the_same_mod
     assert hash_in(out) == undisturbed(federation.experiment, tmp_path / "simulated", *overrides)
 
 
+@pytest.mark.network
 def test_a_run_whose_process_was_killed_does_not_stand_in_the_way_of_the_next(
     federation: Federation, tmp_path: Path
 ) -> None:
@@ -185,6 +193,7 @@ def test_a_run_whose_process_was_killed_does_not_stand_in_the_way_of_the_next(
     assert sites_by_round(tmp_path / "second") == [EVERYBODY]
 
 
+@pytest.mark.network
 def test_one_run_at_a_time(federation: Federation, tmp_path: Path) -> None:
     first = federation.run(tmp_path / "first", SLOW, "run.rounds=1")
     federation.north.works_on("train", 1)

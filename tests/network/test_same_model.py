@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -73,7 +74,17 @@ def own_needs(method: str) -> tuple[str, ...]:
     return tuple(need for need in needs_of(method) if not need.startswith("partition."))
 
 
-@pytest.mark.parametrize("method", [name for name in FEDERATED if not METHODS[name].needs_full_coverage])
+SHORT = {"surgical", "fedmlp", "unifed"}
+"""What ``make test`` tries; ``make test-network`` tries all."""
+
+
+def tried(*, fully: bool) -> list[Any]:
+    """The methods that need every class at every site, or the others."""
+    names = [name for name in FEDERATED if METHODS[name].needs_full_coverage == fully]
+    return [pytest.param(name, marks=() if name in SHORT else (pytest.mark.network,)) for name in names]
+
+
+@pytest.mark.parametrize("method", tried(fully=False))
 def test_sites_with_different_labels_train_the_model_that_simulation_trains(
     method: str, partly: Federation, tmp_path: Path
 ) -> None:
@@ -81,7 +92,7 @@ def test_sites_with_different_labels_train_the_model_that_simulation_trains(
     assert over_network == simulated
 
 
-@pytest.mark.parametrize("method", [name for name in FEDERATED if METHODS[name].needs_full_coverage])
+@pytest.mark.parametrize("method", tried(fully=True))
 def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
     method: str, fully: Federation, tmp_path: Path
 ) -> None:
@@ -128,6 +139,7 @@ def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Pat
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.network
 @needs_real_data
 def test_hospitals_with_radiographs_train_the_model_that_simulation_trains(tmp_path: Path) -> None:
     experiment = ROOT / "experiments" / "nih_surgical.toml"

@@ -88,7 +88,9 @@ def test_a_method_that_needs_more_than_sums_is_refused_with_the_reason(
     assert any(reason in fault for fault in found)
 
 
-@pytest.mark.parametrize("method", ["surgical", "fedprox", "partial_loss", "vanilla", "pfl", "fedsld", *sorted(FULL_COVERAGE)])
+@pytest.mark.parametrize(
+    "method", ["surgical", "fedprox", "partial_loss", "vanilla", "pfl", "fedsld", *sorted(FULL_COVERAGE)]
+)
 def test_averaging_methods_can_do_with_sums(method: str) -> None:
     assert contradictions(method_named(method, {})) == []
 
