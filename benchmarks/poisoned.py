@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from client import app
-from client.rounds import train_round
+from client.private_rounds import private_round
 from client.site import Site
 from common.config import read_experiment
 from common.models.state import Head
@@ -68,7 +68,7 @@ def turned(update: Groups) -> Groups:
 
 def lying(site: Site, request: TrainRequest) -> TrainReply:
     """One site sends what harms most, the others what they trained."""
-    reply = train_round(site, request)
+    reply = private_round(site, request)
     return replace(reply, update=turned(reply.update)) if site.name == LIAR else reply
 
 
@@ -101,8 +101,8 @@ def main() -> None:
     table = Table("mean", "all honest", "one of five poisoned", title="mean AUROC, mean (lowest) over seeds")
     for name, overrides in MEANS.items():
         cells = []
-        for train in (train_round, lying):
-            vars(app)["train_round"] = train
+        for train in (private_round, lying):
+            vars(app)["private_round"] = train
             found = []
             for seed in range(asked.seeds):
                 with tempfile.TemporaryDirectory() as folder:

@@ -260,7 +260,7 @@ def test_code_that_a_coordinator_sends_is_refused_reported_and_not_run(
     site, marker = hospital("wary"), tmp_path / "marker"
     site.start().says("connected to trial")
     program = f"MARKER = {str(marker)!r}{SHIPPING}"
-    command = ("run", trial.coordinator.folder, trial.experiment, "--out", tmp_path / "run", "--sites", 1)
+    command = ("run", trial.coordinator.folder, trial.experiment, "--out", tmp_path / "run", "--sites", 1, "--once")
     run = trial.machine.start("shipping", "-c", program, *command)
     assert run.ends() == 1
     reason = "the app bundle carries evil.py; this site runs only what its own image holds"

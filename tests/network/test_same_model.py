@@ -132,7 +132,7 @@ def test_under_secure_aggregation_too_and_no_private_key_is_in_anything_else_tha
 
 
 def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Path) -> None:
-    command = ("run", partly.coordinator.folder, partly.experiment, "--out", tmp_path / "run")
+    command = ("run", partly.coordinator.folder, partly.experiment, "--out", tmp_path / "run", "--once")
     ended = flwr_server(*command, "--set", "run.method=centralised")
     assert ended.code == 2
     assert '"centralised" puts all images in one place; hospitals\' images stay where they are.' in ended.err

@@ -171,7 +171,7 @@ def test_a_coordinator_without_mlflow_asks_no_hospital(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
     assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "127.0.0.1").code == 0
     run = ("run", tmp_path / "trial", tmp_path / "e.toml", "--out", tmp_path / "out")
-    ended = flwr_server(*run, "--track", "mlflow")
+    ended = flwr_server(*run, "--track", "mlflow", "--once")
     assert ended.code == 2
     assert "MLflow is not installed here." in ended.err
     assert not (tmp_path / "out").exists()

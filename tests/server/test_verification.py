@@ -98,7 +98,7 @@ SPOILED: list[tuple[str, Change, str]] = [
     ("updates/round-000001/site-2.record", middle, "updates/round-000001/site-2.record: has SHA-256 "),
     ("updates/roll-call/site-1.record", middle, "updates/roll-call/site-1.record: has SHA-256 "),
     ("updates/initial.safetensors", middle, "updates/initial.safetensors: "),
-    ("model.safetensors", middle, "model.safetensors: It has SHA-256 "),
+    ("model.safetensors", middle, "model.safetensors: has SHA-256 "),
     ("audit.jsonl", middle, "audit.jsonl line "),
     ("audit.head", middle, "audit.head"),
     ("receipt.json", of_value("initial_model_sha256"), "receipt.json: initial_model_sha256: is "),

@@ -205,14 +205,14 @@ def failing(monkeypatch: pytest.MonkeyPatch, site: str, server_round: int) -> No
     """The site's disk is full in that round."""
     from client import app
 
-    train = app.train_round
+    train = app.private_round
 
     def train_or_fail(at: Any, request: TrainRequest) -> TrainReply:
         if (at.name, request.round) == (site, server_round):
             raise OSError("No space left on device")
         return train(at, request)
 
-    monkeypatch.setattr(app, "train_round", train_or_fail)
+    monkeypatch.setattr(app, "private_round", train_or_fail)
 
 
 def replies_of(traffic: Traffic, server_round: int) -> dict[str, TrainReply]:

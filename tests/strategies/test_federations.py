@@ -155,14 +155,14 @@ def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
 ) -> None:
     from client import app
 
-    train = app.train_round
+    train = app.private_round
 
     def failing(site: Any, request: TrainRequest) -> TrainReply:
         if site.name == "site-2" and request.round == 2:
             raise OSError("No space left on device")
         return train(site, request)
 
-    monkeypatch.setattr(app, "train_round", failing)
+    monkeypatch.setattr(app, "private_round", failing)
     summary = federation(tmp_path, "participation.min_sites=2")
     rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     assert summary["rounds"] == 2
@@ -174,7 +174,7 @@ def test_a_site_that_fails_costs_only_its_own_update_and_says_why(
 def test_too_few_sites_stop_the_run_with_who_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from client import app
 
-    monkeypatch.setattr(app, "train_round", lambda site, request: 1 / 0)
+    monkeypatch.setattr(app, "private_round", lambda site, request: 1 / 0)
     with pytest.raises(TooFewSites, match=r"round 1: 0 of 3 sites replied. site-1: .*division by zero.*site-3"):
         federation(tmp_path)
 
@@ -191,7 +191,7 @@ def test_an_update_that_is_not_finite_is_left_out(
 ) -> None:
     from client import app
 
-    train = app.train_round
+    train = app.private_round
 
     def spoiling(site: Any, request: TrainRequest) -> TrainReply:
         reply = train(site, request)
@@ -199,7 +199,7 @@ def test_an_update_that_is_not_finite_is_left_out(
             spoil(reply.update)
         return reply
 
-    monkeypatch.setattr(app, "train_round", spoiling)
+    monkeypatch.setattr(app, "private_round", spoiling)
     federation(tmp_path, "participation.min_sites=2", "run.rounds=1")
     line = json.loads((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8"))
     assert line["absent"] == {"site-1": reason}
@@ -231,8 +231,8 @@ def test_completed_rounds_are_written_when_a_later_one_stops_the_run(
 ) -> None:
     from client import app
 
-    train = app.train_round
-    monkeypatch.setattr(app, "train_round", lambda site, r: train(site, r) if r.round < 3 else 1 / 0)
+    train = app.private_round
+    monkeypatch.setattr(app, "private_round", lambda site, r: train(site, r) if r.round < 3 else 1 / 0)
     with pytest.raises(TooFewSites, match="round 3"):
         federation(tmp_path, "run.rounds=4")
     assert len((tmp_path / "run" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()) == 2

@@ -100,13 +100,13 @@ def test_a_site_that_starts_anew_goes_on_with_the_tags_on_its_disk(
     from client import app, simulated
 
     straight = federation(tmp_path, *FEW_CLASSES, out="straight")["model_sha256"]
-    train = app.train_round
+    train = app.private_round
 
     def after_a_restart(site: Any, request: TrainRequest) -> TrainReply:
         simulated._site.cache_clear()
         return train(site, request)
 
-    monkeypatch.setattr(app, "train_round", after_a_restart)
+    monkeypatch.setattr(app, "private_round", after_a_restart)
     assert federation(tmp_path, *FEW_CLASSES, out="restarted")["model_sha256"] == straight
 
 
@@ -115,14 +115,14 @@ def test_a_site_whose_disk_was_lost_tags_anew(tmp_path: Path, monkeypatch: pytes
 
     from client import app
 
-    train = app.train_round
+    train = app.private_round
 
     def without_memory(site: Any, request: TrainRequest) -> TrainReply:
         if (site.name, request.round) == ("site-1", 4):
             shutil.rmtree(site.folder / "memory")
         return train(site, request)
 
-    monkeypatch.setattr(app, "train_round", without_memory)
+    monkeypatch.setattr(app, "private_round", without_memory)
     assert federation(tmp_path, *FEW_CLASSES)["rounds"] == 4
     lost, kept = (tags_of(tmp_path / "run", site, 4) for site in ("site-1", "site-2"))
     assert 0 < (lost >= 0).sum() < (kept >= 0).sum()

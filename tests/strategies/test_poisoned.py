@@ -53,13 +53,13 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> float:
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    train = app.train_round
+    train = app.private_round
 
     def lying(at: Any, request: TrainRequest) -> TrainReply:
         reply = train(at, request)
         return replace(reply, update=turned(reply.update)) if at.name == LIAR else reply
 
-    monkeypatch.setattr(app, "train_round", lying)
+    monkeypatch.setattr(app, "private_round", lying)
 
 
 def turned(update: Groups) -> Groups:

@@ -127,14 +127,14 @@ def test_the_teacher_goes_on_from_round_to_round_and_a_lost_disk_starts_it_anew(
 
     from client import app
 
-    train = app.train_round
+    train = app.private_round
 
     def without_memory(site: Any, request: TrainRequest) -> TrainReply:
         if (site.name, request.round) == ("site-1", 2):
             shutil.rmtree(site.folder / "memory")
         return train(site, request)
 
-    monkeypatch.setattr(app, "train_round", without_memory)
+    monkeypatch.setattr(app, "private_round", without_memory)
     assert federation(tmp_path, "run.method=rscfed")["rounds"] == 2
     lost, lasting = (kept(tmp_path / "run", site)["notes/steps"] for site in ("site-1", "site-2"))
     assert lasting == 2 * lost

@@ -25,6 +25,7 @@ from common.config import Plan, plan_of, read_experiment
 from common.data.phantom import phantoms
 from common.models.network import build
 from common.wire import RollCall
+from server.supervising import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
 from tests.common.data.test_pictures import dicom
 from tests.federations import DIGITS
@@ -216,14 +217,19 @@ def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital)
 # ---------------------------------------------------------------------- the documentation
 
 
-def listed_codes() -> Iterator[int]:
+def listed_codes() -> Iterator[tuple[int, str]]:
+    """Codes with the program that ends with them."""
     text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     section = text.split("## Exit codes")[1].split("\n## ")[0]
-    yield from (int(code) for code in re.findall(r"^\| (\d+) \|", section, re.MULTILINE))
+    yield from ((int(code), who) for code, who in re.findall(r"^\| (\d+) \| ([^|]+) \|", section, re.MULTILINE))
 
 
 def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
-    assert list(listed_codes()) == [int(code) for code in ExitCode]
+    runs = "flwr-server run"
+    assert [code for code, who in listed_codes() if who != runs] == [int(code) for code in ExitCode]
+    assert [code for code, who in listed_codes() if who == runs] == [
+        int(code) for code in RunExit if code not in (RunExit.DONE, RunExit.BAD_INPUT)
+    ]
 
 
 def test_both_pages_for_hospitals_list_the_codes_of_start_alike() -> None:
