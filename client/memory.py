@@ -89,7 +89,7 @@ class MemoryFolder:
                 path.unlink()
         path = self._path(counted)
         try:
-            return _memory_of(path.read_bytes())
+            return memory_of(path.read_bytes())
         except FileNotFoundError:
             return Memory()
         except (OSError, ValueError) as error:
@@ -123,8 +123,8 @@ def _bytes_of(memory: Memory) -> bytes:
     return hashlib.sha256(content).digest() + content
 
 
-def _memory_of(written: bytes) -> Memory:
-    """The inverse of :func:`_bytes_of`.
+def memory_of(written: bytes) -> Memory:
+    """A memory, from what its file holds.
 
     Raises:
         ValueError: If they are other bytes than were written.

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
 
+from client.memory import memory_of
 from common.contract import LabelContract
 from common.wire import Groups, TrainReply, TrainRequest, decode
 from server.run_files import read_run
@@ -35,7 +35,7 @@ def replies(traffic: Traffic) -> list[TrainReply]:
 def tags_of(run: Path, site: str, server_round: int) -> np.ndarray:
     """A site's tags after a round, from its own disk; the memory of the round before the last is not kept."""
     (path,) = (run / "sites" / site / "memory").glob(f"*/round-{server_round:06d}.safetensors")
-    return load_file(path)["notes/tags"]
+    return memory_of(path.read_bytes()).notes["tags"]
 
 
 def test_prototypes_and_difficulties_are_told_from_the_last_round_of_stage_one_on(

@@ -1,5 +1,6 @@
 """RSCFed: groups, weights by distance, the teacher."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from client.memory import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire import Groups, TrainReply, TrainRequest
@@ -105,10 +107,10 @@ def test_the_teacher_is_the_mean_of_all_students_until_that_would_be_slower_than
     assert [decay_after(steps, 0.75) for steps in range(6)] == [0.0, 0.5, pytest.approx(2 / 3), 0.75, 0.75, 0.75]
 
 
-def kept(folder: Path, site: str) -> dict[str, np.ndarray]:
+def kept(folder: Path, site: str) -> Mapping[str, np.ndarray]:
     """What a site keeps after the last round, from its own disk."""
     path = sorted((folder / "sites" / site / "memory").glob("*/round-*.safetensors"))[-1]
-    return load_file(path)
+    return memory_of(path.read_bytes()).notes
 
 
 def test_a_teacher_without_decay_is_the_site_as_it_was_after_its_last_step(tmp_path: Path) -> None:
@@ -116,8 +118,8 @@ def test_a_teacher_without_decay_is_the_site_as_it_was_after_its_last_step(tmp_p
     slow = federation(tmp_path, "run.method=rscfed", "training.reset_optimizer=true", out="slow")
     assert slow["rounds"] == 2
     quick, lasting = kept(tmp_path / "run", "site-1"), kept(tmp_path / "slow", "site-1")
-    assert quick["notes/steps"] == lasting["notes/steps"] > 2
-    assert not np.allclose(quick["notes/teacher/trunk"], lasting["notes/teacher/trunk"])
+    assert quick["steps"] == lasting["steps"] > 2
+    assert not np.allclose(quick["teacher/trunk"], lasting["teacher/trunk"])
 
 
 def test_the_teacher_goes_on_from_round_to_round_and_a_lost_disk_starts_it_anew(
@@ -136,7 +138,7 @@ def test_the_teacher_goes_on_from_round_to_round_and_a_lost_disk_starts_it_anew(
 
     monkeypatch.setattr(app, "private_round", without_memory)
     assert federation(tmp_path, "run.method=rscfed")["rounds"] == 2
-    lost, lasting = (kept(tmp_path / "run", site)["notes/steps"] for site in ("site-1", "site-2"))
+    lost, lasting = (kept(tmp_path / "run", site)["steps"] for site in ("site-1", "site-2"))
     assert lasting == 2 * lost
 
 

@@ -249,7 +249,11 @@ def test_with_surgical_heads_a_site_sends_its_own_rows_only(
         ("fednoro", {"mean": "coordinate_median"}, "it weighs the sites by a rule of its own"),
         ("surgical", {"mean": {"kind": "trimmed_mean", "byzantine": 1}}, "byzantine is no key of trimmed_mean"),
         ("surgical", {"mean": {"kind": "krum", "byzantin": 1}}, 'Did you mean "byzantine"?'),
-        ("surgical", {"mean": "median"}, "method.mean.kind: Input should be 'coordinate_median', 'trimmed_mean'"),
+        (
+            "surgical",
+            {"mean": "median"},
+            "method.mean.kind: should be 'coordinate_median', 'trimmed_mean' or 'krum'; got",
+        ),
         ("fedmlp", {"weighted_partial_loss": False}, "consistency makes no sense without weighted_partial_loss"),
         ("fedmlp", {"trunk": "fedbn"}, "its teacher is the model of all, and with"),
     ],
