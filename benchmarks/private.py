@@ -71,7 +71,7 @@ class Rounds:
             clock[0] = now
             return result
 
-        RoundStrategy.aggregate_train = timed  # type: ignore[method-assign]
+        RoundStrategy.aggregate_train = timed  # type: ignore[method-assign,assignment]
 
 
 def ran(rounds: int, seed: int, overrides: tuple[str, ...]) -> dict[str, Any]:
