@@ -19,18 +19,9 @@ from client.settings import open_site, read_credentials, read_settings
 from client.status import Status
 from common.memory import keep_large_buffers
 from common.models.state import Head
+from common.records import EvaluateReply, EvaluateRequest, Groups, Refusal, RollCall, TrainReply, TrainRequest
 from common.terminal import end_on_sigterm, teller
-from common.wire import (
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    Refusal,
-    RollCall,
-    TrainReply,
-    TrainRequest,
-    decode,
-    encode,
-)
+from common.wire import decode, encode
 
 CHANGED = 1000
 """Every so many numbers one is new."""

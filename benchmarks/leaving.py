@@ -28,7 +28,8 @@ from common.data.image_set import ImageSet
 from common.models.network import build
 from common.models.state import Layout, layout_of, read_state
 from common.record_bytes import record_sha256
-from common.wire import Groups, TrainReply, TrainRequest, encode
+from common.records import Groups, TrainReply, TrainRequest
+from common.wire import encode
 from server.ledger import Ledger
 from strategies.records import Arrival
 from strategies.registry import method_of

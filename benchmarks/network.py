@@ -43,7 +43,8 @@ from rich.table import Table
 
 from common.toml_files import read_toml
 from server.coordinator import Coordinator, read_coordinator
-from server.superlink import answers, command, flower_key
+from server.superlink.control import flower_key
+from server.superlink.process import answers, command
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent

@@ -19,7 +19,7 @@ from client.private_rounds import private_round
 from client.site import Site
 from common.config import read_experiment
 from common.models.state import Head
-from common.wire import Groups, TrainReply, TrainRequest
+from common.records import Groups, TrainReply, TrainRequest
 from server.simulation import simulate
 from strategies.records import RunStopped
 

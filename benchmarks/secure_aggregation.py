@@ -14,7 +14,8 @@ import numpy as np
 
 from common.masking_records import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from common.models.head import Head
-from common.wire import Groups, R, Record, decode, encode, payload_bytes
+from common.records import Groups, Record
+from common.wire import R, decode, encode, payload_bytes
 from strategies.masking.coordinator import Asked, Summing
 from strategies.masking.segments import Layout
 from strategies.masking.site import SiteRound, Terms

@@ -17,17 +17,8 @@ from common import __version__
 from common.config import Plan
 from common.masking_records import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from common.models.state import layout_of
-from common.wire import (
-    UNKNOWN_COUNT,
-    EvaluateRequest,
-    Refusal,
-    RefusalNoted,
-    RollCall,
-    RollCallAnswer,
-    TrainRequest,
-    decode,
-    encode,
-)
+from common.records import UNKNOWN_COUNT, EvaluateRequest, Refusal, RefusalNoted, RollCall, RollCallAnswer, TrainRequest
+from common.wire import decode, encode
 from strategies.masking.questions import STAGES
 from strategies.registry import method_of
 

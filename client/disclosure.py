@@ -23,7 +23,7 @@ from client.policy import Policy
 from common.data.image_set import ImageSet
 from common.errors import BadInput, Fault
 from common.metrics import ClassMetrics
-from common.wire import Arrays
+from common.records import Arrays
 from strategies.local import LocalRound
 
 Few = NDArray[np.bool_]

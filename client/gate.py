@@ -20,16 +20,9 @@ from common.config import Plan
 from common.errors import BadInput
 from common.masking_records import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 from common.record_bytes import parts, record_sha256
-from common.wire import (
-    WIRE_VERSION,
-    EvaluateReply,
-    RefusalNoted,
-    RollCallAnswer,
-    TrainReply,
-    WireError,
-    decode,
-    payload_bytes,
-)
+from common.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
+from common.wire import WIRE_VERSION, decode, payload_bytes
+from common.wire_errors import WireError
 from strategies.registry import method_of
 
 DECLINED = 202

@@ -6,7 +6,7 @@ A test holds that every field of every record that a site sends stands here, and
 from collections.abc import Mapping
 
 from common.masking_records import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
-from common.wire import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply, field_names
+from common.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply, field_names
 
 SENT = (
     RollCallAnswer,

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from common.files import write_atomically
-from common.wire import Arrays, Groups, TrainReply, TrainRequest, below
+from common.records import Arrays, Groups, TrainReply, TrainRequest, below
 from strategies.privacy.accounting import Accountant, Steps, epsilon_of
 
 FOLDER = "privacy"

@@ -17,7 +17,7 @@ from common.masking_records import (
     SharesAnswer,
     SharesRequest,
 )
-from common.wire import Groups, TrainReply, TrainRequest
+from common.records import Groups, TrainReply, TrainRequest
 from strategies.masking.limits import largest_change
 from strategies.masking.site import MaskingRefused, SiteRound, Terms, no_round
 from strategies.registry import method_of

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.files import remove_parts, write_atomically
-from common.wire import Arrays, Groups, below, no_arrays
+from common.records import Arrays, Groups, below, no_arrays
 
 NOTHING = Groups()
 

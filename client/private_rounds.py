@@ -8,8 +8,8 @@ from client.rounds import Shield, evaluate_round, train_round
 from client.site import Site
 from common.config import Plan
 from common.errors import BadInput, Fault
+from common.records import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from common.seeds import seed_of
-from common.wire import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
 from strategies.method import Method
 from strategies.privacy.noise import NoiseSource, from_the_system, seeded
 from strategies.privacy.protection import Protection, protection_of

@@ -21,17 +21,9 @@ from common.metrics import ClassMetrics, per_class
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
 from common.models.state import Head, ModelState, layout_of, read_state, state_sha256, write_state
+from common.records import UNKNOWN_COUNT, Arrays, EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 from common.seeds import seed_of
-from common.wire import (
-    UNKNOWN_COUNT,
-    Arrays,
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    TrainReply,
-    TrainRequest,
-    WireError,
-)
+from common.wire_errors import WireError
 from strategies.clipping import clipped
 from strategies.compression import compressed
 from strategies.local import LocalRound, Situation

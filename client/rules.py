@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from client.policy import GROUPS, Policy
 from common.config import Plan
 from common.errors import quoted
-from common.wire import UNKNOWN_COUNT, EvaluateReply, Groups, RefusalNoted, RollCallAnswer, TrainReply
+from common.records import UNKNOWN_COUNT, EvaluateReply, Groups, RefusalNoted, RollCallAnswer, TrainReply
 from strategies.clipping import norm_of
 from strategies.method import Method
 

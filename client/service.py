@@ -36,8 +36,10 @@ from client.status import Status
 from common.errors import BadInput, Fault
 from common.files import no_room, remove_parts, write_atomically
 from common.identity import SiteKit, public_line, read_key
+from common.records import Refusal
 from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
-from common.wire import Refusal, WireError, WireVersionError, payload_bytes
+from common.wire import payload_bytes
+from common.wire_errors import WireError, WireVersionError
 from strategies.masking.site import Identity
 
 POLL_S, MAX_POLL_S = 0.03, 1.0

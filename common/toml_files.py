@@ -25,16 +25,16 @@ M = TypeVar("M", bound=BaseModel)
 SHA256_PATTERN = "^[0-9a-f]{64}$"
 _SHOWN = 120
 _SEEN_AT_A_GLANCE = 4
-_TABLE, _LIST, _TEXT = "should be a table", "should be a list", "should be text in quotes"
+_TABLE, _LIST, _TEXT = "must be a table", "must be a list", "must be text in quotes"
 _EXPECTED = {
     **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _TABLE),
     **dict.fromkeys(("tuple_type", "list_type"), _LIST),
-    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "should be a whole number"),
-    **dict.fromkeys(("float_type", "float_parsing"), "should be a number"),
-    **dict.fromkeys(("bool_type", "bool_parsing"), "should be true or false"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     "string_type": _TEXT,
-    "too_short": "should have at least one entry",
-    "string_too_short": "should not be empty",
+    "too_short": "must have at least one entry",
+    "string_too_short": "must not be empty",
 }
 _TOML_REMEDIES = {
     "Invalid value": 'Text stands in quotes: "text".',
@@ -44,8 +44,8 @@ _TOML_REMEDIES = {
 }
 _WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
 _PATTERNS = {
-    SHA256_PATTERN: "should be a SHA-256: 64 digits 0-9 and a-f",
-    f"^{PLAIN_NAME.pattern}$": "should be of letters, digits, spaces, dots, dashes and underscores",
+    SHA256_PATTERN: "must be a SHA-256: 64 digits 0-9 and a-f",
+    f"^{PLAIN_NAME.pattern}$": "must be of letters, digits, spaces, dots, dashes and underscores",
 }
 
 
@@ -123,12 +123,12 @@ def in_words(one: Mapping[str, Any]) -> str:
     if kind == "json_invalid":
         return f"is not valid JSON: {context['error']}."
     if kind == "string_pattern_mismatch":
-        said = _PATTERNS.get(context["pattern"], f"should match {context['pattern']}")
+        said = _PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
     elif kind in _EXPECTED:
         said = _EXPECTED[kind]
     else:
         said = one["msg"].removeprefix("Value error, ").rstrip(".")
-        said = re.sub("^Input should ", "should ", said)
+        said = re.sub("^Input should ", "must ", said)
         if kind == "value_error" and (isinstance(one.get("input"), Mapping) or "got " in said or '"' in said):
             return f"{said}."  # about a whole table, or with what came in it
     return f"{said}; got {came(one.get('input'))}."

@@ -247,7 +247,7 @@ def health(folder: Folder) -> None:
     Example: flwr-server health trial
     """
     from server.coordinator import read_coordinator
-    from server.superlink import answers
+    from server.superlink.process import answers
 
     well = answers(read_coordinator(folder))
     print("healthy" if well else "not healthy: the SuperLink does not answer")

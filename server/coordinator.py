@@ -75,13 +75,13 @@ class CoordinatorFile(Section):
         try:
             return str(ipaddress.ip_address(address))
         except ValueError:
-            raise ValueError("should be an address of this machine, 0.0.0.0 for all of them") from None
+            raise ValueError("must be an address of this machine, 0.0.0.0 for all of them") from None
 
     @field_validator("control_port")
     @classmethod
     def _another_port(cls, port: int, info: ValidationInfo) -> int:
         if port == info.data.get("port"):
-            raise ValueError("should be another port than port, which hospitals reach")
+            raise ValueError("must be another port than port, which hospitals reach")
         return port
 
 

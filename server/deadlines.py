@@ -16,7 +16,10 @@ from common.timers import (
     MAX_RETRY_S,
     TLS_TIMEOUT_S,
 )
-from server.superlink import LINK_PATIENCE_S, START_TIMEOUT_S, STOP_GRACE_S, TASK_TIMEOUT_S, UPLOAD_STALL_S
+from server.superlink.calls import LINK_PATIENCE_S
+from server.superlink.grid import UPLOAD_STALL_S
+from server.superlink.process import START_TIMEOUT_S, STOP_GRACE_S
+from server.superlink.run import TASK_TIMEOUT_S
 from strategies.membership import JOIN_DEADLINE_S
 from strategies.roll_call import REFUSAL_NOTED_S
 

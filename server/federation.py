@@ -17,7 +17,7 @@ from common.errors import quoted
 from common.models.network import build
 from common.models.state import ModelState, layout_of, read_state
 from common.multi_class import client_accuracy
-from common.wire import UNKNOWN_COUNT, RollCallAnswer
+from common.records import UNKNOWN_COUNT, RollCallAnswer
 from server.books import Books, as_json
 from server.checkpoints import Checkpoint, CheckpointFolder
 from server.ledger import Ledger

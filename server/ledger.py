@@ -15,7 +15,8 @@ from common.audit import Audit
 from common.files import write_atomically
 from common.models.state import Layout, state_sha256
 from common.record_bytes import pieces, record_sha256
-from common.wire import TrainReply, encode, payload_bytes
+from common.records import TrainReply
+from common.wire import encode, payload_bytes
 from strategies.checkpoint import to_bytes
 from strategies.records import Arrival, RoundRecord
 from strategies.roll_call import Member

@@ -26,7 +26,9 @@ from server.present import Present
 from server.report import write_model_card, write_run_report
 from server.reporter import Reporter
 from server.resuming import finished, opened
-from server.superlink import START_TIMEOUT_S, Control, Node, SuperLink, answers, flower_key, object_folder, run_on
+from server.superlink.control import Control, Node, flower_key
+from server.superlink.process import START_TIMEOUT_S, SuperLink, answers, object_folder
+from server.superlink.run import run_on
 from server.trackers import store_for, tracked
 from server.tracking import Track
 from strategies.registry import method_of

@@ -19,9 +19,9 @@ from common.multi_class import multi_class
 from common.pixels import channels_first
 from common.pooled import pooled
 from common.quality import quality
+from common.records import UNKNOWN_COUNT, EvaluateReply
 from common.resampling import auroc_intervals
 from common.seeds import seed_of
-from common.wire import UNKNOWN_COUNT, EvaluateReply
 from server.checkpoints import Checkpoint
 from server.ensemble import ensemble_result, local_models, site_result
 from server.run_folder import RunFolder

@@ -16,7 +16,8 @@ from server.admission import admitted_sites
 from server.authority import days_valid
 from server.coordinator import Coordinator
 from server.present import Present, part_of, read_present
-from server.superlink import Control, answers
+from server.superlink.control import Control
+from server.superlink.process import answers
 
 
 def overview(coordinator: Coordinator) -> dict[str, Any]:

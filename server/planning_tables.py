@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from server.amounts import count, counted, duration, shortened
+from common.amounts import count, counted, duration, shortened
 from server.planning import Past, Replay, WhatIf, replay, suggested_deadline_s
 
 ROUNDS_SHOWN = 30

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from common.amounts import counted
 from strategies.records import RoundRecord, Waiting
 from strategies.state import FederationState
 
@@ -43,7 +44,7 @@ class ProgressBar:
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._sites = len(sites)
-        self._progress.update(self._task, total=rounds, facts=f"{len(sites)} sites, first round")
+        self._progress.update(self._task, total=rounds, facts=f"{counted(len(sites), 'site')}, first round")
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         facts = f"{len(record.sites)} of {self._sites} sites"

@@ -17,7 +17,7 @@ from common.audit_check import check
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.files import write_atomically
-from common.wire import TrainReply
+from common.records import TrainReply
 
 FILE = "receipt.json"
 

@@ -12,7 +12,9 @@ from common.errors import Fault
 from common.models.network import build
 from common.models.state import Layout, ModelState, layout_of, state_sha256
 from common.record_bytes import of_bytes
-from common.wire import Arrays, R, RollCallAnswer, TrainReply, WireError, decode, no_arrays
+from common.records import Arrays, RollCallAnswer, TrainReply, no_arrays
+from common.wire import R, decode
+from common.wire_errors import WireError
 from server.ledger import INITIAL, UPDATES, record_file, round_folder
 from server.receipt import Receipt, ReceiptRound
 from strategies.checkpoint import of_bytes as state_of_bytes

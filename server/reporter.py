@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
+from common.amounts import counted
 from common.files import write_atomically
 from server.present import FILE, Present
 from strategies.records import RoundRecord, Waiting
@@ -57,7 +58,7 @@ class Reporter:
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._present.sites, self._present.rounds = tuple(sites), rounds
         self._training_began = time.monotonic()
-        self._tell(f"{len(sites)} sites take part: {', '.join(sites)}")
+        self._tell(f"{counted(len(sites), 'site')} taking part: {', '.join(sites)}")
 
     def joined(self, server_round: int, site: str) -> None:
         self._present.sites = tuple(sorted({*self._present.sites, site}))

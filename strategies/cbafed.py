@@ -37,7 +37,7 @@ from common.inference import logits_of
 from common.models.network import SplitNetwork
 from common.models.spec import Task
 from common.models.state import ModelState
-from common.wire import Arrays, Groups, TrainReply, below
+from common.records import Arrays, Groups, TrainReply, below
 from strategies.guidance import Guidance, Known, finite_by_name
 from strategies.local import LocalRound, Situation
 from strategies.losses import known_entries, loss_for, positive_weights

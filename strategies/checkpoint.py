@@ -11,8 +11,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.models.state import ModelState
+from common.records import Groups, below
 from common.toml_files import Section
-from common.wire import Groups, below
 from strategies.state import FederationState
 
 _FACTS = "facts"

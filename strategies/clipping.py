@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from common.models.state import Head
-from common.wire import Groups
+from common.records import Groups
 
 
 def norm_of(update: Groups) -> float:

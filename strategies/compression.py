@@ -9,7 +9,7 @@ are small, and a running variance has no room for errors.
 from dataclasses import replace
 
 from common.compact import Form, rounded
-from common.wire import Groups
+from common.records import Groups
 
 
 def compressed(update: Groups, unsent: Groups, form: Form) -> tuple[Groups, Groups]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Groups
+from common.records import Groups
 
 Float64 = NDArray[np.float64]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from common.wire import Groups
+from common.records import Groups
 from strategies.averaging import BLOCK, Float32
 
 FEWEST = 4

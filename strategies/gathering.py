@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from common.models.state import ModelState
-from common.wire import Groups, TrainReply
+from common.records import Groups, TrainReply
 from strategies.method import Weighting
 from strategies.state import Means, RunningMeans, site_weight
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from common.contract import LabelContract
 from common.errors import Fault
 from common.models.spec import Task
-from common.wire import NO_ARRAYS, Arrays, RollCallAnswer, TrainReply
+from common.records import NO_ARRAYS, Arrays, RollCallAnswer, TrainReply
 
 
 @dataclass(frozen=True)

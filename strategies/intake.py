@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.config import FarUpdates
 from common.models.state import ModelState
-from common.wire import TrainReply
+from common.records import TrainReply
 from strategies.far_updates import Lengths, dropped, far_updates, lengths_of
 from strategies.gathering import Assembly, Gathering
 from strategies.guidance import Known

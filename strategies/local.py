@@ -11,7 +11,7 @@ from torch import Tensor
 
 from common.config import TrainingSection
 from common.models.network import BATCH_NORM, SplitNetwork
-from common.wire import NO_ARRAYS, Arrays
+from common.records import NO_ARRAYS, Arrays
 from strategies.losses import Loss
 from strategies.training import Batch, Examples, Losses, Objective, plain
 

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from common.config import ParticipationSection, Plan
 from common.contract import LabelContract, merge
 from common.errors import BadInput, Fault, stop_on
-from common.wire import NO_ARRAYS, Arrays, RollCall
+from common.records import NO_ARRAYS, Arrays, RollCall
 from strategies.guidance import Known
 from strategies.method import Method
 from strategies.records import Waiting

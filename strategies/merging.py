@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from common.models.state import ModelState
-from common.wire import TrainReply
+from common.records import TrainReply
 from strategies.guidance import Known
 from strategies.method import Method
 from strategies.robust_state import Merged, robust_means

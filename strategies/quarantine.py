@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Arrays, Groups
+from common.records import Arrays, Groups
 
 
 def fault_in(update: Groups, sent: Groups) -> str:

@@ -8,7 +8,9 @@ from typing import Generic, Literal, TypeVar
 from flwr.app import Message
 
 from common.multi_class import Tally
-from common.wire import EvaluateReply, R, TrainReply, WireError, decode
+from common.records import EvaluateReply, TrainReply
+from common.wire import R, decode
+from common.wire_errors import WireError
 from strategies.exchange import MESSAGE_GONE
 from strategies.records import Validation
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.models.state import ModelState
-from common.wire import Groups
+from common.records import Groups
 from strategies.averaging import Float32, GivenMean, GivenRows, RunningMean
 from strategies.robust_mean import Float64, RobustMean, robust_mean
 from strategies.sharing import Weights

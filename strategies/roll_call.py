@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 
 from common.contract import Declaration
 from common.errors import Fault, quoted, stop_on
-from common.wire import Refusal, RollCall, RollCallAnswer, encode, payload_bytes
+from common.records import Refusal, RollCall, RollCallAnswer
+from common.wire import encode, payload_bytes
 from strategies.exchange import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
 from strategies.records import TooFewSites, Waiting
 from strategies.replies import decoded

@@ -21,17 +21,8 @@ from flwr.serverapp.strategy import Result, Strategy
 from common.config import ParticipationSection, Plan
 from common.errors import quoted
 from common.models.state import Head, ModelState
-from common.wire import (
-    Arrays,
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    TrainReply,
-    TrainRequest,
-    Written,
-    encode,
-    payload_bytes,
-)
+from common.records import Arrays, EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
+from common.wire import Written, encode, payload_bytes
 from strategies.exchange import Patience, exchange
 from strategies.guidance import Known
 from strategies.intake import Intake

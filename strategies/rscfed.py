@@ -32,8 +32,8 @@ from torch import Tensor
 from common.models.network import SplitNetwork
 from common.models.spec import Task
 from common.models.state import read_state, write_state
+from common.records import Arrays, Groups, TrainReply, below
 from common.seeds import seed_of
-from common.wire import Arrays, Groups, TrainReply, below
 from strategies.distances import Float64, distances_from_mean, inner_products
 from strategies.fedmlp.losses import consistency
 from strategies.guidance import Known

@@ -7,7 +7,7 @@ an earlier model; the means themselves stay where they are (:mod:`strategies.ave
 from collections.abc import Callable, Mapping, Sequence
 
 from common.models.state import ModelState
-from common.wire import TrainReply
+from common.records import TrainReply
 from strategies.guidance import Known
 from strategies.server_optimizer import Moments
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
-from common.wire import Arrays, Groups, TrainReply, no_arrays
+from common.records import Arrays, Groups, TrainReply, no_arrays
 from strategies.averaging import FlatMean, OwnersMean, RowsMean, RunningMean, moved
 from strategies.method import Method, Weighting
 from strategies.server_optimizer import Float64, Moments, ServerOptimizer, stepped

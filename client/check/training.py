@@ -24,7 +24,8 @@ from common.models.network import SplitNetwork
 from common.models.spec import ModelSpec
 from common.models.state import read_state
 from common.pixels import channels_first
-from common.wire import Groups, TrainReply, encode, payload_bytes
+from common.records import Groups, TrainReply
+from common.wire import encode, payload_bytes
 from strategies.compression import compressed
 from strategies.local import LocalRound
 from strategies.method import Method

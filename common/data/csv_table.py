@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.amounts import counted
 from common.data.spec_base import LabelPolicy
 from common.data.splits import Names
 from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted, stop_on
@@ -31,7 +32,7 @@ def read_columns(path: Path, where: str) -> Columns:
         BadInput: If the file is missing, empty, not UTF-8 or ragged.
     """
     if not is_file(path):
-        raise BadInput([Fault(where, f"There is no file {path}.", "Paths are relative to the folder of this file.")])
+        raise BadInput([Fault(where, f"there is no file {path}.", "Paths are relative to the folder of this file.")])
     header, *rows = _rows_of(path, where)
     stop_on(_header_faults(path.name, where, header) or _form_faults(path.name, where, header, rows))
     return {name: np.array([row[place] for row in rows], dtype=np.str_) for place, name in enumerate(header)}
@@ -58,7 +59,7 @@ def _rows_of(path: Path, where: str) -> list[list[str]]:
 def _header_faults(name: str, where: str, header: Sequence[str]) -> list[Fault]:
     for character, called in ((";", "semicolons"), ("\t", "tabs")):
         if len(header) == 1 and character in header[0]:
-            return [Fault(where, f"The cells of {name} are parted by {called}.", "Save it with commas between cells.")]
+            return [Fault(where, f"the cells of {name} are parted by {called}.", "Save it with commas between cells.")]
     twice = sorted({column for column in header if column and header.count(column) > 1})
     remedy = "Rename or remove one; the first line must name the columns."
     return [Fault(where, f"{name} has more than one column {quoted(twice)}.", remedy)] if twice else []
@@ -70,9 +71,8 @@ def _form_faults(name: str, where: str, header: Sequence[str], rows: Sequence[Se
     ragged = [number for number, row in enumerate(rows, start=2) if len(row) != len(header)]
     if not ragged:
         return []
-    problem = (
-        f"{len(ragged)} lines of {name}, line {ragged[0]} first, do not have {len(header)} cells as the header does."
-    )
+    found = f"{counted(len(ragged), 'line')} of {name} without the header's {counted(len(header), 'cell')}"
+    problem = f"{found}, line {ragged[0]} first."
     return [Fault(where, problem, "Quote cells that contain a comma.")]
 
 
@@ -106,7 +106,7 @@ def label_matrix(
         foreign = [row for row, cell in enumerate(cells) if cell.strip() not in value_of]
         if foreign:
             line = int(np.flatnonzero(np.isin(inverse, foreign))[0]) + 2
-            problem = f'Column "{name}" holds "{columns[name][line - 2]}" in line {line}; expected 1, 0, -1 or nothing.'
+            problem = f'column "{name}" holds "{columns[name][line - 2]}" in line {line}; expected 1, 0, -1 or nothing.'
             faults.append(Fault(where, problem))
         matrix[:, place] = np.array([value_of.get(cell.strip(), np.nan) for cell in cells])[inverse]
     stop_on(faults)
@@ -144,6 +144,6 @@ def part_column(values: Names, where: str) -> Names:
     cells, inverse = np.unique(values, return_inverse=True)
     unknown = [cell for cell in cells if cell.strip().lower() not in _PARTS]
     if unknown:
-        problem = f'Split values are "train", "val" or "validation", and "test"; got {quoted(unknown)}.'
+        problem = f'values are "train", "val" or "validation", and "test"; got {quoted(unknown)}.'
         raise BadInput([Fault(where, problem)])
     return np.array([_PARTS[cell.strip().lower()] for cell in cells])[inverse]

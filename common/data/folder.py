@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.amounts import counted
 from common.data.csv_table import Columns, column_faults, finding_matrix, label_matrix, part_column, read_columns
 from common.data.label_table import (
     LabelTable,
@@ -67,16 +68,16 @@ def _identity_faults(spec: FolderSpec, columns: Columns) -> list[Fault]:
     faults = []
     names, counts = np.unique(columns[spec.image_column], return_counts=True)
     if (nameless := np.flatnonzero(np.char.strip(columns[spec.image_column]) == "")).size:
-        problem = f"{nameless.size} lines name no image, line {nameless[0] + 2} first."
-        faults.append(Fault("data.image_column", problem, "Fill them, or remove these lines."))
+        problem = f"{counted(nameless.size, 'line')} without an image, line {nameless[0] + 2} first."
+        faults.append(Fault("data.image_column", problem, "Fill them, or remove them."))
     elif (counts > 1).any():
-        problem = f"{(counts > 1).sum()} images stand in more than one line: {quoted(names[counts > 1], 5)}."
+        problem = f"{counted(int((counts > 1).sum()), 'image')} in more than one line: {quoted(names[counts > 1], 5)}."
         faults.append(Fault("data.image_column", problem, "Give each image one line."))
     if (
         spec.patient_column is not None
         and (blank := np.flatnonzero(np.char.strip(columns[spec.patient_column]) == "")).size
     ):
-        problem = f"{blank.size} lines name no patient, line {blank[0] + 2} first."
+        problem = f"{counted(blank.size, 'line')} without a patient, line {blank[0] + 2} first."
         faults.append(Fault("data.patient_column", problem, "Fill them, or leave patient_column out."))
     return faults
 

@@ -96,7 +96,7 @@ def folder_faults(spec: PictureSpec, base: Path) -> list[Fault]:
     except (OSError, ValueError):  # a name that no folder can have
         there = False
     remedy = "Paths are relative to the folder of this file."
-    return [] if there else [Fault("data.images", f"There is no folder {folder}.", remedy)]
+    return [] if there else [Fault("data.images", f"there is no folder {folder}.", remedy)]
 
 
 def load_pictures(table: LabelTable, spec: PictureSpec, store: ImageStore) -> Splits:

@@ -204,6 +204,6 @@ def _jpeg_form(spec: NpzSpec, first: bytes) -> Form:
     try:
         image = picture(first)
     except Exception as error:  # whatever a decoder makes of it
-        problem = f"The first JPEG picture of {spec.path} cannot be read: {why_unreadable(error)}."
+        problem = f"the first JPEG picture of {spec.path} cannot be read: {why_unreadable(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: mend or remove it.")]) from None
     return Form(spec.image_size or max(image.size), image.mode == "RGB", spec.resize)

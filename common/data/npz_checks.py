@@ -76,7 +76,7 @@ def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
         BadInput: If there is no such file, it is no npz file, or an array has another size than it announces.
     """
     if not is_file(path):
-        raise BadInput([Fault(where, f"There is no file {path}.", "Paths are relative to the folder of this file.")])
+        raise BadInput([Fault(where, f"there is no file {path}.", "Paths are relative to the folder of this file.")])
     with reading(where, path.name), zipfile.ZipFile(path) as archive:
         return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
 
@@ -180,7 +180,7 @@ def label_faults(raw: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) 
         kinds = ", ".join(
             f"{prefix}_labels is {'text' if array.dtype.kind in 'US' else array.dtype}" for prefix, array in raw.items()
         )
-        return [Fault("data.path", f"Labels are numbers; {kinds}.")]
+        return [Fault("data.path", f"labels are numbers; {kinds}.")]
     faults = [fault for prefix, array in raw.items() for fault in _value_faults(f"{prefix}_labels", array)]
     return faults or _width_faults(raw, class_names)
 
@@ -188,11 +188,11 @@ def label_faults(raw: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) 
 def _width_faults(raw: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:
     if len({is_single(array) for array in raw.values()}) > 1:
         shapes = ", ".join(f"{prefix}_labels is {array.shape}" for prefix, array in raw.items())
-        return [Fault("data.path", f"Labels are class numbers in one part and 0/1 per class in another: {shapes}.")]
+        return [Fault("data.path", f"labels are class numbers in one part and 0/1 per class in another: {shapes}.")]
     widths = {prefix: _width(array) for prefix, array in raw.items()}
     needed = max(widths.values())
     if not class_names:
-        problem = f"The file names no classes, and its labels are of {needed} classes."
+        problem = f"the file names no classes, and its labels are of {needed} classes."
         return [Fault("data.classes", problem, f"Give {needed} names in label order.")]
     if any(is_single(array) for array in raw.values()):
         fits = needed <= len(class_names)

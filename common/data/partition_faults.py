@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
+from common.amounts import counted
 from common.data.class_names import unknown_faults
 from common.data.class_tables import TABLES
 from common.data.partition_spec import (
@@ -40,7 +41,7 @@ def partition_faults(class_names: Sequence[str], spec: PartitionSpec) -> list[Fa
 
 def _count_faults(spec: ClassSubsetsSpec | RandomOwnersSpec | MissingClassesSpec) -> list[Fault]:
     if spec.sites is None and spec.images == "patients":
-        return [Fault("partition.sites", "The number of sites is missing.", 'Only images = "source" implies it.')]
+        return [Fault("partition.sites", "the number of sites is missing.", 'Only images = "source" implies it.')]
     return []
 
 
@@ -71,7 +72,8 @@ def _coverage_faults(class_names: Sequence[str], sites: int, classes_of_one: int
     """Too few sites for every class to be somebody's."""
     if sites * classes_of_one >= len(class_names):
         return []
-    problem = f"{sites} sites with {classes_of_one} classes each cannot have all {len(class_names)} classes."
+    dealt = f"{counted(sites, 'site')} with {counted(classes_of_one, 'class', 'classes')} each"
+    problem = f"{dealt} cannot have all {len(class_names)}."
     remedy = f"Take at least {-(-len(class_names) // classes_of_one)} sites, or more classes a site."
     return [Fault("partition.sites", problem, remedy)]
 
@@ -81,7 +83,7 @@ def _skew_faults(class_names: Sequence[str], spec: LabelSkewSpec) -> list[Fault]
         return _coverage_faults(class_names, spec.sites, 2)
     if spec.sites <= 12:
         return []
-    problem = f"With {spec.sites} sites the shares of 80 %, 10 % and 1 % each of the others are more than all images."
+    problem = f"with {spec.sites} sites the shares of 80 %, 10 % and 1 % each of the others are more than all images."
     return [Fault("partition.sites", problem, 'Take at most 12 sites, or kind = "dirichlet".')]
 
 
@@ -96,7 +98,7 @@ def _list_faults(class_names: Sequence[str], lists: ClassLists) -> list[Fault]:
 
 def orphan_faults(class_names: Sequence[str], lists: ClassLists, where: str, remedy: str) -> list[Fault]:
     orphans = sorted(set(class_names).difference(*lists.values()))
-    return [Fault(where, f"No site annotates {quoted(orphans)}.", remedy)] if orphans else []
+    return [Fault(where, f"no site annotates {quoted(orphans)}.", remedy)] if orphans else []
 
 
 def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Fault]:
@@ -104,11 +106,11 @@ def _table_faults(class_names: Sequence[str], spec: ClassTableSpec) -> list[Faul
     rows = TABLES[spec.table]
     if spec.row not in rows:
         known = ", ".join(map(str, rows))
-        faults.append(Fault("partition.row", f'Table "{spec.table}" has no row {spec.row}; its rows are {known}.'))
+        faults.append(Fault("partition.row", f'table "{spec.table}" has no row {spec.row}; its rows are {known}.'))
     lacking = [name for name in NIH_CLASSES if name not in class_names]
     foreign = sorted(set(class_names).difference(NIH_CLASSES))
     if lacking or foreign:
-        problem = f"The paper's tables are about NIH's 14 classes; lacking: {quoted(lacking) or 'none'}; "
+        problem = f"the paper's tables are about NIH's 14 classes; lacking: {quoted(lacking) or 'none'}; "
         problem += f"not among them: {quoted(foreign) or 'none'}."
         faults.append(Fault("partition.table", problem, _renamings(lacking, foreign)))
     return faults

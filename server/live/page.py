@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from server import amounts
+from common import amounts
 from server.live.drawing import curves
 from server.live.seen import Seen, SiteSeen
 from server.present import Present

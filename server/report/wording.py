@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 
+from common.amounts import NOT_APPLICABLE, count, counted, duration, listed, number, shortened, size, spans
 from common.metrics import ClassMetrics
 from common.score_histograms import Bounded
-from server.amounts import NOT_APPLICABLE, count, counted, duration, listed, number, shortened, size, spans
 from server.comparison import Comparison, Contrast, Spread
 from server.run_files import Measure, RunSummary
 from server.statistics import ALPHA, PairedTest

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from common.inference import logits_of
 from common.models.network import SplitNetwork
 from common.models.spec import Task
-from common.wire import Arrays, TrainReply
+from common.records import Arrays, TrainReply
 from strategies.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.fedmlp.losses import consistency
 from strategies.guidance import Guidance, Known

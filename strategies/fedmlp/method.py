@@ -25,7 +25,7 @@ from common.errors import BadInput, Fault
 from common.inference import features_and_logits
 from common.models.network import SplitNetwork
 from common.models.spec import Task
-from common.wire import Arrays, TrainReply
+from common.records import Arrays, TrainReply
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import first_stage, second_stage
 from strategies.fedmlp.prior import adjustment_of

@@ -39,7 +39,7 @@ from common.errors import BadInput, Fault
 from common.inference import logits_of
 from common.models.network import SplitNetwork
 from common.models.spec import Task
-from common.wire import Arrays, TrainReply
+from common.records import Arrays, TrainReply
 from strategies.distances import inner_products
 from strategies.fedmlp.losses import supervised
 from strategies.fedmlp.prior import adjustment_of

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from common.models.network import SplitNetwork
 from common.models.spec import Task
-from common.wire import Arrays
+from common.records import Arrays
 from strategies.fedsld.prior import federation_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import WEIGHTED, WEIGHTS, Reduction
 from strategies.guidance import Guidance, Known

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.errors import Fault, quoted
 from common.models.spec import Task
-from common.wire import RollCallAnswer
+from common.records import RollCallAnswer
 from strategies.guidance import Known
 
 Float64 = NDArray[np.float64]

@@ -19,7 +19,8 @@ from common.masking_records import (
     SharesAnswer,
     SharesRequest,
 )
-from common.wire import R, Record
+from common.records import Record
+from common.wire import R
 from strategies.masking.fixed_point import from_fixed_point, plausible
 from strategies.masking.secrets import SecretsError, add_mask, agreed, combined, key_of
 from strategies.masking.segments import Layout, Segment, segments_of, threshold

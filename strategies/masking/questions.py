@@ -17,7 +17,8 @@ from common.masking_records import (
     SharesRequest,
 )
 from common.models.state import ModelState
-from common.wire import R, Record, TrainReply, encode, payload_bytes
+from common.records import Record, TrainReply
+from common.wire import R, encode, payload_bytes
 from strategies.averaging import GivenMean, GivenRows
 from strategies.masking.coordinator import Asked, MaskingFailed, Opened, Summing
 from strategies.masking.segments import Layout, rows_of

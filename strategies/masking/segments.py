@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire import Groups
+from common.records import Groups
 
 BODY = ""
 """Name of the segment that all sites share: trunk, batch normalisation, and the rows that all own."""

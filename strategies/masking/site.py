@@ -26,7 +26,8 @@ from common.masking_records import (
     SharesAnswer,
     SharesRequest,
 )
-from common.wire import Groups, WireError
+from common.records import Groups
+from common.wire_errors import WireError
 from strategies.masking.fixed_point import cut, fixed_point
 from strategies.masking.letters import Letter, read_letter
 from strategies.masking.secrets import (

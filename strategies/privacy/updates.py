@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from common.models.state import Head
-from common.wire import Arrays, Groups
+from common.records import Arrays, Groups
 from strategies.clipping import clipped
 from strategies.privacy.noise import NoiseSource
 

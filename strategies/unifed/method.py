@@ -15,7 +15,7 @@ from pydantic import Field
 
 from common.models.network import SplitNetwork
 from common.models.spec import Task
-from common.wire import Arrays, TrainReply
+from common.records import Arrays, TrainReply
 from strategies.guidance import Guidance, Known, finite_by_name
 from strategies.local import LocalHalf, LocalRound, Situation
 from strategies.losses import Missing, loss_for

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from common.models.state import ModelState
-from common.wire import EvaluateReply, TrainReply
+from common.records import EvaluateReply, TrainReply
 from strategies.merging import passed_on
 from strategies.method import Passing
 from strategies.records import CoordinatorRound, RoundRecord, RunStopped, Validation

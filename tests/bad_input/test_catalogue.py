@@ -28,6 +28,12 @@ SOUP = re.compile(
 )
 """What tells a programmer something, and a hospital's IT at six in the evening nothing."""
 
+ANOTHER_VOICE = re.compile(
+    r"^error [^:]+: (\w[\w.\[\]-]*: )*[A-Z][a-z]"
+    r"|\bshould (be|have|not|match)\b|\b1 (images|lines|sites|patients|rounds)\b"
+)
+"""What follows file and key goes on in small letters; a rule is a "must"; one thing is one."""
+
 
 def cases_of(kind: str) -> tuple[Case, ...]:
     cases: tuple[Case, ...] = importlib.import_module(f"tests.bad_input.{kind}").CASES
@@ -66,4 +72,5 @@ def test_no_message_speaks_to_programmers(kind: str) -> None:
         assert not SOUP.search(said), name
         for line in said.splitlines():
             assert len(line) < 700, name
+            assert not ANOTHER_VOICE.search(line), name
             assert line.rstrip('"').endswith((".", "?", "...", ")")) or kind == "credentials", (name, line)

@@ -9,22 +9,10 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from common.models.head import Head
+from common.records import EvaluateReply, Groups, Record, Refusal, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from common.score_histograms import BINS
-from common.wire import (
-    RAW,
-    WIRE_VERSION,
-    EvaluateReply,
-    Groups,
-    Record,
-    Refusal,
-    RollCall,
-    RollCallAnswer,
-    TrainReply,
-    TrainRequest,
-    WireError,
-    decode,
-    encode,
-)
+from common.wire import RAW, WIRE_VERSION, decode, encode
+from common.wire_errors import WireError
 from tests.bad_input.catalogue import Case, Ended
 
 HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))
@@ -153,6 +141,8 @@ CASES = (
     saying("statistics without end", field("statistics/prior", np.full(4, np.inf, np.float32).tobytes())),
     saying("statistics that nobody named", field("statistics/more", b"")),
     saying("one name for two classes", field("names", ["A"], ANSWER)),
+    saying("more images than any hospital has", field("train_samples", 10**15, ANSWER)),
+    saying("fewer than no images", field("validation_samples", -2, ANSWER)),
     saying("counts of one kind", field("negatives", [], ANSWER)),
     saying("counts below unknown", field("negatives", [-2, -1], ANSWER)),
     saying("more counted than there are", field("positives", [2**62, 0], ANSWER)),

@@ -21,7 +21,7 @@ from client.site import Site
 from common.contract import Declaration
 from common.data.image_set import ImageSet
 from common.errors import BadInput
-from common.wire import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
 from strategies.registry import STRATEGIES
 from tests.client.test_rounds import beginning, evaluation, plan, request
 

@@ -21,13 +21,8 @@ from common.audit_check import check
 from common.config import Plan
 from common.errors import BadInput
 from common.record_bytes import record_sha256
-from common.wire import (
-    EvaluateReply,
-    RollCall,
-    TrainReply,
-    decode,
-    encode,
-)
+from common.records import EvaluateReply, RollCall, TrainReply
+from common.wire import decode, encode
 from strategies.registry import STRATEGIES
 from strategies.roll_call import ROLL_CALL
 from tests.client.test_rounds import beginning, evaluation, plan, request, site

@@ -14,7 +14,7 @@ from common.config import Plan
 from common.contract import Declaration
 from common.data.image_set import ImageSet
 from common.errors import BadInput
-from common.wire import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
 
 
 def site(folder: Path, policy: Policy, columns: Sequence[Sequence[float]]) -> Site:

@@ -6,7 +6,7 @@ from pathlib import Path
 from client.gate import ANSWERS
 from client.leaving import MEANING, SENT, STATISTICS, tables
 from client.policy import Policy
-from common.wire import field_names
+from common.records import field_names
 from strategies.registry import statistics_told
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"

@@ -9,7 +9,7 @@ import pytest
 
 from client.memory import Memory, MemoryFolder, forget_other_runs
 from common.models.head import Head
-from common.wire import Groups
+from common.records import Groups
 
 
 def memory(server_round: int) -> Memory:

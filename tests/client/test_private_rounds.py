@@ -15,7 +15,7 @@ from client.site import Site
 from client.status import Status, in_words
 from common.config import Plan
 from common.errors import BadInput
-from common.wire import RollCall, TrainReply
+from common.records import RollCall, TrainReply
 from strategies.privacy.accounting import Steps, epsilon_of
 from tests.client.test_rounds import beginning, evaluation, plan, request, site
 

@@ -8,7 +8,8 @@ import pytest
 
 from client.cli import main
 from common.record_bytes import of_bytes
-from common.wire import EvaluateReply, RollCallAnswer, TrainReply, decode
+from common.records import EvaluateReply, RollCallAnswer, TrainReply
+from common.wire import decode
 
 Capture = pytest.CaptureFixture[str]
 TOML = 'name = "north"\n{}\n[data]\nkind = "phantom"\nimages = 60\nimage_size = 16\n'

@@ -19,7 +19,8 @@ from common.data.image_set import ImageSet
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import Head, ModelState, read_state
-from common.wire import EvaluateRequest, Groups, TrainReply, TrainRequest, WireError
+from common.records import EvaluateRequest, Groups, TrainReply, TrainRequest
+from common.wire_errors import WireError
 from strategies.registry import STRATEGIES, method_of
 from strategies.state import groups_for
 from strategies.training import Exercise, Frozen, optimizer_for, plain, reproducible, train_epoch, validate

@@ -7,8 +7,9 @@ import pytest
 
 from client.policy import Policy
 from client.told_scores import NOTHING_TOLD, told_scores
+from common.records import EvaluateReply
 from common.score_histograms import BINS, score_histogram
-from common.wire import EvaluateReply, decode
+from common.wire import decode
 from tests.federations import Traffic, federation, of_type, overheard
 
 NAMES = ("Mass", "Edema")

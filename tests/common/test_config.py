@@ -130,7 +130,7 @@ def test_the_plan_that_travels_has_no_paths_and_no_data(tmp_path: Path) -> None:
         (
             "surgical",
             {"warm_up_epochs": -1},
-            "method.warm_up_epochs: should be greater than or equal to 0; got -1.",
+            "method.warm_up_epochs: must be greater than or equal to 0; got -1.",
         ),
     ],
 )

@@ -8,7 +8,8 @@ from flwr.app import ConfigRecord, RecordDict
 
 from common.models.head import Head
 from common.record_bytes import Part, of_bytes, parts, pieces, record_sha256
-from common.wire import Groups, TrainReply, decode, encode
+from common.records import Groups, TrainReply
+from common.wire import decode, encode
 
 
 def reply() -> TrainReply:

@@ -11,20 +11,9 @@ from hypothesis import strategies as st
 
 from common.masking_records import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from common.models.head import Head
-from common.wire import (
-    RAW,
-    EvaluateReply,
-    Groups,
-    Record,
-    RollCall,
-    TrainReply,
-    TrainRequest,
-    WireError,
-    decode,
-    encode,
-    field_names,
-    payload_bytes,
-)
+from common.records import EvaluateReply, Groups, Record, RollCall, TrainReply, TrainRequest, field_names
+from common.wire import RAW, decode, encode, payload_bytes
+from common.wire_errors import WireError
 from tests.bad_input.wire_records import ANSWER, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
 
 MASKING = (

@@ -46,7 +46,9 @@ from common.models.network import build
 from common.models.saved import DESCRIPTION, TENSORS, load_model, save_model
 from common.models.spec import ModelSpec
 from common.models.state import ModelState
-from common.wire import Groups, RefusalNoted, RollCall, WireError, decode, encode
+from common.records import Groups, RefusalNoted, RollCall
+from common.wire import decode, encode
+from common.wire_errors import WireError
 from server.authority import certificate_faults, issue_server_certificate, make_authority
 from server.checkpoints import Checkpoint, CheckpointFolder
 from server.coordinator import FILE as COORDINATOR_FILE

@@ -106,7 +106,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
     import server.checkpoints
     import server.reporter
     import strategies.rounds
-    from server.superlink import NetworkGrid
+    from server.superlink.grid import NetworkGrid
 
     loop = strategies.rounds.RoundStrategy
     checkpoint = f"round-{ROUND:06d}"

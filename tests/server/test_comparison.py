@@ -102,7 +102,7 @@ def test_every_missing_file_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_ours_says_what_is_wrong_with_it(tmp_path: Path) -> None:
     folder = write(tmp_path / "run", {"method": "surgical", "rounds": "many"})
-    with pytest.raises(BadInput, match=r'summary\.json: rounds: should be a whole number; got "many"\.'):
+    with pytest.raises(BadInput, match=r'summary\.json: rounds: must be a whole number; got "many"\.'):
         read_run(folder)
 
 

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from common import timers as of_sites
 from common.config import read_experiment
-from server import superlink
 from server.deadlines import ORDER, Inside, order_faults, timers, timers_table
+from server.superlink import calls, grid, process, run
 from strategies import membership, roll_call
 from tests.federations import DIGITS
 from tests.network.real import flwr_server
@@ -54,7 +54,7 @@ INTERNAL = {
 }
 
 
-@pytest.mark.parametrize("module", [of_sites, roll_call, membership, superlink])
+@pytest.mark.parametrize("module", [of_sites, roll_call, membership, calls, grid, process, run])
 def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
     constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
     listed = [timer.seconds for timer in timers(None)]

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.large_field import CONTENT_OF_PUSH, cut_out
-from server.object_service import found, parsed_push
+from server.superlink.object_service import found, parsed_push
 
 pushes = st.builds(
     PushObjectRequest,

@@ -10,7 +10,7 @@ from common.identity import SiteRequest, new_key, public_line
 from server.admission import admit, revoke
 from server.coordinator import Coordinator, read_coordinator
 from server.network import registered
-from server.superlink import Control, Node, flower_key
+from server.superlink.control import Control, Node, flower_key
 from tests.network.real import flwr_server
 
 

@@ -2,7 +2,7 @@
 
 from common.masking_records import MaskedRequest, RevealRequest
 from common.wire import encode
-from server.reply_bounds import MORE_BYTES, MORE_OBJECTS, Bound, asked_for
+from server.superlink.reply_bounds import MORE_BYTES, MORE_OBJECTS, Bound, asked_for
 
 
 def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
-from common.wire import TrainReply
+from common.records import TrainReply
 from strategies.averaging import Float32, OwnersMean, RunningMean
 from strategies.server_optimizer import Moments, ServerOptimizer
 from strategies.state import FederationState, means_of

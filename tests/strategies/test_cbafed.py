@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.state import Head, ModelState
-from common.wire import Groups, TrainReply, TrainRequest, decode
+from common.records import Groups, TrainReply, TrainRequest
+from common.wire import decode
 from strategies.cbafed import CBAFedParameters, connected, learned, pseudo_labels, shares, thresholds
 from strategies.guidance import Known
 from strategies.registry import method_named

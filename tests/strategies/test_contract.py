@@ -15,17 +15,9 @@ from common.config import ExperimentFile
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.record_bytes import record_sha256
+from common.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from common.simulation import simulated_data
-from common.wire import (
-    EvaluateReply,
-    EvaluateRequest,
-    RollCall,
-    RollCallAnswer,
-    TrainReply,
-    TrainRequest,
-    decode,
-    encode,
-)
+from common.wire import decode, encode
 from server.backends import InlineGrid, inline, site_app
 from server.federation import strategy_of
 from strategies.checkpoint import of_bytes, to_bytes

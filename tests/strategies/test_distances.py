@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.models.state import Head
-from common.wire import Groups
+from common.records import Groups
 from strategies import distances
 from strategies.distances import distances_between, distances_from_mean, inner_products
 

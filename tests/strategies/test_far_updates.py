@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from common.models.state import Head
-from common.wire import Groups
+from common.records import Groups
 from strategies.far_updates import Far, dropped, far_updates, lengths_of
 
 

@@ -12,7 +12,8 @@ from common.errors import BadInput
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import read_state
-from common.wire import EvaluateReply, TrainReply, TrainRequest, decode, payload_bytes
+from common.records import EvaluateReply, TrainReply, TrainRequest
+from common.wire import decode, payload_bytes
 from server.verification import verify
 from strategies.records import TooFewSites
 from strategies.registry import STRATEGIES, method_named

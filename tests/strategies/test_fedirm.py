@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.models.network import build
 from common.models.spec import ModelSpec
-from common.wire import Groups, TrainReply, TrainRequest, decode
+from common.records import Groups, TrainReply, TrainRequest
+from common.wire import decode
 from strategies.fedirm.method import learned, teacher_of
 from strategies.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.guidance import Known

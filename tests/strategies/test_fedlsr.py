@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from common.config import TrainingSection
 from common.models.network import build
 from common.models.spec import ModelSpec
-from common.wire import NO_ARRAYS
+from common.records import NO_ARRAYS
 from strategies.fedlsr import distance, entropy, grown, mixed
 from strategies.local import Situation
 from strategies.losses import known_entries

@@ -9,7 +9,8 @@ import pytest
 
 from client.memory import memory_of
 from common.contract import LabelContract
-from common.wire import Groups, TrainReply, TrainRequest, decode
+from common.records import Groups, TrainReply, TrainRequest
+from common.wire import decode
 from server.run_files import read_run
 from strategies.fedmlp.method import FedMLPParameters, difficulty_noted, learned, prototypes_noted
 from strategies.guidance import Known

@@ -9,7 +9,8 @@ import torch
 
 from common.contract import LabelContract
 from common.errors import BadInput
-from common.wire import Groups, TrainReply, TrainRequest, decode
+from common.records import Groups, TrainReply, TrainRequest
+from common.wire import decode
 from strategies.fednoro.detection import distance_aware, loss_indicators, noisy_sites, scaled_over_sites
 from strategies.fednoro.method import (
     FedNoRoParameters,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.spec import Task
-from common.wire import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
+from common.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
 from strategies.fedsld.prior import chi_square_factor, federation_prior, label_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import (
     class_weights,

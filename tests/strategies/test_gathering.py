@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from common.models.state import Head, ModelState
-from common.wire import Groups, TrainReply
+from common.records import Groups, TrainReply
 from strategies import gathering
 from strategies.gathering import Assembly, Gathering
 from tests.strategies.folds import aggregated

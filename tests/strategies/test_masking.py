@@ -21,7 +21,8 @@ from common.masking_records import (
     SharesRequest,
 )
 from common.models.head import Head
-from common.wire import Groups, R, Record, decode, encode
+from common.records import Groups, Record
+from common.wire import R, decode, encode
 from strategies.masking.coordinator import Asked, MaskingFailed, Opened, Summing
 from strategies.masking.fixed_point import ONE, cut, fixed_point, from_fixed_point
 from strategies.masking.segments import Layout, flat, segments_of, threshold

@@ -13,8 +13,8 @@ from common.metrics import mean_auroc
 from common.models.network import build
 from common.models.state import Head, write_state
 from common.pixels import channels_first
+from common.records import Groups, TrainReply, TrainRequest
 from common.simulation import simulated_data
-from common.wire import Groups, TrainReply, TrainRequest
 from tests.federations import experiment
 from tests.strategies.test_contract import lead
 

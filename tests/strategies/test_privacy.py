@@ -14,7 +14,7 @@ from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.spec import ModelSpec
 from common.models.state import Head, read_state
-from common.wire import Groups
+from common.records import Groups
 from strategies.losses import loss_for
 from strategies.privacy.accounting import Steps, epsilon_of, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum, gradients_by_image, losses_by_image

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.state import Head, ModelState
-from common.wire import Groups
+from common.records import Groups
 from strategies import averaging
 from strategies.robust_mean import RobustMean, krum, robust_mean, squared_distances
 from strategies.robust_state import Merged, robust_means

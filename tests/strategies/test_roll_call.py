@@ -8,7 +8,8 @@ import pytest
 from flwr.app import Message
 
 from common.errors import Fault
-from common.wire import Refusal, RefusalNoted, RollCall, RollCallAnswer, decode, encode, payload_bytes
+from common.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
+from common.wire import decode, encode, payload_bytes
 from strategies.records import TooFewSites, Waiting
 from strategies.roll_call import (
     REFUSAL,

@@ -12,18 +12,8 @@ from flwr.clientapp import ClientApp
 from common.config import ParticipationSection, Plan
 from common.errors import BadInput
 from common.models.state import Head, ModelState
-from common.wire import (
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    RollCall,
-    RollCallAnswer,
-    TrainReply,
-    TrainRequest,
-    decode,
-    encode,
-    payload_bytes,
-)
+from common.records import EvaluateReply, EvaluateRequest, Groups, RollCall, RollCallAnswer, TrainReply, TrainRequest
+from common.wire import decode, encode, payload_bytes
 from server.backends import inline
 from strategies.checkpoint import of_bytes, to_bytes
 from strategies.records import RoundRecord, TooFewSites

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from client.memory import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
-from common.wire import Groups, TrainReply, TrainRequest
+from common.records import Groups, TrainReply, TrainRequest
 from strategies.guidance import Known
 from strategies.mean_teacher import decay_after
 from strategies.registry import method_named

@@ -10,7 +10,8 @@ from flwr.app import Message
 from safetensors.numpy import load_file
 
 from common.errors import BadInput
-from common.wire import TrainReply, decode
+from common.records import TrainReply
+from common.wire import decode
 from server import backends
 from strategies.masking.limits import contradictions
 from strategies.registry import method_named

@@ -10,7 +10,7 @@ import torch
 
 from common.metrics import mean_and_sd, per_class
 from common.models.state import Head, ModelState
-from common.wire import Groups, TrainReply
+from common.records import Groups, TrainReply
 from strategies.losses import known_entries, missing_as_negative
 from strategies.state import FederationState, with_validation
 from tests.federations import VECTORS

@@ -13,17 +13,8 @@ from flwr.clientapp import ClientApp
 
 from common.config import ParticipationSection, Plan
 from common.models.state import Head, ModelState
-from common.wire import (
-    EvaluateReply,
-    EvaluateRequest,
-    Groups,
-    RollCall,
-    RollCallAnswer,
-    TrainReply,
-    TrainRequest,
-    decode,
-    encode,
-)
+from common.records import EvaluateReply, EvaluateRequest, Groups, RollCall, RollCallAnswer, TrainReply, TrainRequest
+from common.wire import decode, encode
 from server.backends import inline
 from strategies.records import RoundRecord, RunStopped, TooFewSites
 from strategies.registry import method_named

@@ -14,7 +14,8 @@ from common.models.network import build
 from common.models.saved import load_model
 from common.models.spec import ModelSpec
 from common.models.state import Head, ModelState, layout_of
-from common.wire import NO_ARRAYS, Groups, TrainReply, decode
+from common.records import NO_ARRAYS, Groups, TrainReply
+from common.wire import decode
 from strategies.clipping import clipped, norm_of
 from strategies.compression import compressed
 from strategies.local import LocalRound, Situation, proximal
@@ -252,7 +253,7 @@ def test_with_surgical_heads_a_site_sends_its_own_rows_only(
         (
             "surgical",
             {"mean": "median"},
-            "method.mean.kind: should be 'coordinate_median', 'trimmed_mean' or 'krum'; got",
+            "method.mean.kind: must be 'coordinate_median', 'trimmed_mean' or 'krum'; got",
         ),
         ("fedmlp", {"weighted_partial_loss": False}, "consistency makes no sense without weighted_partial_loss"),
         ("fedmlp", {"trunk": "fedbn"}, "its teacher is the model of all, and with"),

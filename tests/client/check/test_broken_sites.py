@@ -222,7 +222,7 @@ def test_a_patient_on_two_sides_of_the_split(hospital: Hospital) -> None:
     rows[-1] |= {"patient": first, "part": "test"}
     hospital.rewrite(rows)
     said = the_finding(hospital.checked(**DATA_ONLY), ExitCode.PATIENTS)
-    assert f'1 patients stand in both train and test: "{first}".' in said
+    assert f'1 patient in both train and test: "{first}".' in said
     assert "Put all images of a patient on one side of the split." in said
 
 

@@ -24,7 +24,7 @@ from client.settings import read_file_only
 from common.config import Plan, plan_of, read_experiment
 from common.data.phantom import phantoms
 from common.models.network import build
-from common.wire import RollCall
+from common.records import RollCall
 from server.supervising import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
 from tests.common.data.test_pictures import dicom

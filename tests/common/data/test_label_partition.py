@@ -137,7 +137,7 @@ def test_unreadable_images_are_listed_once() -> None:
 
 @pytest.mark.parametrize("keys", SPECS)
 def test_images_of_several_classes_are_refused(keys: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match=r"^partition.kind: Deals images by their one class, but \d+ of 80 training "):
+    with pytest.raises(BadInput, match=r"^partition.kind: deals images by their one class, but \d+ of 80 training "):
         partition(splits_of(40, 5), spec_of(**keys), seed=1)
 
 
@@ -152,12 +152,12 @@ def test_a_site_without_images_is_refused() -> None:
     [
         (
             {"shards": "practical", "sites": 13},
-            "With 13 sites the shares of 80 %, 10 % and 1 % each of the others are more than all images. "
+            "with 13 sites the shares of 80 %, 10 % and 1 % each of the others are more than all images. "
             'Take at most 12 sites, or kind = "dirichlet".',
         ),
         (
             {"shards": "pathological", "sites": 3},
-            "3 sites with 2 classes each cannot have all 10 classes. Take at least 5 sites, or more classes a site.",
+            "3 sites with 2 classes each cannot have all 10. Take at least 5 sites, or more classes a site.",
         ),
     ],
 )

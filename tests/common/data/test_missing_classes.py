@@ -73,14 +73,14 @@ def test_sites_get_the_patients_they_get_in_other_partitions_and_the_lists_of_th
     [
         (
             {"sites": 2, "missing": 4},
-            "partition.sites: 2 sites with 1 classes each cannot have all 5 classes. "
+            "partition.sites: 2 sites with 1 class each cannot have all 5. "
             "Take at least 5 sites, or more classes a site.",
         ),
         (
             {"sites": 2, "missing": 5},
             "partition.missing: 5 missing classes leave none of 5 to a site. Take at most 4.",
         ),
-        ({"missing": 1}, 'partition.sites: The number of sites is missing. Only images = "source" implies it.'),
+        ({"missing": 1}, 'partition.sites: the number of sites is missing. Only images = "source" implies it.'),
     ],
 )
 def test_lists_that_cannot_cover_all_classes_are_refused(spec: dict[str, Any], message: str) -> None:
@@ -88,5 +88,5 @@ def test_lists_that_cannot_cover_all_classes_are_refused(spec: dict[str, Any], m
 
 
 def test_too_few_centres_for_all_classes_are_refused() -> None:
-    with pytest.raises(BadInput, match=r'partition.missing: No site annotates "d", "e"\. Take more sites, fewer'):
+    with pytest.raises(BadInput, match=r'partition.missing: no site annotates "d", "e"\. Take more sites, fewer'):
         partition(splits_of(30, 5), missing_classes(images="source", missing=4), seed=1)  # three centres, a class each

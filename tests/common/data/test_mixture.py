@@ -74,7 +74,7 @@ def test_a_tasks_own_settings_hold(base: Path) -> None:
 def test_the_faults_of_all_tasks_are_named_at_once(base: Path) -> None:
     wrong = spec(tasks={"scan": {**SCAN, "path": "scna.npz"}, "photo": {**PHOTO, "classes": ["normal"]}})
     assert [str(fault) for fault in faults(wrong, base)] == [
-        f"data.tasks.scan.path: There is no file {base / 'scna.npz'}. Paths are relative to the folder of this file.",
+        f"data.tasks.scan.path: there is no file {base / 'scna.npz'}. Paths are relative to the folder of this file.",
         'data.tasks.photo.classes: 1 names for labels of 3 classes: "normal". Give 3 names in label order.',
     ]
 

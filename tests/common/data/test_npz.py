@@ -73,7 +73,7 @@ def test_images_without_patients_each_have_their_own(save: Save) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     assert messages(tmp_path) == [
-        f"data.path: There is no file {tmp_path / 'set.npz'}. Paths are relative to the folder of this file."
+        f"data.path: there is no file {tmp_path / 'set.npz'}. Paths are relative to the folder of this file."
     ]
 
 
@@ -113,7 +113,7 @@ def test_all_wrong_shapes_are_named_at_once(save: Save) -> None:
 @pytest.mark.parametrize(
     ("classes", "message"),
     [
-        ([], "data.classes: The file names no classes, and its labels are of 3 classes. Give 3 names in label order."),
+        ([], "data.classes: the file names no classes, and its labels are of 3 classes. Give 3 names in label order."),
         (
             ["x", "y"],
             'data.classes: 2 names for labels of 3 classes: "x", "y". Give 3 names in label order.',
@@ -141,7 +141,7 @@ def test_class_numbers_are_whole_and_not_negative(save: Save, labels: list[float
 def test_parts_label_in_the_same_form(save: Save) -> None:
     base = save(test_labels=np.zeros((4, 3), dtype=np.uint8))
     assert messages(base) == [
-        "data.path: Labels are class numbers in one part and 0/1 per class in another: "
+        "data.path: labels are class numbers in one part and 0/1 per class in another: "
         "train_labels is (10, 1), val_labels is (4, 1), test_labels is (4, 3)."
     ]
 
@@ -151,7 +151,7 @@ def test_patients_in_two_parts_are_named(save: Save) -> None:
     with pytest.raises(BadInput) as caught:
         load(spec(patient_key="patient"), base)
     assert str(caught.value) == (
-        'data.patient_key: 2 patients stand in both train and test: "3", "4". '
+        'data.patient_key: 2 patients in both train and test: "3", "4". '
         "Put all images of a patient on one side of the split."
     )
 

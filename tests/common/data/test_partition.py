@@ -151,7 +151,7 @@ def test_an_unknown_class_is_named_with_the_nearest() -> None:
     assert messages(spec, ("Infiltration", "Mass")) == [
         'partition.lists.north[0]: "Infiltrate" is not a class of the data, whose classes are "Infiltration", "Mass". '
         'Did you mean "Infiltration"?',
-        'partition.lists: No site annotates "Infiltration". Give each class to some site.',
+        'partition.lists: no site annotates "Infiltration". Give each class to some site.',
     ]
 
 
@@ -164,7 +164,7 @@ def test_an_unknown_class_is_named_with_the_nearest() -> None:
             "Take fewer sites, or share a class.",
         ),
         ({"sites": 2, "shared": 5}, "partition.shared: 5 shared classes, but the data has 3."),
-        ({}, 'partition.sites: The number of sites is missing. Only images = "source" implies it.'),
+        ({}, 'partition.sites: the number of sites is missing. Only images = "source" implies it.'),
     ],
 )
 def test_subsets_that_cannot_be_dealt_are_refused(spec: Mapping[str, Any], message: str) -> None:
@@ -176,8 +176,8 @@ def test_the_papers_tables_ask_for_nihs_harmonised_names() -> None:
     raw = tuple(name.replace("Pleural Thickening", "Pleural_Thickening") for name in raw)
     spec = ClassTableSpec(kind="class_table", table="shared", row=8)
     assert messages(spec, raw) == [
-        'partition.row: Table "shared" has no row 8; its rows are 1, 2, 3, 4, 5, 6, 7.',
-        "partition.table: The paper's tables are about NIH's 14 classes; lacking: \"Pleural Effusion\", "
+        'partition.row: table "shared" has no row 8; its rows are 1, 2, 3, 4, 5, 6, 7.',
+        "partition.table: the paper's tables are about NIH's 14 classes; lacking: \"Pleural Effusion\", "
         '"Pleural Thickening"; not among them: "Effusion", "Pleural_Thickening". '
         'Rename "Effusion" to "Pleural Effusion", "Pleural_Thickening" to "Pleural Thickening".',
     ]

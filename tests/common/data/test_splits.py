@@ -143,6 +143,6 @@ def test_patients_in_two_parts_are_named() -> None:
     patients = {"train": np.array(["3", "10", "2"]), "test": np.array(["10", "2", "5"])}
     (fault,) = shared_patient_faults("data.patient_key", patients)
     assert str(fault) == (
-        'data.patient_key: 2 patients stand in both train and test: "2", "10". '
+        'data.patient_key: 2 patients in both train and test: "2", "10". '
         "Put all images of a patient on one side of the split."
     )

@@ -134,13 +134,13 @@ def test_nihs_names_become_the_shared_ones(nih: Path) -> None:
 def test_an_image_in_neither_list_is_a_fault(nih: Path) -> None:
     (nih / "test_list.txt").write_text("00000013_000.png\n00000014_000.png\n00000015_000.png\n")
     (fault,) = faults(nih_spec(**LISTS), nih)
-    assert fault.problem == '1 images of Data_Entry_2017.csv stand in neither list: "00000016_000.png".'
+    assert fault.problem == '1 image of Data_Entry_2017.csv in neither list: "00000016_000.png".'
 
 
 def test_a_missing_list_is_named(nih: Path) -> None:
     (nih / "test_list.txt").unlink()
     assert [str(fault) for fault in faults(nih_spec(**LISTS), nih)] == [
-        f"data.test_list: There is no file {nih / 'test_list.txt'}."
+        f"data.test_list: there is no file {nih / 'test_list.txt'}."
     ]
 
 

@@ -18,7 +18,7 @@ from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushOb
 from flwr.server.superlink.utils import check_abort
 
 from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
-from server.object_files import ObjectFiles
+from server.superlink.object_files import ObjectFiles
 
 KEPT_BYTES = 64 * 2**20
 FOUND = PullObjectResponse(object_found=True, object_available=True).SerializeToString()

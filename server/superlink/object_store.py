@@ -15,7 +15,7 @@ from flwr.supercore.utils import uint64_to_int64
 from sqlalchemy import Connection, select
 from sqlalchemy.orm import Session
 
-from server.object_files import ObjectFiles, is_name
+from server.superlink.object_files import ObjectFiles, is_name
 
 AT_ONCE = 500
 """Values in one SQL statement."""

@@ -5,7 +5,7 @@ Flower 1.39 keeps the content of messages inside SQLite, asks SQLite for a run's
 ``docs/benchmarks.md``. What survives a crash stays the same: registrations, runs and messages in the database, content
 in files named by their SHA-256 beside it, verified at the next start.
 
-    python -m server.superlink_process --objects FOLDER --clock FILE (the arguments of flower-superlink)
+    python -m server.superlink.program --objects FOLDER --clock FILE (the arguments of flower-superlink)
 """
 
 import importlib
@@ -25,11 +25,11 @@ from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import RunStatus
 
 from server import hello
-from server.object_files import ObjectFiles
-from server.object_service import handlers
-from server.object_store import ObjectStore, OneAtATime
-from server.reply_bounds import LARGEST_CALL
-from server.steady_clock import OF_THE_SUPERLINK, set_steady
+from server.superlink.object_files import ObjectFiles
+from server.superlink.object_service import handlers
+from server.superlink.object_store import ObjectStore, OneAtATime
+from server.superlink.reply_bounds import LARGEST_CALL
+from server.superlink.steady_clock import OF_THE_SUPERLINK, set_steady
 
 FRESH_S = 1.0
 """For how long a run's status or a node's key is taken as it was: a revoked site is refused after at most so long."""

@@ -38,16 +38,17 @@ from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
 from flwr.superlink.federation import NoOpFederationManager
 
-from server import object_store, superlink, superlink_process
 from server.coordinator import Coordinator, CoordinatorFile
-from server.object_files import ObjectFiles
-from server.object_service import parsed_push
-from server.steady_clock import OF_THE_SUPERLINK
-from server.superlink_process import LinkState, ObjectStore, superlink_command
+from server.superlink import object_store, program
+from server.superlink.object_files import ObjectFiles
+from server.superlink.object_service import parsed_push
+from server.superlink.process import command
+from server.superlink.program import LinkState, ObjectStore, superlink_command
+from server.superlink.steady_clock import OF_THE_SUPERLINK
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
 HandlerCallDetails = namedtuple("HandlerCallDetails", ("method", "invocation_metadata"))
-FLOWER = f"Flower {version('flwr')} is not what server/superlink_process.py was written for:"
+FLOWER = f"Flower {version('flwr')} is not what server/superlink/program.py was written for:"
 REPLACED = (
     (linkstate_factory, "SqlLinkState", LinkStateFactory.state),
     (object_store_factory, "SqlObjectStore", ObjectStoreFactory.store),
@@ -128,8 +129,8 @@ def test_flowers_servicer_hands_its_methods_over_in_the_two_calls_that_we_stand_
 
 def test_flowers_own_program_takes_every_argument_that_we_start_it_with(tmp_path: Path) -> None:
     file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
-    started = superlink.command(Coordinator(tmp_path, file))
-    assert started[1:5] == ["-m", "server.superlink_process", "--objects", str(tmp_path / "state" / "objects")]
+    started = command(Coordinator(tmp_path, file))
+    assert started[1:5] == ["-m", "server.superlink.program", "--objects", str(tmp_path / "state" / "objects")]
     assert started[5:7] == ["--clock", str(tmp_path / "state" / "clock.json")]
     parsed = superlink_command._parse_args_run_superlink().parse_args(started[7:])
     assert (parsed.host, parsed.port, parsed.fleet_api_address) == ("127.0.0.1", 8000, "0.0.0.0:9092"), FLOWER
@@ -211,13 +212,13 @@ def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lin
     for module, name, _ in REPLACED:
         monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
     monkeypatch.setattr(ObjectStore, "files", None, raising=False)
-    monkeypatch.setattr(superlink_process, "time", clock)
+    monkeypatch.setattr(program, "time", clock)
     monkeypatch.setattr(superlink_command, "flower_superlink", lambda: begun.append(list(sys.argv)))
     for name in OF_THE_SUPERLINK:
         monkeypatch.setattr(f"{name}.now", vars(importlib.import_module(name))["now"])
     ours = ["--objects", str(tmp_path / "objects"), "--clock", str(tmp_path / "clock.json")]
     monkeypatch.setattr(sys, "argv", ["superlink", *ours, "--isolation", "process"])
-    superlink_process.main()
+    program.main()
     assert begun == [["superlink", "--isolation", "process"]]
     return Link(tmp_path, clock)
 

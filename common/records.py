@@ -1,0 +1,346 @@
+"""What coordinator and hospital say to one another: typed records, frozen and checked when built.
+
+:mod:`common.wire` writes them into Flower's records and reads them back.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.compact import Form
+from common.errors import quoted
+from common.masking_records import MaskingRecord
+from common.models.state import Head, ModelState
+from common.score_histograms import BINS, ScoreHistogram
+from common.wire_errors import WireError
+
+Arrays = Mapping[str, NDArray[np.float32]]
+"""A method's statistics by name, small arrays of any shape; NaN where there is nothing to say."""
+
+NO_ARRAYS: Arrays = MappingProxyType({})
+
+
+def no_arrays() -> Arrays:
+    """:data:`NO_ARRAYS`, for dataclass fields."""
+    return NO_ARRAYS
+
+
+REFUSALS = ("name", "version", "labels")
+
+UNKNOWN_COUNT = -1
+"""Stands for a label count that a site's policy keeps at home: unknown, not 0."""
+
+MOST_IMAGES = 10**9
+"""Of one site: more is a slip or a lie, and would outweigh every other site."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A model, or an update of one, as named groups; None where a group does not travel.
+
+    Attributes:
+        trunk: float32 ``(t,)``, everything before the head but batch normalisation, flat.
+        norm: float32 ``(m,)``, batch normalisation's four tensors per layer, flat.
+        head: The head's rows with their class names.
+        form: How the trunk travels; its numbers have been rounded to what that form can hold.
+    """
+
+    trunk: NDArray[np.float32] | None = None
+    norm: NDArray[np.float32] | None = None
+    head: Head | None = None
+    form: Form = "float32"
+
+    def __post_init__(self) -> None:
+        for name, array in (("trunk", self.trunk), ("norm", self.norm)):
+            if array is not None and (array.ndim != 1 or array.dtype != np.float32):
+                raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
+
+    def named(self) -> dict[str, NDArray[np.float32]]:
+        """The arrays that are there, by the names they have on the wire and on a site's disk."""
+        arrays = {"trunk": self.trunk, "norm": self.norm}
+        if self.head:
+            arrays |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    @classmethod
+    def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":
+        """The inverse of :meth:`named`; without class names there is no head."""
+        head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
+        return cls(arrays.get("trunk"), arrays.get("norm"), head)
+
+    @classmethod
+    def of_model(cls, model: ModelState) -> "Groups":
+        """All three groups of a whole model."""
+        return cls(model.trunk, model.norm, model.head)
+
+    def model(self) -> ModelState:
+        """The inverse of :meth:`of_model`.
+
+        Raises:
+            WireError: If a group is missing.
+        """
+        if self.trunk is None or self.norm is None or self.head is None:
+            lacking = [name for name in ("trunk", "norm", "head") if getattr(self, name) is None]
+            raise WireError(f"a whole model has trunk, norm and head; there is no {quoted(lacking)}.")
+        return ModelState(self.trunk, self.norm, self.head)
+
+    def over(self, others: "Groups") -> "Groups":
+        """These groups, and those of ``others`` in the place of missing ones."""
+        pairs = ((getattr(self, name), getattr(others, name)) for name in ("trunk", "norm", "head"))
+        return Groups(*(theirs if own is None else own for own, theirs in pairs))
+
+
+def below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays called ``prefix/name``, by that name: groups of arrays lie so on disk."""
+    return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
+
+
+def _check_run(run: str) -> None:
+    """A site keeps its memory in a folder of this name: it must not lead anywhere else."""
+    if not re.fullmatch(r"\w[\w-]{0,63}", run):
+        raise WireError(f"run must be letters, digits, dashes and underscores, not {run[:80]!r}.")
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """Coordinator asks: who are you, what do you annotate, how much do you have?"""
+
+    run: str
+    plan: str
+
+    def __post_init__(self) -> None:
+        _check_run(self.run)
+
+
+@dataclass(frozen=True)
+class RollCallAnswer:
+    """Site answers. ``class_names`` are canonical, in the site's own order; ``names`` its own words for them.
+
+    Attributes:
+        train_samples: As the site's policy rounds it; it weighs by this number too.
+        validation_samples: :data:`UNKNOWN_COUNT` where they are of few patients.
+        positives, negatives: Training images known to show each class, and known not to; empty where the method does
+            not ask or the site's policy does not tell, :data:`UNKNOWN_COUNT` where it keeps one class's count.
+        smallest_count: It tells no count of fewer patients than this.
+    """
+
+    run: str
+    site: str
+    names: tuple[str, ...]
+    class_names: tuple[str, ...]
+    train_samples: int
+    validation_samples: int
+    patients: int
+    layout: str
+    version: str
+    positives: tuple[int, ...] = ()
+    negatives: tuple[int, ...] = ()
+    smallest_count: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.class_names):
+            raise WireError("names and class_names must have one entry a label.")
+        for name, least in (("train_samples", 0), ("validation_samples", UNKNOWN_COUNT), ("patients", 0)):
+            if not least <= (count := getattr(self, name)) <= MOST_IMAGES:
+                raise WireError(f"{name} must be from {least} to {MOST_IMAGES:,}, not {count:,}.")
+        pairs = list(zip(self.positives, self.negatives, strict=False))
+        if len(self.positives) != len(self.negatives) or len(pairs) not in (0, len(self.class_names)):
+            raise WireError("label counts must be one a class, of both kinds.")
+        if any(min(pair) < UNKNOWN_COUNT or sum(pair) > self.train_samples for pair in pairs):
+            raise WireError("label counts must be from 0 to the training images together, or -1 for unknown.")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Coordinator tells a site that it cannot take part in this run, and why; there is no second try.
+
+    Attributes:
+        kind: ``name``, ``version`` or ``labels``: what has to be mended.
+    """
+
+    run: str
+    kind: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in REFUSALS:
+            raise WireError(f"a refusal is of kind {', '.join(REFUSALS)}, not {self.kind!r}.")
+
+
+@dataclass(frozen=True)
+class RefusalNoted:
+    """Site has read why."""
+
+    run: str
+    site: str
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every request to a site says.
+
+    Attributes:
+        class_names: The head rows the site holds in this run, in the order its head has them.
+        counted: Last round in which this site's reply counted, 0 for none: its memory of that round becomes final.
+        best: Round after which the model was best so far, -1 for none yet: the site keeps its own parts of that model.
+        left_out: Why this site's last reply did not count, with the round; empty where it did.
+    """
+
+    run: str
+    round: int
+    plan: str
+    contract: str
+    class_names: tuple[str, ...]
+    counted: int
+    best: int
+    left_out: str
+    model: Groups
+
+    def __post_init__(self) -> None:
+        _check_run(self.run)
+
+
+@dataclass(frozen=True)
+class TrainRequest(Request):
+    """Train one round from this model; round 0 is one epoch that only shows how hard the site's task is.
+
+    Attributes:
+        statistics: What the method's coordinator tells this site besides.
+    """
+
+    statistics: Arrays = field(default_factory=no_arrays)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the site answers with statistics only, and remembers nothing of it."""
+        return self.round == 0
+
+
+@dataclass(frozen=True)
+class EvaluateRequest(Request):
+    """Evaluate this model on the site's validation part and, for a ``test``, the best model on its test part too."""
+
+    test: bool
+
+
+def _check_correct(images: int | None, correct: int | None) -> None:
+    if (images is None) != (correct is None) or (images or 0) < (correct or 0) or min(images or 0, correct or 0) < 0:
+        told = ["an unknown number of" if number is None else number for number in (images, correct)]
+        raise WireError(f"of {told[0]} test images {told[1]} cannot be right.")
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """New minus received, and what the round was like.
+
+    Attributes:
+        validation_loss: Of the model as received, on the site's validation part; None without validation images.
+        validation_auroc: Likewise, mean over the site's classes for which it is defined.
+        train_loss: Mean over the batches of the last local epoch; None where the run's privacy does not cover it.
+        epochs: Local epochs trained.
+        statistics: What the method tells of this site besides.
+        test_images, test_correct: Images of the site's test part, and how many of them the model as received puts into
+            the right class; None unless the plan asks for it every round.
+        epsilon: What the run has cost this site so far, where the plan asks for privacy.
+    """
+
+    run: str
+    round: int
+    site: str
+    train_samples: int
+    train_loss: float | None
+    validation_loss: float | None
+    validation_auroc: float | None
+    seconds: float
+    update: Groups
+    epochs: int = 1
+    statistics: Arrays = field(default_factory=no_arrays)
+    test_images: int | None = None
+    test_correct: int | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.train_samples < 1:
+            raise WireError(f"train_samples must be positive, not {self.train_samples}.")
+        _check_correct(self.test_images, self.test_correct)
+
+
+@dataclass(frozen=True)
+class EvaluateReply:
+    """Losses and, for a test, one entry a class the site annotates; NaN stands for "not defined".
+
+    Attributes:
+        positives, negatives: :data:`UNKNOWN_COUNT` for a class of which the site tells nothing.
+        told_classes: Those whose scores the site tells of, where the plan asks for it and the site's policy allows it.
+        positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
+    """
+
+    run: str
+    round: int
+    site: str
+    validation_loss: float | None
+    validation_auroc: float | None
+    class_names: tuple[str, ...]
+    auroc: tuple[float, ...]
+    average_precision: tuple[float, ...]
+    balanced_accuracy: tuple[float, ...]
+    positives: tuple[int, ...]
+    negatives: tuple[int, ...]
+    model_sha256: str
+    test_images: int | None = None
+    test_correct: int | None = None
+    told_classes: tuple[str, ...] = ()
+    positive_scores: tuple[int, ...] = ()
+    negative_scores: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_correct(self.test_images, self.test_correct)
+        self._check_columns()
+        self._check_scores()
+
+    @property
+    def histograms(self) -> dict[str, ScoreHistogram]:
+        """Of the classes that the site tells of."""
+        counts = (np.array(told, np.int64).reshape(-1, BINS) for told in (self.positive_scores, self.negative_scores))
+        return dict(zip(self.told_classes, map(ScoreHistogram, *counts), strict=True))
+
+    def _check_columns(self) -> None:
+        columns = (self.auroc, self.average_precision, self.balanced_accuracy, self.positives, self.negatives)
+        if any(len(column) != len(self.class_names) for column in columns):
+            raise WireError("each metric must have one entry a class.")
+
+    def _check_scores(self) -> None:
+        told = self.told_classes
+        if len(set(told)) < len(told) or not set(told) <= set(self.class_names):
+            raise WireError("scores must be told of tested classes, once each.")
+        for kind, scores in (("positives", self.positive_scores), ("negatives", self.negative_scores)):
+            if len(scores) != len(told) * BINS or min(scores, default=0) < 0:
+                raise WireError(f"scores of {kind} must be {BINS} counts for each class told of.")
+            tested = dict(zip(self.class_names, getattr(self, kind), strict=True))
+            sums = [sum(scores[row * BINS : (row + 1) * BINS]) for row in range(len(told))]
+            if sums != [tested[name] for name in told]:
+                raise WireError(f"scores of {kind} must be as many as there are {kind}.")
+
+
+Record = (
+    RollCall
+    | RollCallAnswer
+    | Refusal
+    | RefusalNoted
+    | TrainRequest
+    | TrainReply
+    | EvaluateRequest
+    | EvaluateReply
+    | MaskingRecord
+)
+
+
+def field_names(record: type[Record]) -> tuple[str, ...]:
+    """The declared fields of a record, for tests and for the site's audit."""
+    return tuple(field.name for field in dataclasses.fields(record))

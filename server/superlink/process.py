@@ -1,0 +1,131 @@
+"""The SuperLink's process: started, watched, ended; hospitals reach its Fleet API and nothing else."""
+
+import os
+import secrets
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from common.errors import BadInput, Fault
+from common.files import write_atomically
+from common.memory import LARGE_BUFFERS
+from server.children import with_this_process
+from server.coordinator import Coordinator
+
+START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
+
+
+class SuperLink:
+    """The process: started, watched, ended."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            BadInput: If it does not, with the end of its log.
+        """
+        coordinator = self._coordinator
+        if not (secret := secret_file(coordinator)).exists():
+            write_atomically(secret, secrets.token_bytes(32))
+        secret.chmod(0o600)
+        coordinator.log.parent.mkdir(parents=True, exist_ok=True)
+        with coordinator.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command(coordinator),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(coordinator),
+                preexec_fn=with_this_process(),
+            )
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not answers(coordinator):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                end = "\n    ".join(coordinator.log.read_text(errors="replace").splitlines()[-5:])
+                problem = f"the SuperLink did not start. The end of {coordinator.log}:\n    {end}"
+                raise BadInput([Fault(str(coordinator.folder), problem, "Is one of its ports in use?")])
+            time.sleep(0.1)
+
+    def ended(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def stop(self) -> None:
+        """End it: politely, and after a grace (its database stands a kill) at once."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def command(coordinator: Coordinator) -> list[str]:
+    """How the SuperLink is started: one port for hospitals, everything else on loopback."""
+    authority = coordinator.authority
+    return [
+        *(sys.executable, "-m", "server.superlink.program"),
+        *("--objects", str(object_folder(coordinator).resolve())),
+        *("--clock", str(clock_file(coordinator).resolve())),
+        *("--host", "127.0.0.1", "--port", str(coordinator.file.control_port)),
+        *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
+        *("--ssl-ca-certfile", str(coordinator.ca_certificate.resolve())),
+        *("--ssl-certfile", str((authority / "server.crt").resolve())),
+        *("--ssl-keyfile", str((authority / "server.key").resolve())),
+        *("--enable-supernode-auth", "--database", str((coordinator.state / "superlink.db").resolve())),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(secret_file(coordinator).resolve())),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def object_folder(coordinator: Coordinator) -> Path:
+    """Where the contents of messages lie."""
+    return coordinator.state / "objects"
+
+
+def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
+    """Whether the SuperLink of this folder answers on loopback, now or within this time."""
+    until = time.monotonic() + within_s
+    while not (well := _answers(coordinator)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return well
+
+
+def _answers(coordinator: Coordinator) -> bool:
+    try:
+        context = ssl.create_default_context(cafile=str(coordinator.ca_certificate))
+        url = f"https://{coordinator.control_address}/health"
+        return httpx.get(url, verify=context, timeout=2, trust_env=False).is_success
+    except (httpx.HTTPError, OSError):
+        return False
+
+
+def clock_file(coordinator: Coordinator) -> Path:
+    """What :mod:`server.superlink.steady_clock` shares between the SuperLink and its runs."""
+    return coordinator.state / "clock.json"
+
+
+def secret_file(coordinator: Coordinator) -> Path:
+    """By which the SuperLink knows who may take a run's task."""
+    return coordinator.state / "executor.secret"
+
+
+def _environment(coordinator: Coordinator) -> dict[str, str]:
+    home = str((coordinator.state / "flwr").resolve())
+    return {
+        **os.environ,
+        **LARGE_BUFFERS,
+        "FLWR_HOME": home,
+        "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "WARNING"),
+    }
