@@ -50,6 +50,13 @@ class CannotGoOn(RuntimeError):
     """A program ends, and its text explains to a person why; the exit code is 1."""
 
 
+class Diverged(CannotGoOn):
+    """A model gives scores that are not finite."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the model diverged: {what}. A lower training.lr usually helps.")
+
+
 def stop_on(faults: Sequence[Fault]) -> None:
     """Raise :class:`BadInput` if there is any fault."""
     if faults:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import field_validator
@@ -105,7 +106,7 @@ class SiteKit(Section):
         try:
             x509.load_pem_x509_certificate(text.encode())
             ssl.create_default_context(cadata=text)  # as the connection will
-        except (ValueError, TypeError, ssl.SSLError):
+        except (ValueError, TypeError, UnsupportedAlgorithm, ssl.SSLError):
             raise ValueError("is no PEM certificate; the whole text from BEGIN to END CERTIFICATE is needed") from None
         return text
 

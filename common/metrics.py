@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 from sklearn.metrics import average_precision_score
 
+from common.errors import Diverged
 from common.multi_class import MultiClass
 from common.pooled import Pooled
 from common.quality import Quality
@@ -87,8 +88,8 @@ def per_class(scores: Floats, labels: Floats, class_names: Sequence[str]) -> dic
         class_names: Names of the columns.
 
     Raises:
-        ValueError: Naming the class, for a score that is not finite or a label that is none of 0, 1 and NaN;
-            or if the shapes do not fit.
+        Diverged: Naming the class, for a score that is not finite.
+        ValueError: Naming the class, for a label that is none of 0, 1 and NaN; or if the shapes do not fit.
     """
     if not scores.shape == labels.shape == (len(scores), len(class_names)):
         expected = f"two arrays of (n, {len(class_names)})"
@@ -189,5 +190,5 @@ def _known(name: str, scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
         raise ValueError(f'Labels of class "{name}" hold {strange}; expected 0, 1 or NaN for unknown.')
     if not np.isfinite(scores).all():
         count = int(np.sum(~np.isfinite(scores)))
-        raise ValueError(f'{count} of {len(scores)} scores of class "{name}" are NaN or infinite: the model diverged.')
+        raise Diverged(f'{count} of {len(scores)} scores of class "{name}" are NaN or infinite')
     return scores, labels

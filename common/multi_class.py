@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import gaussian_kde
 
+from common.errors import Diverged
+
 Floats = NDArray[np.floating]
 Integers = NDArray[np.int64]
 
@@ -87,8 +89,8 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
             ``(n, classes)``. A row without a 1 is an image whose class is not known.
 
     Raises:
-        ValueError: For shapes that differ, a label that is none of 0, 1 and NaN, an image with several classes,
-            or a score that is not finite.
+        Diverged: For a score that is not finite.
+        ValueError: For shapes that differ, a label that is none of 0, 1 and NaN, an image with several classes.
     """
     if scores.shape != labels.shape:
         raise ValueError(f"Expected scores and labels of one shape, got {scores.shape} and {labels.shape}.")
@@ -97,7 +99,7 @@ def multi_class(scores: Floats, labels: Floats) -> MultiClass | None:
         return None
     scores, truth = scores[known], np.argmax(labels[known] == 1, axis=1)
     if not np.isfinite(scores).all():
-        raise ValueError("Scores of an image are NaN or infinite: the model diverged.")
+        raise Diverged("scores of an image are NaN or infinite")
     return _of(confusion(np.argmax(scores, axis=1), truth, labels.shape[1]))
 
 

@@ -9,7 +9,7 @@ import ipaddress
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -23,6 +23,8 @@ from server.coordinator import Coordinator
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 RENEW_BEFORE_DAYS = 30
 _NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
+UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
+"""What cryptography makes of a key or certificate on a disk; the third of a key that asks for a password."""
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
 
 
@@ -75,7 +77,7 @@ def authority_certificate(coordinator: Coordinator) -> str:
     """
     try:
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         problem = f"cannot be read: {_why(error)}."
         raise BadInput([Fault(str(coordinator.ca_certificate), problem, _NO_AUTHORITY)]) from None
     return certificate.public_bytes(form.Encoding.PEM).decode()
@@ -97,13 +99,13 @@ def certificate_faults(coordinator: Coordinator) -> list[Fault]:
     certificate = _server_certificate(coordinator)
     try:
         certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
-    except (OSError, ValueError, TypeError, InvalidSignature):
+    except (*UNREADABLE, InvalidSignature):
         problem = "was not issued by the authority of this folder, authority/ca.crt, or that one cannot be read."
         return [Fault("authority/server.crt", problem, remedy)]
     try:
         key = form.load_pem_private_key((coordinator.authority / "server.key").read_bytes(), None)
         belongs = key.public_key() == certificate.public_key()
-    except (OSError, ValueError, TypeError) as error:
+    except UNREADABLE as error:
         return [Fault("authority/server.key", f"cannot be read: {_why(error)}.", remedy)]
     if not belongs:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
@@ -174,7 +176,7 @@ def _authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x5
         certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
         certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
         belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
-    except (OSError, ValueError, TypeError) as error:  # the last by a key that asks for a password
+    except UNREADABLE as error:
         problem = f"the authority cannot be read: {_why(error)}."
         raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)]) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not belongs:
@@ -193,6 +195,6 @@ def _server_certificate(coordinator: Coordinator) -> x509.Certificate:
     path: Path = coordinator.authority / "server.crt"
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except UNREADABLE as error:
         remedy = f"Run: flwr-server init {coordinator.folder} --renew"
         raise BadInput([Fault(str(path), f"cannot be read: {_why(error)}.", remedy)]) from None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common import __version__
-from common.errors import BadInput, Fault, did_you_mean, stop_on
+from common.errors import BadInput, CannotGoOn, Fault, did_you_mean, stop_on
 from common.inference import probabilities
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
@@ -52,7 +52,7 @@ def form_of(name: str) -> Form:
         raise BadInput([Fault("--to", problem, did_you_mean(name, Form))]) from None
 
 
-class OutputsDiffer(RuntimeError):
+class OutputsDiffer(CannotGoOn):
     """The exported model says something else than ours; it was not kept."""
 
 

@@ -18,6 +18,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from common.errors import CannotGoOn
 from common.terminal import program, run_program
 from server.tracking import Track
 
@@ -250,11 +251,7 @@ def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
-    from server.exported_model import OutputsDiffer
-    from server.grid.running import FailedRuns
-    from strategies.records import RunStopped
-
-    run_program(app, arguments, (RunStopped, FailedRuns, OutputsDiffer))
+    run_program(app, arguments, (CannotGoOn,))
 
 
 if __name__ == "__main__":

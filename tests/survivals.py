@@ -80,4 +80,5 @@ def table(kinds: dict[str, Kind]) -> Iterator[str]:
     tried, survived = sum(kind.tried for kind in kinds.values()), sum(kind.survived for kind in kinds.values())
     compared, equal = sum(kind.compared for kind in kinds.values()), sum(kind.equal for kind in kinds.values())
     yield f"{'all':{width}}  {tried:5}  {survived:8}  {equal} of {compared}"
-    yield "all final hashes equal" if equal == compared else "NOT all final hashes equal"
+    if compared:
+        yield "all final hashes equal" if equal == compared else "NOT all final hashes equal"

@@ -88,7 +88,7 @@ class Rehearsal:
                 shutil.copy(words[1], words[2])
                 continue
             ended = typed(PROGRAMS[words[0]].main, *words[1:])
-            assert ended.code == 0, (words, ended.out, ended.err)
+            assert ended.code == 0, f"{words}\n{ended.out}{ended.err}"
 
     def starts(self, page: str, *beginning: str) -> list[Program]:
         """The same for programs that stay."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from common.errors import BadInput, Fault
+from common.errors import BadInput, CannotGoOn, Fault
 from server.grid.cells import Cell
 from server.grid.one_run import run_apart
 from server.grid.pace import AtWork, Pace
@@ -24,7 +24,7 @@ LOOK_S = 0.5
 RUNS_PER_GPU = 4
 
 
-class FailedRuns(RuntimeError):
+class FailedRuns(CannotGoOn):
     """Some runs of a grid failed; names each with its reason."""
 
 

@@ -1,5 +1,6 @@
 """Requests, kits, keys and certificates: through ``flwr-server admit`` and ``start``, and ``flwr-client start``."""
 
+import base64
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -69,6 +70,14 @@ def written(name: str, content: bytes) -> Callable[[Path], object]:
         (trial / name).write_bytes(content)
 
     return change
+
+
+def key_on_an_unknown_curve() -> bytes:
+    """A key whose curve has another number than any that is known."""
+    known, unknown = bytes.fromhex("2a8648ce3d030107"), bytes.fromhex("2a8648ce3d03017f")
+    body = "".join(key_of("ec").decode().splitlines()[1:-1])
+    changed = base64.b64encode(base64.b64decode(body).replace(known, unknown))
+    return b"-----BEGIN PRIVATE KEY-----\n" + changed + b"\n-----END PRIVATE KEY-----\n"
 
 
 def key_of(kind: str) -> bytes:
@@ -144,6 +153,10 @@ COORDINATOR = (
     ),
     Case("certificate: of another authority", with_files(of_another_authority, *START)),
     Case("certificate: its key is another", with_files(written("authority/server.key", key_of("ec")), *START)),
+    Case(
+        "certificate: its key is on an unknown curve",
+        with_files(written("authority/server.key", key_on_an_unknown_curve()), *START),
+    ),
     Case("certificate: its key is lost", with_files(lambda trial: (trial / "authority/server.key").unlink(), *START)),
     Case("certificate: expired", with_files(expired, *START)),
     Case("certificate: not for the host", with_files(moved, *START)),

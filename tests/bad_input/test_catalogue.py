@@ -52,11 +52,11 @@ def _every() -> list[Any]:
 def test_the_whole_message_is_told_and_no_more(
     kind: str, case: Case, tmp_path: Path, record_property: Any, restored_signals: None
 ) -> None:
+    record_property("survived", f"bad input: {kind.replace('_', ' ')}")
     ended = case.done(tmp_path)
     said = told(ended, tmp_path)
     assert said == expected(kind)[case.name]
     assert ended.code == case.code
-    record_property("survived", f"bad input: {kind.replace('_', ' ')}")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
+from common.errors import Diverged
 from common.metrics import ClassMetrics, mean_and_sd, per_class, summarise
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "surgical.json"
@@ -102,7 +103,7 @@ def test_a_class_with_one_kind_of_image_only_is_undefined(
 
 @pytest.mark.parametrize("score", [float("nan"), float("inf")])
 def test_a_score_that_is_not_finite_is_refused_by_the_name_of_its_class(score: float) -> None:
-    with pytest.raises(ValueError, match='1 of 2 scores of class "mass" are NaN or infinite'):
+    with pytest.raises(Diverged, match='1 of 2 scores of class "mass" are NaN or infinite'):
         per_class(np.array([[0.1, score], [0.2, 0.3]]), np.array([[0.0, 1.0], [1.0, 0.0]]), ["edema", "mass"])
 
 

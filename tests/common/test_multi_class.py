@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
 
+from common.errors import Diverged
 from common.multi_class import (
     MultiClass,
     RoundAccuracy,
@@ -138,7 +139,6 @@ def test_one_class_alone_has_no_specificity() -> None:
     [
         ([[0.2, 0.8]], [[1.0, 1.0]], "1 images have several classes"),
         ([[0.2, 0.8]], [[-1.0, 1.0]], "Labels hold -1"),
-        ([[0.2, UNKNOWN]], [[0.0, 1.0]], "the model diverged"),
         ([[0.2, 0.8]], [[0.0, 1.0, 0.0]], "of one shape"),
     ],
 )
@@ -147,6 +147,11 @@ def test_what_is_not_one_class_an_image_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=fault):
         multi_class(np.array(scores), np.array(labels))
+
+
+def test_scores_that_are_not_finite_are_a_model_that_diverged() -> None:
+    with pytest.raises(Diverged, match="the model diverged: scores of an image are NaN"):
+        multi_class(np.array([[0.2, UNKNOWN]]), np.array([[0.0, 1.0]]))
 
 
 def test_a_site_that_was_absent_or_tested_nothing_is_left_out_of_its_rounds_mean() -> None:

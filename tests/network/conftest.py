@@ -1,4 +1,4 @@
-"""One running coordinator for all tests that can share one: each brings its own sites, and ends them."""
+"""Running coordinators for tests that can share one: each test brings its sites, or there are three."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.network.federated import Federation, admitted
 from tests.network.real import PARTIAL, Coordinator, Machine, Site, exported, machine, written
 
 
@@ -41,3 +42,19 @@ def hospital(trial: Trial) -> Iterator[Callable[[str], Site]]:
     yield make
     for site in made:
         site.end()
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A running coordinator with three sites of its own, for one module's tests."""
+    with admitted(tmp_path_factory.mktemp("standing"), PARTIAL) as federation:
+        federation.coordinator.start()
+        yield federation
+
+
+@pytest.fixture
+def federation(standing: Federation) -> Iterator[Federation]:
+    """All three connected, whatever was done to them, and no run of an earlier test under way."""
+    standing.gather()
+    yield standing
+    standing.coordinator.end_runs()

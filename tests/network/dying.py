@@ -3,8 +3,9 @@
     python -m tests.network.dying MARKER POINT VICTIM server run ...       what leads dies, or kills VICTIM
     python -m tests.network.dying MARKER POINT VICTIM supervised run ...   flwr-server run whose child is that
     python -m tests.network.dying MARKER POINT 0 client start DIR          a site dies
+    python -m tests.network.dying MARKER POINT 0 serving start DIR         flwr-server start, whose SuperLink is lied to
 
-``MARKER`` is a file that is there once it has happened.
+``MARKER`` is a file that is there once it has happened; to the SuperLink it happens for as long as the file is there.
 """
 
 import datetime
@@ -101,6 +102,21 @@ def set_clock(death: Death, hours: float) -> None:
     death.marker.touch()
 
 
+def clock_while(marker: Path, hours: float) -> None:
+    """The clock of this process is wrong for as long as a file is there."""
+    import flwr.supercore.date
+
+    true_time, true_now = time.time, flwr.supercore.date.now
+
+    def off() -> float:
+        return hours * marker.exists()
+
+    time.time = lambda: true_time() + 3600 * off()
+    for module in list(sys.modules.values()):
+        if vars(module).get("now") is true_now:
+            vars(module)["now"] = lambda: true_now() + datetime.timedelta(hours=off())
+
+
 def on_the_coordinator(point: str, death: Death) -> None:
     """Patch what leads a run."""
     import server.checkpoints
@@ -183,6 +199,20 @@ def main() -> None:
 
         supervising.PROGRAM = (sys.executable, "-m", "tests.network.dying", marker, point, victim, "server")
         cli.main(arguments)
+    elif program == "serving":
+        from server import cli
+        from server.superlink import process
+
+        true = process.command
+        struck = [sys.executable, "-m", "tests.network.dying", marker, point, victim, "superlink"]
+        process.command = lambda coordinator: [*struck, *true(coordinator)[3:]]
+        cli.main(arguments)
+    elif program == "superlink":
+        from server.superlink import program as superlink
+
+        clock_while(death.marker, float(point.split()[1]))
+        sys.argv[1:] = arguments
+        superlink.main()
     elif program == "server":
         from server import cli
 

@@ -34,6 +34,19 @@ class Federation:
     def run(self, out: Path, *overrides: str, sites: int = 3, options: Sequence[str] = ()) -> Program:
         return self.coordinator.run(self.experiment, out, *overrides, sites=sites, options=options)
 
+    def run_struck(self, folder: Path, point: str, *overrides: str, victim: int = 0) -> Program:
+        """A run to whose leading process something happens in round 2; see :mod:`tests.network.dying`."""
+        sets = [part for override in overrides for part in ("--set", override)]
+        command = ("run", self.coordinator.folder, self.experiment, "--out", folder / "run", "--sites", 3)
+        launcher = ("-m", "tests.network.dying", folder / "happened", point, victim, "supervised")
+        return self.coordinator.lead(*launcher, *command, *sets)
+
+    def strike(self, site: Site, folder: Path, point: str) -> None:
+        """Start a site anew, to which something happens in round 2."""
+        site.program.stop()
+        site.start_by("-m", "tests.network.dying", folder / "happened", point, 0, "client", "start", site.folder)
+        self.coordinator.sees(*self.sites)
+
     def gather(self) -> None:
         """Start whoever does not run, and wait until all are there."""
         for site in self.sites:

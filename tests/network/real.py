@@ -273,7 +273,7 @@ class Site:
         return self.program
 
     def start_if_down(self) -> None:
-        if not self.program.runs:
+        if not self.begun or not self.program.runs:
             self.start()
 
     def end(self) -> None:
@@ -315,7 +315,11 @@ class Coordinator:
 
     def start(self) -> Program:
         """``flwr-server start``, until hospitals can connect."""
-        self.program = self._machine.start(self.name, "-m", "server.cli", "start", self.folder)
+        return self.start_by("-m", "server.cli", "start", self.folder)
+
+    def start_by(self, *arguments: object) -> Program:
+        """The same, begun in another way."""
+        self.program = self._machine.start(self.name, *arguments)
         self.program.says("hospitals connect to")
         return self.program
 

@@ -16,49 +16,16 @@ from tests.network.federated import (
     REMEMBERING,
     SLOW,
     Federation,
-    admitted,
     events,
     hash_in,
     sites_by_round,
     undisturbed,
 )
-from tests.network.real import PARTIAL, Coordinator, Program, Site, eventually, free_ports, lines_of
+from tests.network.real import Coordinator, Program, eventually, flwr_sim, free_ports, lines_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 CUT_S = 20.0
 Said = Callable[[str, object], None]
-
-
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with admitted(tmp_path_factory.mktemp("harm"), PARTIAL) as federation:
-        federation.coordinator.start()
-        yield federation
-
-
-@pytest.fixture
-def federation(standing: Federation) -> Iterator[Federation]:
-    for site in standing.sites:
-        if not site.begun or not site.program.runs:
-            site.start()
-    standing.coordinator.sees(*standing.sites)
-    yield standing
-    standing.coordinator.end_runs()
-
-
-def dying(federation: Federation, folder: Path, point: str, *overrides: str) -> Program:
-    """``flwr-server run`` to whose leading process this happens in round 2."""
-    sets = [part for override in overrides for part in ("--set", override)]
-    command = ("run", federation.coordinator.folder, federation.experiment, "--out", folder / "run", "--sites", 3)
-    launcher = ("-m", "tests.network.dying", folder / "happened", point, 0, "supervised")
-    return federation.coordinator.lead(*launcher, *command, *sets)
-
-
-def site_with(federation: Federation, site: Site, folder: Path, point: str) -> None:
-    """Start a site anew, to which this happens in round 2."""
-    site.program.stop()
-    site.start_by("-m", "tests.network.dying", folder / "happened", point, 0, "client", "start", site.folder)
-    federation.coordinator.sees(*federation.sites)
 
 
 # ---------------------------------------------------------------------- lines
@@ -112,7 +79,7 @@ def test_a_coordinator_whose_disk_is_full_stops_says_what_to_free_and_goes_on_af
     record_property("survived", "disk full at the coordinator")
     record_property("same model", "disk full at the coordinator")
     overrides = ("run.rounds=3", REMEMBERING)
-    run = dying(federation, tmp_path, "disk full", *overrides)
+    run = federation.run_struck(tmp_path, "disk full", *overrides)
     assert run.ends() == RunExit.STOPPED
     assert f"no room on the disk of {tmp_path / 'run'}: free some, then go on with: flwr-server run" in run.said
     again = federation.run(tmp_path / "run", *overrides, options=("--resume",))
@@ -124,7 +91,7 @@ def test_a_site_whose_disk_is_full_says_so_and_the_run_goes_on_without_its_updat
     federation: Federation, tmp_path: Path, record_property: Said
 ) -> None:
     record_property("survived", "disk full at a site")
-    site_with(federation, federation.north, tmp_path, "disk full")
+    federation.strike(federation.north, tmp_path, "disk full")
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=3", REMEMBERING, "participation.min_sites=2")
     run.says("round 2 of 3")
     (tmp_path / "happened").unlink()  # somebody freed some
@@ -146,7 +113,7 @@ def test_a_coordinators_clock_that_is_set_in_a_round_changes_nothing(
     record_property("survived", "clock set by an hour")
     record_property("same model", "clock set by an hour")
     overrides = ("run.rounds=3", REMEMBERING)
-    run = dying(federation, tmp_path, point, *overrides)
+    run = federation.run_struck(tmp_path, point, *overrides)
     assert run.ends() == 0, run.said
     assert (tmp_path / "happened").exists()
     assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
@@ -157,11 +124,35 @@ def test_a_site_whose_clock_is_set_wrong_is_told_so_and_costs_only_its_own_updat
     federation: Federation, tmp_path: Path, record_property: Said
 ) -> None:
     record_property("survived", "clock set by an hour")
-    site_with(federation, federation.north, tmp_path, "clock +1")
+    federation.strike(federation.north, tmp_path, "clock +1")
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=3", "participation.min_sites=2")
     assert federation.north.program.ends() == ExitCode.CLOCK
     assert run.ends() == 0, run.said
     assert sites_by_round(tmp_path / "run")[:2] == [EVERYBODY, ["east", "south"]]
+
+
+@pytest.mark.parametrize("point", ["clock +1", "clock -1"])
+def test_a_superlink_whose_clock_is_wrong_for_a_while_keeps_the_run_waiting_and_no_longer(
+    point: str, federation: Federation, tmp_path: Path, record_property: Said
+) -> None:
+    record_property("survived", "clock set by an hour")
+    record_property("same model", "clock set by an hour")
+    wrong, overrides, coordinator = tmp_path / "wrong", (SLOW, "run.rounds=3", REMEMBERING), federation.coordinator
+    coordinator.program.stop()
+    coordinator.start_by("-m", "tests.network.dying", wrong, point, 0, "serving", "start", coordinator.folder)
+    coordinator.sees(*federation.sites)
+    run = federation.run(tmp_path / "run", *overrides)
+    federation.north.works_on("train", 2)
+    wrong.touch()
+    eventually(lambda: not federation.north.program.runs, "north is told that the clocks differ")
+    assert federation.north.program.ends() == ExitCode.CLOCK
+    wrong.unlink()
+    federation.gather()
+    assert run.ends() == 0, run.said
+    assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
+    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "through", *overrides)
+    coordinator.program.stop()
+    coordinator.start()
 
 
 # ---------------------------------------------------------------------- slow
@@ -253,6 +244,18 @@ def test_a_site_that_is_stopped_lets_go_of_its_training_and_the_round_does_not_w
     run.says("lost contact with north")
     assert run.ends() == 0, run.said
     assert sites_by_round(tmp_path / "run") == [["east", "south"]]
+
+
+def test_two_runs_never_write_into_one_folder(federation: Federation, tmp_path: Path, record_property: Said) -> None:
+    record_property("survived", "two programs in one folder")
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=3")
+    federation.north.works_on("train", 2)
+    sets = ("--backend", "inline", "--set", SLOW, "--set", "run.rounds=3")
+    other = flwr_sim("run", federation.experiment, "--out", tmp_path / "run", "--resume", *sets)
+    assert other.code == 2
+    assert "another run is at work in this folder." in other.err
+    assert run.ends() == 0, run.said
+    assert len(lines_of(tmp_path / "run" / "rounds.jsonl")) == 3
 
 
 def test_a_second_coordinator_on_the_ports_of_the_first_says_so(federation: Federation, record_property: Said) -> None:

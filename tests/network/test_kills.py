@@ -23,20 +23,13 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def early_birds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """The sites come first."""
     with admitted(tmp_path_factory.mktemp("kills"), PARTIAL) as federation:
         for site in federation.sites:
             site.start().says("no connection to")
         federation.coordinator.start()
         yield federation
-
-
-@pytest.fixture
-def federation(early_birds: Federation) -> Iterator[Federation]:
-    """All three connected, and no run of an earlier test under way."""
-    early_birds.gather()
-    yield early_birds
-    early_birds.coordinator.end_runs()
 
 
 @pytest.mark.network

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,12 @@ from tests.network.federated import (
     REMEMBERING,
     SLOW,
     Federation,
-    admitted,
     events,
     hash_in,
     sites_by_round,
     undisturbed,
 )
-from tests.network.real import PARTIAL, Program, eventually
+from tests.network.real import eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 OVERRIDES = ("run.rounds=3", REMEMBERING)
@@ -26,33 +25,8 @@ Said = Callable[[str, object], None]
 
 
 @pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    with admitted(tmp_path_factory.mktemp("named"), PARTIAL) as federation:
-        federation.coordinator.start()
-        yield federation
-
-
-@pytest.fixture
-def federation(standing: Federation) -> Iterator[Federation]:
-    for site in standing.sites:
-        if not site.begun or not site.program.runs:
-            site.start()
-    standing.coordinator.sees(*standing.sites)
-    yield standing
-    standing.coordinator.end_runs()
-
-
-@pytest.fixture(scope="module")
 def model(standing: Federation, tmp_path_factory: pytest.TempPathFactory) -> str:
     return undisturbed(standing.experiment, tmp_path_factory.mktemp("through") / "run", *OVERRIDES)
-
-
-def run_that_dies(federation: Federation, folder: Path, point: str, victim: int = 0) -> Program:
-    """``flwr-server run`` whose leading process dies at a point, or kills another there."""
-    sets = [part for override in OVERRIDES for part in ("--set", override)]
-    command = ("run", federation.coordinator.folder, federation.experiment, "--out", folder / "run", "--sites", 3)
-    dying = ("-m", "tests.network.dying", folder / "died", point, victim, "supervised")
-    return federation.coordinator.lead(*dying, *command, *sets)
 
 
 LEADING = (
@@ -72,9 +46,9 @@ def test_the_process_that_leads_dies_and_is_begun_again_by_the_one_that_stays(
     kind = "our own exception" if point == "our own mistake" else "SIGKILL of the leading process"
     record_property("survived", kind)
     record_property("same model", kind)
-    run = run_that_dies(federation, tmp_path, point)
+    run = federation.run_struck(tmp_path, point, *OVERRIDES)
     assert run.ends() == 0, run.said
-    assert (tmp_path / "died").exists()
+    assert (tmp_path / "happened").exists()
     (died,) = events(tmp_path / "run", "died")
     assert died["times"] == 1
     assert died["how"] in run.said
@@ -89,9 +63,9 @@ def test_the_superlink_is_killed_and_no_round_is_lost(
 ) -> None:
     record_property("survived", "SIGKILL of the SuperLink")
     record_property("same model", "SIGKILL of the SuperLink")
-    run = run_that_dies(federation, tmp_path, point, federation.coordinator.superlink.pid)
+    run = federation.run_struck(tmp_path, point, *OVERRIDES, victim=federation.coordinator.superlink.pid)
     assert run.ends() == 0, run.said
-    assert (tmp_path / "died").exists()
+    assert (tmp_path / "happened").exists()
     assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
     assert hash_in(tmp_path / "run") == model
 
@@ -113,14 +87,12 @@ def test_a_site_dies_and_is_started_again(
     record_property("survived", "SIGKILL of a site")
     record_property("same model", "SIGKILL of a site")
     north = federation.north
-    north.program.stop()
-    north.start_by("-m", "tests.network.dying", tmp_path / "died", point, 0, "client", "start", north.folder)
-    federation.coordinator.sees(*federation.sites)
+    federation.strike(north, tmp_path, point)
     run = federation.run(tmp_path / "run", *OVERRIDES)
     eventually(lambda: not north.program.runs, f"north dies {point}")
     north.start()
     assert run.ends() == 0, run.said
-    assert (tmp_path / "died").exists()
+    assert (tmp_path / "happened").exists()
     assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
     assert hash_in(tmp_path / "run") == model
 

@@ -225,8 +225,9 @@ def listed_codes() -> Iterator[tuple[int, str]]:
 
 
 def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
-    runs = "flwr-server run"
-    assert [code for code, who in listed_codes() if who != runs] == [int(code) for code in ExitCode]
+    runs, simulations = "flwr-server run", "flwr-sim"
+    assert [code for code, who in listed_codes() if who not in (runs, simulations)] == [int(code) for code in ExitCode]
+    assert [code for code, who in listed_codes() if who == simulations] == [1]
     assert [code for code, who in listed_codes() if who == runs] == [
         int(code) for code in RunExit if code not in (RunExit.DONE, RunExit.BAD_INPUT)
     ]
