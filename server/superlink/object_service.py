@@ -7,6 +7,7 @@ read. Everything else is answered by Flower's own servicer.
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from flwr.server.superlink.utils import check_abort
 from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 from server.superlink.object_files import ObjectFiles
 
-KEPT_BYTES = 64 * 2**20
+KEPT_BYTES, KEPT_S = 64 * 2**20, 30.0
 FOUND = PullObjectResponse(object_found=True, object_available=True).SerializeToString()
 
 
@@ -48,21 +49,41 @@ def found(content: bytes | memoryview) -> bytes:
 
 
 class Answers:
-    """What was pulled last: all hospitals pull the same trunk, at about the same time."""
+    """What was pulled last: all hospitals pull the same trunk, at about the same time.
+
+    Kept for :data:`KEPT_S` after each pull, and never more than :data:`KEPT_BYTES`.
+    """
 
     def __init__(self, files: ObjectFiles) -> None:
         self._files = files
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[float, bytes]] = OrderedDict()  # the one pulled last at the end
+        self._size = 0
         self._lock = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        """Bytes kept."""
+        return self._size
 
     def of(self, name: str) -> bytes | None:
         """The answer with this object's content, or None where it is not there."""
+        now = time.monotonic()
         with self._lock:
-            answer = self._kept.get(name)
+            answer = self._taken(name)
             if answer is None and (content := self._files.view(name)) is not None:
-                self._kept[name] = answer = found(content)
-            while sum(map(len, self._kept.values())) > KEPT_BYTES:
-                self._kept.popitem(last=False)
+                answer = found(content)
+            if answer is not None:
+                self._kept[name] = (now, answer)
+                self._size += len(answer)
+            while self._kept and (self._size > KEPT_BYTES or now - next(iter(self._kept.values()))[0] > KEPT_S):
+                self._taken(next(iter(self._kept)))
+        return answer
+
+    def _taken(self, name: str) -> bytes | None:
+        if name not in self._kept:
+            return None
+        _, answer = self._kept.pop(name)
+        self._size -= len(answer)
         return answer
 
 

@@ -1,5 +1,7 @@
 """Our own reading and writing of protobuf's wire format, against protobuf's."""
 
+from pathlib import Path
+
 import pytest
 from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
 from flwr.proto.node_pb2 import Node
@@ -9,7 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from common.large_field import CONTENT_OF_PUSH, cut_out
-from server.superlink.object_service import found, parsed_push
+from server.superlink import object_service
+from server.superlink.object_files import ObjectFiles
+from server.superlink.object_service import Answers, found, parsed_push
 
 pushes = st.builds(
     PushObjectRequest,
@@ -132,3 +136,34 @@ def test_flowers_request_has_only_fields_that_we_can_step_over() -> None:
 def test_an_answer_is_read_by_protobuf_as_found_available_and_with_its_content(content: bytes) -> None:
     answer = PullObjectResponse.FromString(found(content))
     assert answer == PullObjectResponse(object_found=True, object_available=True, object_content=content)
+
+
+def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, now = ObjectFiles(tmp_path), [100.0]
+    monkeypatch.setattr(object_service.time, "monotonic", lambda: now[0])
+    old, new = "a" * 64, "b" * 64
+    files.write(old, b"1" * 1000)
+    files.write(new, b"2" * 2000)
+    answers = Answers(files)
+    first = answers.of(old)
+    assert first == found(b"1" * 1000)
+    now[0] += object_service.KEPT_S - 1
+    assert answers.of(old) is first  # and it counts as pulled anew
+    now[0] += object_service.KEPT_S - 1
+    both = answers.of(new)
+    assert both is not None
+    assert answers.size == len(first) + len(both)
+    now[0] += 2
+    assert answers.of(new) is both
+    assert answers.size == len(both)
+    assert answers.of("c" * 64) is None
+
+
+def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_service, "KEPT_BYTES", 3000)
+    files = ObjectFiles(tmp_path)
+    answers = Answers(files)
+    for name in "abc":
+        files.write(name * 64, name.encode() * 1200)
+        assert answers.of(name * 64) == found(name.encode() * 1200)
+    assert answers.size == 2 * len(found(b"a" * 1200))
