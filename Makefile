@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help demo test test-network quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
+.PHONY: help install demo test test-network quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -19,6 +19,8 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --editable '.[sim,dev,weights,export]'
 	touch $@
+
+install: $(VENV)/installed  ## the environment alone: some three minutes, 6 GB
 
 demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
 	$(BIN)/flwr-sim demo

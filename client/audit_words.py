@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from common.amounts import counted
 from common.audit import Audit, Entry
 from common.audit_check import check
 from common.errors import BadInput, Fault
@@ -20,11 +21,16 @@ def verified(state: Path, site: str, receipt: Path | None) -> tuple[list[str], b
     """
     found = check(state)
     faults = [str(fault) for fault in found.faults]
+    notes = [*found.notes]
     if receipt is not None:
-        faults += _lacking(state, site, _received(receipt, site), receipt.name)
+        received = _received(receipt, site)
+        faults += (lacking := _lacking(state, site, received, receipt.name))
+        if not lacking:
+            named = counted(len(received), "record")
+            notes.append(f"{receipt.name}: the {named} that it names of {site} left by entries of this audit.")
     if not found.entries and not faults:
         return ["There is no audit: nothing came in and nothing left."], True
-    lines = [*found.notes, *faults]
+    lines = [*notes, *faults]
     if faults:
         return [*lines, f"{len(faults)} faults in {found.entries} entries."], False
     return [*lines, f"{found.entries} entries, unbroken; the last one's SHA-256 is {found.sha256}."], True

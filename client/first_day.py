@@ -4,11 +4,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.settings import FILE
 from common.errors import BadInput, Fault
 from common.files import write_atomically
 from common.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
 
+FILE = "site.toml"
 TEMPLATE = """# What this hospital brings to the federation. Paths are relative to this folder.
 name = "{name}"
 # kit = "{name}.kit"            # what the coordinator sends back

@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import datetime as dt
 import fcntl
 import json
 import signal
@@ -288,6 +289,9 @@ class Service:
         fields = _fields(message)
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
         self.status.run = str(fields.get("run", ""))[:8]
+        self.status.finished = ""
+        if fields.get("test"):
+            self.status.phase = "test"
         left_out, before = str(fields.get("left_out", "")), self._left_out
         self._left_out = left_out
         if left_out and left_out != before:
@@ -310,6 +314,8 @@ class Service:
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
             self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
+            if status.phase == "test":
+                status.finished = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
             return
         status.rounds_done += 1
         if "epsilon" in fields:

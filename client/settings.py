@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, field_validator
 
 from client.disclosure import hidden_classes
+from client.first_day import FILE
 from client.policy import Policy
 from client.site import Site
 from common.contract import Declaration, merge
@@ -21,8 +22,6 @@ from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.files import is_file
 from common.identity import SiteKit, checked_name, public_line, read_key, read_kit, same_key, split_address
 from common.toml_files import Section, read_toml, validated
-
-FILE = "site.toml"
 
 
 class SiteFile(Section):

@@ -30,7 +30,8 @@ class Status:
 
     Attributes:
         state: ``starting``, ``connecting``, ``waiting`` (for work), ``working``, or ``stopped``.
-        phase: What the work is: ``roll call``, ``train`` or ``evaluate``.
+        phase: What the work is: ``roll call``, ``train``, ``evaluate``, or the ``test`` that ends a run.
+        finished: When the test was answered, and so the run is over for this site; empty before.
         rounds_done: Rounds trained since this process started.
         seconds_left: Of the run, from the pace so far.
         last_contact: Unix time of the coordinator's last answer.
@@ -45,6 +46,7 @@ class Status:
     round: int = 0
     rounds: int = 0
     phase: str = ""
+    finished: str = ""
     rounds_done: int = 0
     seconds_left: float | None = None
     certificate_days: float | None = None
@@ -130,7 +132,9 @@ def in_words(found: Mapping[str, Any]) -> str:
     lines = [f"site {found['site']}: {found['state']}"]
     if found["phase"]:
         lines[0] += f" ({found['phase']})"
-    if found["run"]:
+    if found["finished"]:
+        lines.append(f"last run {found['run']}: done {found['finished']}")
+    elif found["run"]:
         left = found["seconds_left"]
         pace = "" if left is None else f"; about {left / 60:.0f} min left"
         lines.append(f"run {found['run']}: round {found['round']} of {found['rounds']}{pace}")

@@ -85,9 +85,9 @@ def admit(
     stop_on(admission_faults(coordinator, wanted))
     console.print(f"site         {wanted.site}", highlight=False, markup=False)
     console.print(f"fingerprint  {fingerprint(wanted.public_key)}", highlight=False, soft_wrap=True)
-    console.print("Ask the hospital, on another way than this file came, to read its fingerprint out to you.")
+    console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
-        typer.confirm("The same, and this site shall take part?", abort=True)
+        typer.confirm("Is it the same, and is this site to be admitted?", abort=True)
     kit = admitted(coordinator, wanted)
     console.print(f"Admitted. Send {kit} to {wanted.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
@@ -181,7 +181,7 @@ def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
 
 @app.command()
 def verify(
-    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="receipt.json in the folder of a finished run.")],
+    receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="receipt.json of a run, or its folder.")],
 ) -> None:
     """Check a finished run: its audit, its receipt, its model, and, where updates were kept, every round's sums.
 

@@ -33,7 +33,7 @@ def make_folder(
         f"{coordinator.authority}: the certificate authority of this federation and the server's certificate, for"
         f" {', '.join(coordinator.file.hosts)}; valid {SERVER_DAYS} days. Keep a copy of ca.key in a safe place.",
         f"Hospitals will connect to {coordinator.public_address}: open this port, and no other.",
-        f"Next: flwr-server start {folder}; then, for each hospital: flwr-server admit {folder} NAME.request",
+        f"Next, in any order: flwr-server start {folder}; for each hospital flwr-server admit {folder} NAME.request",
     ]
 
 

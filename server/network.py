@@ -51,10 +51,12 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
     with alone(coordinator, "start"):
         link = SuperLink(coordinator)
         try:
+            tell(f"opening the port: Flower's SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
             link.start()
             control = Control(coordinator)
             registered(coordinator, control)
-            tell(f"hospitals connect to {coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)")
+            where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
+            tell(f"ready: hospitals connect to {where}")
             if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
                 tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
             tell(f"admitted sites: {', '.join(members(coordinator)) or 'none yet'}")
@@ -140,7 +142,7 @@ def run(
     expected = _expected(coordinator, file, sites)
     if not answers(coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
         remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
-        raise BadInput([Fault(str(coordinator.folder), "no SuperLink answers in this folder.", remedy)])
+        raise BadInput([Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)])
     experiment = file.experiment
     with alone(coordinator, "run"), opened(out, experiment, resume=resume, durable=True) as opening:
         for written in (coordinator.state, object_folder(coordinator)):

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from common.identity import fingerprint
@@ -60,7 +60,7 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     heading = (
         f"{found['name']} at {found['address']}: SuperLink {link}; certificate {found['certificate_days']:.0f} days"
     )
-    table = Table("site", "connection", "in the run", "key")
+    table = Table("site", "connection", "in the run", Column("key", overflow="fold"))
     run = found["run"] or {}
     present = Present(**run) if run else None
     for name, site in found["sites"].items():

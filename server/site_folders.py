@@ -65,7 +65,7 @@ def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
         f"classes = {toml_text(columns)}",
         f"annotates = {toml_text(class_names)}",
         "",
-        "[policy]                       # as in simulation; a hospital decides for itself",
+        "[policy]                       # for rehearsals; with patients see docs/hospital-it.md",
         "label_counts = true",
         "score_histograms = true",
         "smallest_count = 0",

@@ -15,7 +15,7 @@ from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.models.saved import DESCRIPTION, load_model
 from common.models.state import layout_of, read_state, state_sha256
-from server.receipt import Receipt, experiment_sha256, read_receipt, receipt_of
+from server.receipt import FILE, Receipt, experiment_sha256, read_receipt, receipt_of
 from server.replay import Altered, Replay, why_not
 
 
@@ -29,12 +29,13 @@ class Verified:
 
 
 def verify(path: Path) -> Verified:
-    """Check a receipt with everything in its run folder."""
+    """Check a receipt, named by itself or by its run folder, with everything beside it."""
+    path = path / FILE if path.is_dir() else path
     found = Verified()
     audit = check(path.parent)
     found.faults += audit.faults
     found.unknown += audit.notes
-    if not audit.faults:
+    if not audit.faults and audit.entries:
         found.right.append(f"audit: {audit.entries} entries, unbroken")
     try:
         receipt = read_receipt(path)
@@ -128,7 +129,7 @@ def _experiment(found: Verified, folder: Path, receipt: Receipt) -> Experiment |
 def _check_sums(found: Verified, folder: Path, receipt: Receipt, experiment: Experiment) -> None:
     """Each round's model is what its updates make."""
     if reason := why_not(receipt, experiment):
-        found.unknown.append(f"sums: not checked, for {reason}; the chain of hashes is")
+        found.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
         return
     try:
         for one in Replay.of(folder, receipt, experiment).rounds():

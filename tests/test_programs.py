@@ -113,3 +113,11 @@ def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str
     assert ended.returncode == 2
     assert "error" in said
     assert bool(re.search(r"\x1b\[[\d;]*3\d", said)) is coloured
+
+
+@pytest.mark.parametrize(
+    "module", ["client.first_day", "client.status", "server.first_day", "server.admission", "server.overview"]
+)
+def test_a_command_that_trains_nothing_does_not_wait_for_torch(module: str) -> None:
+    looked = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
 PROGRAMS = {"flwr-sim": server.sim_cli.app, "flwr-server": server.cli.app, "flwr-client": client.cli.app}
-COMMANDS = re.findall(r"^\.venv/bin/(flwr-(?:sim|server|client)) (.*?)(?:\s+#.*)?$", TEXT, re.MULTILINE)
+COMMANDS = re.findall(r"^\s*\.venv/bin/(flwr-(?:sim|server|client)) (.*?)(?:\s+&)?(?:\s+#.*)?$", TEXT, re.MULTILINE)
 TARGETS = re.findall(r"(?:^|`)make ([a-z]+)", TEXT, re.MULTILINE)
 
 

@@ -88,7 +88,10 @@ def _not_reached(error: Unreachable, kit: SiteKit, environment: Mapping[str, str
         return fault(ExitCode.HOST_UNKNOWN, f"{error}.", remedy)
     host, port = split_address(kit.address)
     through = "the proxy must let CONNECT through to it" if proxy_for(host, environment) else "no proxy is set here"
-    remedy = f"The firewall must allow outgoing TCP to {host}, port {port} ({through}); or the coordinator is not up."
+    remedy = (
+        "Ask the coordinator whether flwr-server start runs. "
+        f"If so, the firewall must allow outgoing TCP to {host}, port {port} ({through})."
+    )
     return fault(ExitCode.NO_ANSWER, f"{error}.", remedy)
 
 

@@ -11,8 +11,9 @@ from client.check.findings import Checked, Finding, fault, note, of_input, warni
 from client.check.labels import ClassCounts, class_counts
 from client.check.pictures import FEWEST, Look, in_words, inverted_by_mode, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
+from client.first_day import FILE
 from client.refusals import ExitCode
-from client.settings import FILE, Settings, data_faults_of, declaration_of
+from client.settings import Settings, data_faults_of, declaration_of
 from common.errors import BadInput
 
 

@@ -118,7 +118,7 @@ def test_nothing_but_names_counts_and_times_is_served(tmp_path: Path) -> None:
         assert answer(address, "/") == (200, found)
         assert answer(address, "/state/node-id") == (404, {"error": "ask for /health"})
     assert found.keys() == {
-        *("healthy", "site", "state", "coordinator", "run", "round", "rounds", "phase", "rounds_done"),
+        *("healthy", "site", "state", "coordinator", "run", "round", "rounds", "phase", "finished", "rounds_done"),
         *("seconds_left", "certificate_days", "last_contact", "last_error", "last_error_time", "privacy", "folder"),
     }
 
@@ -141,6 +141,8 @@ def test_a_person_reads_nothing_of_what_is_not_known_yet() -> None:
     assert words.startswith("site north: connecting\ncoordinator trial: last answer 100 s ago\nlast error: no route (")
     status.run, status.rounds, status.round = "abc", 10, 1
     assert "run abc: round 1 of 10\n" in in_words(status.as_json())
+    status.finished = "2026-11-22T04:00:00+00:00"
+    assert "last run abc: done 2026-11-22T04:00:00+00:00\n" in in_words(status.as_json())
 
 
 # ---------------------------------------------------------------------- who answers

@@ -156,7 +156,8 @@ def keys_of(section: object) -> set[str]:
 )  # fmt: skip
 def test_every_key_is_in_the_documentation(section: object) -> None:
     text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
-    assert {key for key in keys_of(section) if f"`{key}`" not in text} == set()
+    missing = {key for key in keys_of(section) if f"`{key}`" not in text}
+    assert missing == set(), f"docs/experiments.md says nothing of {sorted(missing)}: a line for each, in backticks"
 
 
 def test_far_updates_cannot_be_dropped_where_every_reply_is_needed(tmp_path: Path) -> None:
