@@ -31,7 +31,7 @@ class Look:
     """One picture, looked at.
 
     Attributes:
-        kind: ``PNG``, ``JPEG``, ``DICOM`` or ``array``.
+        kind: ``PNG``, ``JPEG``, ``DICOM`` or ``npz``.
         mode: As in the file: ``grey``, ``colour``, ``16 bit``, or a DICOM file's photometric interpretation.
         inverted: Whether air looks white; None where this picture does not tell.
         pixels: As the network is given it, uint8 ``(height, width[, 3])``; None where it cannot be read, or of the
@@ -61,7 +61,7 @@ def _looked(source: Source, row: int) -> Look:
     try:
         data = source.read(row)
         if not isinstance(data, bytes):
-            return _of_pixels(row, "array", "colour" if data.ndim == 3 else "grey", data)
+            return _of_pixels(row, "npz", "colour" if data.ndim == 3 else "grey", data)
         shown = picture(data)
         kind, mode = _form_of(data)
         grey = np.asarray(shown)
