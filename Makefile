@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install demo test test-network quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth clean
+.PHONY: help install demo test test-network quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -84,6 +84,9 @@ bench-network: $(VENV)/installed  ## a round over the network beside its bare by
 
 bench-simulation: $(VENV)/installed  ## the simulation beside a bare PyTorch loop and stock Flower; an hour, nothing else running
 	$(BIN)/python benchmarks/simulation.py
+
+bench-liar: $(VENV)/installed  ## one liar of each kind among 2, 3, 4 and 10 sites; 15 min
+	PYTHONPATH=. $(BIN)/python benchmarks/one_liar.py
 
 bench-growth: $(VENV)/installed  ## time and memory against sites and model size; 5 min
 	$(BIN)/python benchmarks/growth.py --picture docs/growth.svg

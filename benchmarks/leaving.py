@@ -18,9 +18,10 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
+from client.asked import Asked
 from client.gate import gate
 from client.policy import Policy
-from client.rules import Asked, of_reply, of_request
+from client.rules import of_reply, of_request
 from client.site import Site
 from common.config import Plan
 from common.contract import Declaration

@@ -243,6 +243,10 @@ class Federation:
         architecture, size = ARCHITECTURES[self.model]
         text = EXPERIMENT.format(rounds=1, architecture=architecture, size=size)
         (self.folder / "experiment.toml").write_text(text, encoding="utf-8")
+        self.admit()
+
+    def admit(self) -> None:
+        """Make the coordinator's folder and those of the experiment's sites, and admit them."""
         typed(BIN / "flwr-sim", "sites", self.folder / "experiment.toml", "--out", self.folder / "sites")
         coordinator = self.folder / "coordinator"
         ports = ("--port", PORT, "--control-port", CONTROL_PORT)
@@ -286,7 +290,8 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
 def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
     """One repetition of Flower's stock deployment, with the same certificates and keys."""
     coordinator, stamps = federation.coordinator, scratch / "stamps"
-    ours_only = ("--isolation", "--superexec-auth-secret-file", "--objects", "--clock", "--database")
+    ours_only = ["--isolation", "--superexec-auth-secret-file", "--state", "--database"]
+    ours_only += ["--connections", "--connections-per-address"]
     options, given = list[str](), iter(command(coordinator)[3:])
     for option in given:
         if option in ours_only:

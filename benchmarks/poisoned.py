@@ -37,6 +37,7 @@ lr = 0.003
 result = "last"
 [participation]
 min_sites = 3
+guard = "off"
 [simulation]
 backend = "inline"
 [data]

@@ -8,7 +8,6 @@ from flwr.clientapp import ClientApp
 from client.disclosure import patients_in, refuse_few, told_count
 from client.gate import gate
 from client.masking import Masks
-from client.memory import forget_other_runs
 from client.networks import empty_network
 from client.plans import remember
 from client.private_rounds import private_evaluation, private_round, refuse_unaffordable
@@ -84,7 +83,6 @@ def client_app(
 
 def answer(site: Site, call: RollCall) -> RollCallAnswer:
     """Say who the site is, what it annotates and how many images it has."""
-    forget_other_runs(site.folder / "memory", call.run)
     plan = Plan.model_validate_json(call.plan)
     method = method_of(plan)
     refuse_few(site.train, site.policy)

@@ -7,7 +7,6 @@ os.environ.update(
     FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
 )
 
-import json
 import signal
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,11 +14,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from cryptography import x509
 
 from client.refusals import ExitCode, Refused
 from common.memory import keep_large_buffers
-from common.terminal import end_on_sigterm, program, run_program, teller
+from common.plain_text import at_terminal, json_text
+from common.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
 
 app = program(
     "flwr-client",
@@ -28,7 +28,7 @@ app = program(
 )
 audit_app = typer.Typer(help="What came in and what left this site, line by line.", no_args_is_help=True)
 app.add_typer(audit_app, name="audit")
-console = Console()
+console = PlainConsole()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
 
@@ -140,7 +140,7 @@ def check(
     planned = read_experiment(experiment).experiment if experiment else None
     result, classes = checked(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
-        print(json.dumps(result.as_json(), indent=2))
+        print(json_text(result.as_json(), indent=2, allow_nan=True))
     else:
         show(result, classes, narrow())
     raise SystemExit(int(result.exit_code))
@@ -177,7 +177,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     found = asked(folder / "state")
     if as_json:
-        print(json.dumps(found))
+        print(json_text(found, allow_nan=True))
     else:
         console.print(in_words(found), soft_wrap=True, highlight=False, markup=False)
 
@@ -191,7 +191,7 @@ def health(folder: Folder) -> None:
     from client.status import asked
 
     found = asked(folder / "state")
-    print("healthy" if found["healthy"] else f"not healthy: {found['last_error']}")
+    print("healthy" if found["healthy"] else at_terminal(f"not healthy: {found['last_error']}"))
     raise SystemExit(0 if found["healthy"] else 1)
 
 
@@ -204,13 +204,21 @@ def audit_verify(
 ) -> None:
     """Find any line of this site's audit that was changed, removed, inserted or put out of order; exit with 1 if any.
 
+    With --receipt also: did this site sign what the coordinator names as its own, and is all that it sent in there?
+
     Example: flwr-client audit verify north --receipt receipt.json
     """
     from client.audit_words import verified
     from client.settings import read_settings
+    from common.identity import public_line, read_key, read_kit
 
     settings = read_settings(folder)
-    lines, right = verified(settings.state, settings.file.name, receipt)
+    known = dict(settings.file.policy.peers)
+    if receipt:
+        known[settings.file.name] = public_line(read_key(settings.key_path), "")
+    kit = read_kit(settings.kit_path) if settings.kit_path.is_file() else None
+    authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode()) if kit else None
+    lines, right = verified(settings.state, settings.file.name, receipt, known, authority)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     raise SystemExit(0 if right else 1)
@@ -232,7 +240,7 @@ def audit_show(
 
     entries = list(Audit(read_settings(folder).state).entries())
     for entry in entries[-last:]:
-        print(json.dumps(entry, ensure_ascii=False) if as_json else in_words(entry))
+        print(json_text(entry) if as_json else in_words(entry))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

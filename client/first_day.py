@@ -5,7 +5,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import BadInput, Fault
-from common.files import write_atomically
+from common.files import private_folder, write_atomically
 from common.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
 
 FILE = "site.toml"
@@ -35,6 +35,24 @@ label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not ann
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
 # rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
 
+# What a run may cost this machine; a run beyond is declined. All limits: docs/hospital-it.md, "What a run may cost"
+# (they belong into the same [policy] table):
+# maximum_hours = 24            # work on one request; this program stops a longer one
+# maximum_run_hours = 720       # work on one run, all requests together
+# maximum_rounds = 10000
+# maximum_epochs = 500          # local epochs in one round
+# maximum_total_epochs = 100000 # local epochs in a whole run
+# maximum_batch_size = 4096     # images in a training batch
+# maximum_image_size = 1024     # side in pixels to which the network brings images
+# maximum_parameters = 200000000
+# maximum_classes = 1000
+# maximum_memory_gb = "machine" # a number, or "machine" for all that it has, or its GPU
+# maximum_disk_gb = 20          # what one run may leave on the disk
+# maximum_threads = 64
+# maximum_plan_kb = 64
+# maximum_method_number = 10000 # largest whole number in a plan's [method]
+# test_each_round = true        # false: decline runs that test the model here every round
+
 # Where this hospital's words differ from the federation's:
 # [data.synonyms]
 # "Fluid" = "Effusion"
@@ -54,6 +72,8 @@ def prepare(folder: Path, name: str) -> list[str]:
         checked_name(name)
     except ValueError as error:
         raise BadInput([Fault("--name", f"{error}.")]) from None
+    if not folder.exists():
+        private_folder(folder)
     key_path, request = folder / f"{name}.key", folder / f"{name}.request"
     made = []
     if key_path.exists():

@@ -7,23 +7,25 @@ and the site goes on. Each passage is a line of the site's audit, on its disk be
 """
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 
-from client.rules import Asked, Verdict, of_reply, of_request
+from client.asked import Asked
+from client.incoming import Incoming
+from client.rules import Verdict, of_reply
 from client.site import Site
+from client.time_limit import OutOfTime
 from common import __version__
 from common.audit import Audit, Torn
-from common.config import Plan
-from common.errors import BadInput
 from common.masking_records import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
-from common.record_bytes import parts, record_sha256
+from common.plain_text import json_text, shown
+from common.record_bytes import Part, parts, record_sha256, small_fields
 from common.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
-from common.wire import WIRE_VERSION, decode, payload_bytes
+from common.signatures import SignatureFault, about, signature_of
+from common.wire import decode, payload_bytes
 from common.wire_errors import WireError
-from strategies.registry import method_of
 
 DECLINED = 202
 """Our error code for a request or a reply that the site's policy does not allow."""
@@ -38,6 +40,9 @@ ANSWERS: dict[str, type[Any]] = {
     "MaskedRequest": MaskedAnswer,
     "RevealRequest": RevealAnswer,
 }
+
+MOST_NAME, LISTED_BYTES, MOST_DIMENSIONS_LISTED = 80, 8_000, 8
+"""What a line of the audit repeats of somebody else's record: characters of a name, bytes of the list of its fields."""
 
 Handler = Callable[[Message, Context], Message]
 
@@ -58,23 +63,61 @@ def begin(site: Site) -> Torn | None:
     return Audit(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
 
 
+def note_refused(site: Site, message: Message, reason: str) -> None:
+    """Write down a request that was refused before anything was done with it, with its signature, if it has one."""
+    run, server_round, record = about(message.content)
+    Audit(site.folder, durable=site.durable).append(
+        run=shown(run, MOST_NAME),
+        round=server_round,
+        direction="in",
+        record=shown(record, MOST_NAME),
+        bytes=payload_bytes(message.content),
+        sha256=record_sha256(message.content),
+        decision="deny",
+        rule="signature",
+        reason=shown(reason),
+        **signature(message.content),
+    )
+
+
+def signature(content: RecordDict) -> dict[str, str]:
+    """What the coordinator signed about a request, for the audit: by it a site can show what it was asked, and by whom.
+
+    Empty in simulation.
+    """
+    try:
+        signed, certificate = signature_of(content)
+    except SignatureFault:
+        return {}
+    return {"statement": signed.statement, "signature": signed.signature, "certificate": certificate.hex()}
+
+
 class Passage:
     """One message and what becomes of it."""
 
     def __init__(self, site: Site, audit: Audit, message: Message) -> None:
         self._site, self._audit, self._message = site, audit, message
-        self._fields = _fields(message.content)
-        self._about = {"run": str(self._fields.get("run", "")), "round": self._fields.get("round", 0)}
+        self._fields = small_fields(message.content)
+        server_round = self._fields.get("round", 0)
+        self._about = {
+            "run": shown(str(self._fields.get("run", "")), MOST_NAME),
+            "round": server_round if type(server_round) is int else 0,
+        }
 
     def reply(self, context: Context, answer: Handler) -> Message:
         """What is sent: the handler's reply, or the reason why there is none."""
-        asked = _asked(self._fields)
-        verdict = Verdict("no plan") if asked is None else of_request(self._site.policy, asked)
+        incoming = Incoming(self._site, self._fields)
+        asked, verdict = incoming.judged()
         self._note_record("in", self._message.content, verdict)
         if not verdict.allowed:
             return self._declined(f"declines: {verdict}")
         try:
-            reply = answer(self._message, context)
+            with incoming.within_its_time():
+                reply = answer(self._message, context)
+        except OutOfTime:
+            verdict = incoming.out_of_time()
+            self._note_record("in", self._message.content, verdict)
+            return self._declined(f"stopped its work: {verdict}")
         except Exception as error:
             self._note_error(type(error).__name__)
             raise
@@ -102,34 +145,36 @@ class Passage:
         self._audit.append(
             **self._about,
             direction=direction,
-            record=str(_fields(content).get("wire.record", "")),
-            fields=[[part.name, part.shape, part.size] for part in parts(content)],
+            record=shown(str(small_fields(content).get("wire.record", "")), MOST_NAME),
+            fields=listed(parts(content)),
             bytes=payload_bytes(content),
             sha256=record_sha256(content),
             decision="allow" if verdict.allowed else "deny",
             rule=verdict.rule,
-            **({} if verdict.allowed else {"reason": verdict.reason}),
+            **({} if verdict.allowed else {"reason": shown(verdict.reason)}),
+            **(signature(content) if direction == "in" else {}),
         )
 
     def _note_error(self, kind: str, reason: str = "") -> None:
-        """An error leaves as words: ours, or else only its kind."""
+        """Write down an error that leaves as words: ours, or else only its kind."""
         said = reason.encode()
         facts = {"bytes": len(said), "sha256": hashlib.sha256(said).hexdigest()} if said else {}
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
-def _asked(fields: dict[str, Any]) -> Asked | None:
-    """What is asked; None where the record has no plan, or none of this release: its handler says what is wrong."""
-    if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
-        return None
-    try:
-        plan = Plan.model_validate_json(fields["plan"])
-        return Asked(plan, method_of(plan), int(fields.get("round", 0)), bool(fields.get("test", False)))
-    except (ValueError, BadInput):
-        return None
+def listed(found: Sequence[Part]) -> list[Any]:
+    """A record's parts for one line of the audit: name, shape and bytes of each, at most ``LISTED_BYTES`` of JSON.
 
-
-def _fields(content: RecordDict) -> dict[str, Any]:
-    """The small fields of one of our records, unchecked."""
-    record = content.get("fields")
-    return dict(record) if isinstance(record, ConfigRecord) else {}
+    An ordinary record has some thirty. Of a longer list the rest is counted: whoever sends a record must not decide how
+    long a line of this site's audit is.
+    """
+    lines: list[Any] = []
+    size = 0
+    for place, part in enumerate(found):
+        shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
+        lines.append([shown(part.name, MOST_NAME), shape, part.size])
+        size += len(json_text(lines[-1]).encode())
+        if size > LISTED_BYTES:
+            rest = found[place:]
+            return [*lines[:-1], [f"... {len(rest):,} more", None, sum(one.size for one in rest)]]
+    return lines

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -58,10 +58,12 @@ from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.supercore.task_identity import TaskIdentity
 from google.protobuf.message import DecodeError
 
-from client.refusals import Refused, Unreachable
+from client.refusals import ExitCode, Refused, Unreachable
+from client.statements import OtherName, Statements
 from common.flower_objects import cut, message_of, names_in
 from common.hello import METHOD, SERVICE, Hello
 from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
+from common.signatures import SignatureFault, is_signed
 from common.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
@@ -85,14 +87,43 @@ class RunOver(Exception):
     """The run that a message belongs to has ended."""
 
 
+class RequestRefused(Exception):
+    """A request that this site does not even look at.
+
+    Attributes:
+        reason: For the coordinator and for the site's own log.
+        message: For the reply.
+        ends: Why the site stops; None where it goes on.
+    """
+
+    def __init__(self, reason: str, message: Message, ends: Refused | None = None) -> None:
+        super().__init__(reason)
+        self.reason, self.message, self.ends = reason, message, ends
+
+
+class NotTaken(Exception):
+    """The coordinator did not take a reply; says why."""
+
+
 class NotThere(Exception):
     """A message's content is gone from the coordinator: it expired, or was taken back."""
 
 
 class Link:
-    """One connection. Made anew after every loss; holds no state that matters but the node's number."""
+    """One connection. Made anew after every loss; holds no state that matters but the node's number.
 
-    def __init__(self, address: str, ca_certificate: bytes, key: ec.EllipticCurvePrivateKey) -> None:
+    Args:
+        statements: Signs what is sent and checks what comes; None for a connection that takes no part in runs.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ca_certificate: bytes,
+        key: ec.EllipticCurvePrivateKey,
+        statements: Statements | None = None,
+    ) -> None:
+        self._statements = statements
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         credentials = grpc.ssl_channel_credentials(ca_certificate)
         options = [
@@ -198,7 +229,7 @@ class Link:
         Raises:
             RunOver: If its run has ended.
             NotThere: If its content is gone, or cannot be read.
-            PermissionError: If its run's app bundle carries code; the message, for the reply, is its argument.
+            RequestRefused: If its run's app bundle carries code, or the coordinator did not sign it for this site.
         """
         metadata, tree = _first(received)
         run_id, message_id = metadata.run_id, metadata.message_id
@@ -219,8 +250,22 @@ class Link:
         # Read by Message() to fill a reply's metadata.
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, self.node_id
         if fault := self._bundle_fault(run_id):
-            raise PermissionError(fault, message)
+            raise RequestRefused(fault, message)
+        self._refuse_unsigned(message)
         return message
+
+    def _refuse_unsigned(self, message: Message) -> None:
+        """Raise :class:`RequestRefused` unless the coordinator sent this message to this site."""
+        if self._statements is None:
+            return
+        try:
+            self._statements.accept(message.content, message.metadata.message_id)
+        except OtherName as fault:
+            problem = f"the coordinator does not take this site: {fault}"
+            raise RequestRefused(str(fault), message, Refused(ExitCode.NAME, problem, "")) from None
+        except SignatureFault as fault:
+            reason = f"the coordinator did not sign this request for this site: {fault}"
+            raise RequestRefused(reason, message) from None
 
     def refuse_if_over(self, run_id: int) -> None:
         """Ask whether anybody still leads a run.
@@ -238,16 +283,23 @@ class Link:
 
         Args:
             seconds: Time that the site worked on it.
+
+        Raises:
+            NotTaken: If the coordinator refuses it.
+            RunOver: If nobody waits for it any more.
+            NotThere: If it cannot be sent whole.
         """
         run_id = reply.metadata.run_id
         asked = PullMessagesResponse.FromString(received).messages_list[0].metadata
         reply.metadata.created_at, reply.metadata.ttl = asked.created_at, asked.ttl
+        # A reply that is sent again after a lost connection keeps its signature: it is the same reply.
+        if self._statements and reply.has_content() and not is_signed(reply.content):
+            reply.content = self._statements.signed(reply.content, asked.message_id)
         with _translated(), no_object_id_recompute():
             cut(reply)
             reply.metadata.__dict__["_message_id"] = reply.object_id
             objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
-            answer = self._call(
-                self._stub.PushMessages,
+            answer = self._announced(
                 PushMessagesRequest(
                     node=self._node,
                     messages_list=[message_to_proto(remove_content_from_message(reply))],
@@ -262,7 +314,22 @@ class Link:
                 )
             except ObjectPushError as error:
                 raise NotThere(str(error)) from None
+            if self._statements and reply.has_content():
+                self._statements.was_taken(reply.content, asked.message_id)
             self.let_go(received)
+
+    def _announced(self, request: PushMessagesRequest) -> Any:
+        """Announce a reply.
+
+        Raises:
+            NotTaken: If it is refused.
+        """
+        try:
+            return self._call(self._stub.PushMessages, request)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
+                raise NotTaken(error.details() or "") from None
+            raise
 
     def _pulled(self, run_id: int, name: str) -> memoryview:
         request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
@@ -286,7 +353,7 @@ class Link:
         request = ConfirmMessageReceivedRequest(
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
-        with _translated():
+        with _translated(), suppress(RunOver):  # with its run it is gone by itself
             self._call(self._stub.ConfirmMessageReceived, request)
 
     def _bundle_fault(self, run_id: int) -> str:

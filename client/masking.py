@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from client.rules import Asked, of_reply
+from client.asked import Asked
+from client.rules import of_reply
 from client.site import Site
 from common.config import Plan
 from common.errors import quoted

@@ -1,7 +1,8 @@
 """What a site keeps between rounds, on its own disk: never sent, final only once its round has counted.
 
 One file a round, named by it. The coordinator's next request says which round counted last; the file of that round is
-the memory, later ones (replies that never arrived, or came too late) are thrown away.
+the memory, later ones (replies that never arrived, or came too late) are thrown away. The one before stays, in case
+the coordinator goes back a round.
 """
 
 import hashlib
@@ -49,21 +50,23 @@ class Memory:
     unsent: Groups = NOTHING
 
 
+KEPT_ROUNDS = 2
 KEPT_DAYS = 60
 KEPT_BYTES = 4 * 10**9
+KEPT_RUNS = 100
 
 
 def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
     """Remove the memory of runs that are not likely to be resumed, however many others the site took part in since.
 
     Those not written to for so many days; and of the others, beside ``run``'s own and the one written last, the oldest,
-    until the rest fits into ``most_bytes``.
+    until the rest fits into ``most_bytes`` and is no more than :data:`KEPT_RUNS`: a coordinator may begin any number.
     """
     others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
     newest, room, before = True, most_bytes, time.time() - days * 86400
-    for folder in sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True):
+    for kept, folder in enumerate(sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True)):
         room -= sum(path.stat().st_size for path in folder.iterdir())
-        if folder.stat().st_mtime < before or (room < 0 and not newest):
+        if folder.stat().st_mtime < before or (room < 0 and not newest) or kept >= KEPT_RUNS:
             shutil.rmtree(folder)
         newest = False
 
@@ -74,19 +77,21 @@ class MemoryFolder:
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
 
-    def recall(self, counted: int, tell: Callable[[str], None] = lambda text: None) -> Memory:
-        """Return the memory of the last round that counted; forget every other round.
+    def recall(self, counted: int, tell: Callable[[str], None] = lambda text: None, *, forget: bool = True) -> Memory:
+        """Return the memory of the last round that counted.
+
+        The one before it is kept, for a coordinator that finds a model broken goes back one round. Older ones, and
+        later ones that did not count, are forgotten.
 
         A site whose disk was lost has none and starts anew from what the coordinator sends; so does one whose disk
         gives back something else than was written, for else it would fail in every round to come.
 
         Args:
             tell: Told of a memory that is damaged.
+            forget: Whether to forget any; not where a model is only judged, which may be while a round is undecided.
         """
-        remove_parts(self.folder)
-        for path in self.folder.glob("round-*.safetensors"):
-            if path != self._path(counted):
-                path.unlink()
+        if forget:
+            self._forget(counted)
         path = self._path(counted)
         try:
             return memory_of(path.read_bytes())
@@ -96,6 +101,14 @@ class MemoryFolder:
             tell(f"what this site remembered of round {counted} is lost, {path.name} is damaged: {error}")
             tell("it goes on as with a new disk, from what the coordinator sends")
             return Memory()
+
+    def _forget(self, counted: int) -> None:
+        remove_parts(self.folder)
+        paths = sorted(self.folder.glob("round-*.safetensors"))
+        current = [path for path in paths if path <= self._path(counted)]
+        for path in paths:
+            if path not in current[-KEPT_ROUNDS:]:
+                path.unlink()
 
     def keep(self, memory: Memory) -> None:
         """Write the memory of a round beside that of the round before."""

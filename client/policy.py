@@ -2,10 +2,12 @@
 
 What a method needs, it declares (:class:`strategies.method.Method`); nothing else leaves. These keys narrow that down,
 or allow what is told only where a hospital says so. The rules that hold them are in :mod:`client.rules`.
+
+The limits have defaults that an ordinary experiment never meets; None takes one away, which no file can say.
 """
 
 from collections.abc import Iterable
-from typing import Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,13 +18,35 @@ from strategies.registry import STRATEGIES, statistics_told
 Group = Literal["trunk", "norm", "head"]
 GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
 
+LIMITS = (
+    *("rounds", "epochs", "total_epochs", "batch_size", "image_size", "parameters", "classes"),
+    *("memory_gb", "disk_gb", "threads", "hours", "run_hours", "plan_kb", "method_number"),
+)
+WITHOUT_LIMITS: dict[str, Any] = dict.fromkeys((f"maximum_{name}" for name in LIMITS), None)
+"""For a simulation: who writes the plan there owns the machine."""
+
 
 class Policy(Section):
     """What the hospital takes part in, and lets out.
 
     Attributes:
         methods: Those it takes part in; every method of this release where left out.
-        maximum_rounds: Longest run that it takes part in.
+        maximum_rounds: Most rounds of a run that it takes part in.
+        maximum_epochs: Most local epochs in one round, those of a method that trains until its loss settles included.
+        maximum_total_epochs: Most local epochs in a whole run, warm-up epochs included.
+        maximum_batch_size: Most images in a training batch.
+        maximum_image_size: Largest side, in pixels, to which a network brings images.
+        maximum_parameters: Most numbers in a model.
+        maximum_classes: Most head rows in a model.
+        maximum_memory_gb: Most memory that training may take by our estimate, a lower bound; ``machine`` stands for
+            all that the machine has, or its GPU.
+        maximum_disk_gb: Most that one run may leave on the disk.
+        maximum_threads: Most threads that training uses.
+        maximum_hours: Longest time of work on one request; the site itself stops a longer one.
+        maximum_run_hours: Longest time of work on one run, all its requests together.
+        maximum_plan_kb: Largest plan, in units of 1,000 bytes.
+        maximum_method_number: Largest whole number in a plan's ``[method]`` table.
+        test_each_round: Whether it takes part in runs that test the model on its own test part every round.
         parts: Groups of the network whose change may leave.
         statistics: What a method may be told beside the change of the network, by name; where left out, what the
             method declares.
@@ -44,7 +68,21 @@ class Policy(Section):
     """
 
     methods: tuple[str, ...] | None = None
-    maximum_rounds: int | None = Field(None, ge=1)
+    maximum_rounds: int | None = Field(10_000, ge=1)
+    maximum_epochs: int | None = Field(500, ge=1)
+    maximum_total_epochs: int | None = Field(100_000, ge=1)
+    maximum_batch_size: int | None = Field(4096, ge=1)
+    maximum_image_size: int | None = Field(1024, ge=1)
+    maximum_parameters: int | None = Field(200_000_000, ge=1)
+    maximum_classes: int | None = Field(1000, ge=1)
+    maximum_memory_gb: Annotated[float, Field(gt=0)] | Literal["machine"] | None = "machine"
+    maximum_disk_gb: float | None = Field(20.0, gt=0)
+    maximum_threads: int | None = Field(64, ge=1)
+    maximum_hours: float | None = Field(24.0, gt=0)
+    maximum_run_hours: float | None = Field(720.0, gt=0)
+    maximum_plan_kb: float | None = Field(64.0, gt=0)
+    maximum_method_number: int | None = Field(10_000, ge=1)
+    test_each_round: bool = True
     parts: tuple[Group, ...] = GROUPS
     statistics: tuple[str, ...] | None = None
     maximum_update_norm: float | None = Field(None, gt=0)

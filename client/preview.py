@@ -22,6 +22,7 @@ from common.errors import stop_on
 from common.files import write_atomically
 from common.models.network import as_seen
 from common.pixels import channels_first
+from common.plain_text import in_page
 
 SIDE = 160
 VIEWS = 2
@@ -140,7 +141,12 @@ def _three(column: NDArray[np.float32]) -> tuple[int, int, int]:
 def _rendered(settings: Settings, work: Work, groups: tuple[Group, ...], rows: tuple[Row, ...], source: Source) -> str:
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader,
+        autoescape=True,
+        finalize=in_page,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     return environment.get_template("preview.html.j2").render(
         site=settings.file.name,

@@ -4,7 +4,6 @@ The site's own program answers a coordinator that is played here, in a folder th
 policy, its training, one local epoch of it. Only the model that it starts from is another than the coordinator's.
 """
 
-import json
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -28,6 +27,7 @@ from common.errors import BadInput, Fault
 from common.files import write_atomically
 from common.models.network import build
 from common.models.state import layout_of, read_state
+from common.plain_text import json_text
 from common.record_bytes import parts, pieces, record_sha256
 from common.wire import payload_bytes
 from strategies.records import TooFewSites
@@ -161,7 +161,7 @@ def _values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
     value = fields[name]
     if isinstance(value, bytes):
         return _spread(np.frombuffer(value, "<f4"))
-    text = json.dumps(value, ensure_ascii=False) if isinstance(value, list) else str(value)
+    text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
@@ -194,7 +194,7 @@ def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
         said = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in found}
         name = f"{number}-{found[0].record}"
         write_atomically(out / f"{name}.record", b"".join(pieces(content)), durable=False)
-        text = json.dumps({"sha256": record_sha256(content), "fields": said}, indent=1, ensure_ascii=False) + "\n"
+        text = json_text({"sha256": record_sha256(content), "fields": said}, indent=1, allow_nan=True) + "\n"
         write_atomically(out / f"{name}.json", text.encode(), durable=False)
         written += [out / f"{name}.record", out / f"{name}.json"]
     return written

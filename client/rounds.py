@@ -13,6 +13,7 @@ from client.memory import Memory, MemoryFolder
 from client.networks import empty_network
 from client.site import Site
 from client.told_scores import NOTHING_TOLD, ToldScores, told_scores
+from common.bounds import loss_told
 from common.config import Plan
 from common.data.image_set import ImageSet
 from common.errors import quoted
@@ -111,7 +112,7 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
     if method.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
-    memory = folder.recall(request.counted, site.tell)
+    memory = folder.recall(request.counted, site.tell, forget=isinstance(request, TrainRequest))
     network = empty_network(plan.model, request.class_names, site.device)
     whole = memory.parts.over(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))
@@ -156,8 +157,8 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
         round=request.round,
         site=site.name,
         train_samples=site.train_samples,
-        train_loss=trained.last_loss,
-        validation_loss=said.loss,
+        train_loss=loss_told(trained.last_loss),
+        validation_loss=loss_told(said.loss),
         validation_auroc=said.mean_auroc,
         seconds=time.monotonic() - began,
         update=update,
@@ -385,7 +386,7 @@ def _evaluation(
         run=request.run,
         round=request.round,
         site=site,
-        validation_loss=found.loss,
+        validation_loss=loss_told(found.loss),
         validation_auroc=found.mean_auroc,
         class_names=names,
         auroc=column("auroc"),

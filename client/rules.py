@@ -8,39 +8,17 @@ replies see the record itself, as it would leave, whatever made it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from client.asked import Asked
+from client.limits import LIMIT_RULES
 from client.policy import GROUPS, Policy
-from common.config import Plan
 from common.errors import quoted
 from common.records import UNKNOWN_COUNT, EvaluateReply, Groups, RefusalNoted, RollCallAnswer, TrainReply
 from strategies.clipping import norm_of
-from strategies.method import Method
 
 ROUNDING = 1e-5
 """By this part a clipped update may be longer than its bound: float32."""
 
 Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a coordinator asks for.
-
-    Attributes:
-        round: 0 at the roll call.
-        test: Whether the model is to be tested, too.
-    """
-
-    plan: Plan
-    method: Method
-    round: int = 0
-    test: bool = False
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The groups of the network whose change the method is told."""
-        method = self.method
-        sends = {"trunk": method.sends_trunk, "norm": method.sends_norm, "head": method.sends_head}
-        return tuple(name for name in GROUPS if sends[name])
 
 
 RequestRule = Callable[[Policy, Asked], str]
@@ -53,11 +31,6 @@ ReplyRule = Callable[[Policy, Asked, Reply], str]
 def _method(policy: Policy, asked: Asked) -> str:
     name = asked.plan.run.method
     return "" if policy.methods is None or name in policy.methods else f'it does not have "{name}"'
-
-
-def _rounds(policy: Policy, asked: Asked) -> str:
-    rounds, most = max(asked.plan.run.rounds, asked.round), policy.maximum_rounds
-    return f"it is {most}, and the run has {rounds} rounds" if most is not None and rounds > most else ""
 
 
 def _parts(policy: Policy, asked: Asked) -> str:
@@ -89,7 +62,7 @@ def _masked(policy: Policy, asked: Asked) -> str:
 
 REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
-    "policy.maximum_rounds": _rounds,
+    **LIMIT_RULES,
     "policy.parts": _parts,
     "policy.statistics": _statistics,
     "policy.maximum_update_norm": _clipping,

@@ -4,7 +4,6 @@ import _thread
 import contextlib
 import datetime as dt
 import fcntl
-import json
 import signal
 import threading
 import time
@@ -13,30 +12,38 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
 from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import SiteOf, client_app
+from client.gate import note_refused
 from client.handshake import days_valid
 from client.in_hand import MAX_ATTEMPTS, InHand
 from client.link import (
     BUNDLE_REFUSED,
     SITE_RAISED,
     Link,
+    NotTaken,
     NotThere,
+    RequestRefused,
     RunOver,
     error_reply,
     expired,
     read_node_id,
 )
+from client.plan_text import PlanRefused, read_plan
 from client.private_rounds import spent_by
 from client.refusals import ExitCode, Refused, Unreachable
 from client.settings import Settings
 from client.site import Site
+from client.statements import Statements
 from client.status import Status
 from common.errors import BadInput, Fault
 from common.files import no_room, remove_parts, write_atomically
 from common.identity import SiteKit, public_line, read_key
+from common.plain_text import shown, shown_lines
+from common.record_bytes import small_fields
 from common.records import Refusal
 from common.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_S, MAX_RETRY_S
 from common.wire import payload_bytes
@@ -83,6 +90,8 @@ class Service:
         self._in_hand = InHand(self.settings.state / "in-hand")
         self._node_id_file = self.settings.state / "node-id"
         self._key = read_key(self.settings.key_path)
+        authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
+        self._statements = Statements(self.settings.state, self.site.name, self._key, authority)
         self.site = replace(self.site, identity=Identity(self._key, public_line(self._key, "")))
 
     # ------------------------------------------------------------------ connections
@@ -116,7 +125,8 @@ class Service:
     @contextlib.contextmanager
     def _connected(self) -> Iterator[Link]:
         self.status.certificate_days = days = days_valid(self.kit.address, self.kit.ca_certificate)
-        with Link(self.kit.address, self.kit.ca_certificate.encode(), self._key) as link:
+        authority = self.kit.ca_certificate.encode()
+        with Link(self.kit.address, authority, self._key, self._statements) as link:
             node_id = link.activate(read_node_id(self._node_id_file))
             self._note_node_id(node_id)
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
@@ -218,8 +228,10 @@ class Service:
         try:
             message = link.message(received)
             reply = error_reply(message, SITE_RAISED, give_up) if give_up else self._worked(message, received, attempts)
-        except PermissionError as refused:
-            reason, message = refused.args
+        except RequestRefused as refused:
+            reason, message = refused.reason, refused.message
+            self._refusal = refused.ends or self._refusal
+            note_refused(self.site, message, reason)
             self._failed(f"refused a message of run {message.metadata.run_id}: {reason}")
             reply = error_reply(message, BUNDLE_REFUSED, reason)
         except (RunOver, NotThere) as error:
@@ -238,6 +250,8 @@ class Service:
         self._unsent = (received, reply, seconds)
         try:
             link.reply(received, reply, seconds)
+        except NotTaken as error:
+            self._failed(f"the coordinator did not take the reply: {error}")
         except (RunOver, NotThere) as error:
             self._failed(f"the reply came too late: {error}")
         self._unsent = None
@@ -288,24 +302,26 @@ class Service:
     def _note_phase(self, message: Message) -> None:
         fields = _fields(message)
         self.status.phase = message.metadata.message_type.rsplit(".", 1)[-1].replace("_", " ")
-        self.status.run = str(fields.get("run", ""))[:8]
+        self.status.run = shown(str(fields.get("run", ""))[:8])
         self.status.finished = ""
         if fields.get("test"):
             self.status.phase = "test"
-        left_out, before = str(fields.get("left_out", "")), self._left_out
+        left_out, before = shown_lines(str(fields.get("left_out", ""))), self._left_out
         self._left_out = left_out
         if left_out and left_out != before:
             self._failed(f"run {self.status.run}: the reply of this site did not count in {left_out}")
         if message.metadata.message_type == MessageType.TRAIN:
-            self._note_pace(int(fields.get("round", 0)), str(fields.get("plan", "{}")))
+            with contextlib.suppress(PlanRefused, TypeError, ValueError):  # the gate answers that with its reason
+                plan = read_plan(fields.get("plan"), self.site.policy.maximum_plan_kb)
+                self._note_pace(int(fields.get("round", 0)), plan.run.rounds)
 
-    def _note_pace(self, server_round: int, plan: str) -> None:
+    def _note_pace(self, server_round: int, rounds: int) -> None:
         """Round, rounds, and the time left by the pace since this process's first round of the run."""
         status, now = self.status, time.monotonic()
         if self._first is None or self._first[0] != status.run:
             self._first = (status.run, server_round, now)
         _, first_round, began = self._first
-        status.round, status.rounds = server_round, int(json.loads(plan).get("run", {}).get("rounds", 0))
+        status.round, status.rounds = server_round, rounds
         done = server_round - first_round
         status.seconds_left = (status.rounds - server_round + 1) * (now - began) / done if done > 0 else None
 
@@ -340,9 +356,7 @@ def told(error: Exception) -> str:
 
 def _fields(message: Message) -> dict[str, Any]:
     """The scalar fields of one of our records, unchecked: for words only."""
-    if not message.has_content() or "fields" not in message.content.config_records:
-        return {}
-    return dict(message.content.config_records["fields"])
+    return small_fields(message.content) if message.has_content() else {}
 
 
 @contextlib.contextmanager

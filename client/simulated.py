@@ -9,7 +9,7 @@ from flwr.app import Context
 from flwr.clientapp import ClientApp
 
 from client.app import client_app
-from client.policy import Policy
+from client.policy import WITHOUT_LIMITS, Policy
 from client.site import Site
 from common.config import Experiment
 from common.simulation import images_of, simulated_data
@@ -49,7 +49,13 @@ def _site(sites: SimulatedSites, index: int) -> Site:
         test=images.test,
         folder=sites.run_folder / "sites" / images.declaration.site,
         device="cuda" if use_gpu else "cpu",
-        policy=Policy(label_counts=True, score_histograms=True, smallest_count=0, metrics_outside_privacy=True),
+        policy=Policy(
+            label_counts=True,
+            score_histograms=True,
+            smallest_count=0,
+            metrics_outside_privacy=True,
+            **WITHOUT_LIMITS,
+        ),
         durable=False,
         repeatable_noise=True,
     )

@@ -18,6 +18,7 @@ from typing import Any
 from common.errors import BadInput, Fault
 from common.files import write_atomically
 from common.identity import split_address
+from common.plain_text import at_terminal, shown_lines
 
 STALE_S = 300.0
 """Without a sign from the coordinator for so long, a site that does not train is not healthy."""
@@ -56,8 +57,8 @@ class Status:
     privacy: Mapping[str, float | None] = field(default_factory=dict)
 
     def failed(self, reason: str) -> None:
-        """Note an error; it stays visible until the next one."""
-        self.last_error = reason
+        """Note an error; it stays visible until the next one. Words of the coordinator in it become harmless."""
+        self.last_error = shown_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
     @property
@@ -149,7 +150,7 @@ def in_words(found: Mapping[str, Any]) -> str:
     lines.append(
         f"last error: {found['last_error']} ({found['last_error_time']})" if found["last_error"] else "no error"
     )
-    return "\n".join(lines)
+    return at_terminal("\n".join(lines))
 
 
 def _folder(state: Path) -> str:

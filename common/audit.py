@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from common.files import flush_folder, write_atomically
+from common.plain_text import json_text
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20
@@ -61,7 +62,7 @@ class Audit:
         }
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
-        line = json.dumps({**entry, **facts}, ensure_ascii=False, allow_nan=False).encode()
+        line = json_text({**entry, **facts}).encode()
         self._write(line, b"\n" if end.cut else b"")
         self._write_head(end.entries + 1, line_sha256(line))
         return end.torn
@@ -98,9 +99,8 @@ class Audit:
             if active.stat().st_size >= ROTATED_AT_BYTES:
                 active.rename(self.folder / f"audit-{len(files(self.folder)):06d}.jsonl")
         for path in reversed(files(self.folder)):
-            data = _tail(path)
-            cut |= path == active and not data.endswith(b"\n") and bool(data)
-            last, behind = last_entry(data)
+            last, behind = _last_in(path)
+            cut |= path == active and path.stat().st_size > 0 and not _ends_a_line(path)
             debris = behind + debris
             if last is not None:
                 return _End(int(json.loads(last)["n"]), line_sha256(last), torn_of(debris), cut)
@@ -122,15 +122,31 @@ class _End:
 
 
 _TAIL = 2**18
-"""The last entry is looked for in so many bytes; one is a few thousand long."""
+"""The last entry is looked for in so many bytes first; one is a few thousand long."""
 
 
-def _tail(path: Path) -> bytes:
+def _last_in(path: Path) -> tuple[bytes | None, bytes]:
+    """:func:`last_entry` of a file, which is read backwards in growing steps until there is one.
+
+    However long a line is, the chain goes on from it: a step that held no whole entry, and was taken for a file without
+    one, would begin the chain anew, and what somebody else says must not do that.
+    """
+    size, step = path.stat().st_size, _TAIL
     with path.open("rb") as file:
-        if path.stat().st_size <= _TAIL:
-            return file.read()
-        file.seek(-_TAIL, os.SEEK_END)
-        return file.read().partition(b"\n")[2]
+        while True:
+            start = max(size - step, 0)
+            file.seek(start)
+            data = file.read()
+            last, behind = last_entry(data.partition(b"\n")[2] if start else data)
+            if last is not None or not start:
+                return last, behind
+            step *= 4
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
 
 
 def last_entry(data: bytes) -> tuple[bytes | None, bytes]:

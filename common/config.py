@@ -85,6 +85,8 @@ class ParticipationSection(Section):
         round_deadline_s: Seconds after which a round goes on without the missing sites.
         roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
         far_updates: What becomes of an update that is far longer than the others' of its round.
+        largest_share: Of all images that count, at most so many are one site's, where sites weigh by images.
+        guard: Whether sites judge a model without each odd update, and a broken model is taken back.
     """
 
     min_sites: int = Field(0, ge=0)
@@ -92,6 +94,8 @@ class ParticipationSection(Section):
     round_deadline_s: float = Field(3600.0, gt=0)
     roll_call_deadline_s: float = Field(300.0, gt=0)
     far_updates: FarUpdates = "warn"
+    largest_share: float = Field(1.0, gt=0, le=1)
+    guard: Literal["off", "on"] = "on"
 
     @model_validator(mode="after")
     def _an_update_can_be_dropped(self) -> Self:
@@ -195,6 +199,10 @@ class Experiment(Section):
     def _nobody_looks_at_what_is_masked(self) -> Self:
         if self.privacy.secure_aggregation and self.participation.far_updates == "drop":
             raise ValueError('under secure aggregation no update is seen: participation.far_updates cannot be "drop"')
+        if self.privacy.secure_aggregation and self.participation.largest_share < 1:
+            raise ValueError(
+                "under secure aggregation each site weighs its own update: participation.largest_share must be 1"
+            )
         return self
 
     @model_validator(mode="after")

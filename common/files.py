@@ -1,5 +1,6 @@
 """Files: whether they are there, and writing them so that a reader sees the old content or the new, never a part."""
 
+import contextlib
 import errno
 import os
 import re
@@ -44,6 +45,27 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
         raise
     if durable:
         flush_folder(path.parent)
+
+
+PRIVATE = 0o700
+
+
+def private_folder(path: Path) -> bool:
+    """Make a folder that only its owner can look into; take the others' rights away where it is there already.
+
+    Returns:
+        Whether others had rights to it. They keep them where this account is not the folder's owner.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(PRIVATE)
+    open_to_others = bool(path.stat().st_mode & 0o077)
+    if open_to_others:
+        try:
+            path.chmod(PRIVATE)
+        except PermissionError:
+            return False
+    return open_to_others
 
 
 def part_of(path: Path) -> Path:

@@ -5,20 +5,28 @@ here are those of its rounds 0 (advertise keys), 1 (share keys), 2 (masked input
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.bounds import MOST_IMAGES, MOST_SITES, Each, Name, Range, RoundNumber, SiteNames, Text
 from common.wire_errors import WireError
 
 Integers = NDArray[np.uint32]
 """A flat vector modulo 2**32."""
 
+KEY_LINE = Name(1_000)
+"""One line of a public key, with its comment."""
+OneASegment = Annotated[tuple[str, ...], Each(10**6, Name())]
+"""One entry a site and segment."""
+Numbers = Annotated[int, Range(0, 2**40)]
+
 
 @dataclass(frozen=True)
 class _Step:
-    run: str
-    round: int
+    run: Text
+    round: RoundNumber
 
 
 @dataclass(frozen=True)
@@ -36,10 +44,10 @@ class KeysAnswer(_Step):
         identity: The public half of that key as an OpenSSH line.
     """
 
-    site: str
+    site: Text
     statement: bytes
     signature: bytes
-    identity: str
+    identity: Annotated[str, KEY_LINE]
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ class SharesRequest(_Step):
 
     statements: tuple[bytes, ...]
     signatures: tuple[bytes, ...]
-    identities: tuple[str, ...]
+    identities: Annotated[tuple[str, ...], Each(MOST_SITES, KEY_LINE)]
 
     def __post_init__(self) -> None:
         if not len(self.statements) == len(self.signatures) == len(self.identities):
@@ -59,8 +67,8 @@ class SharesRequest(_Step):
 class SharesAnswer(_Step):
     """Site answers with one sealed letter for each other site; nobody else can read it."""
 
-    site: str
-    recipients: tuple[str, ...]
+    site: Text
+    recipients: SiteNames
     letters: tuple[bytes, ...]
 
     def __post_init__(self) -> None:
@@ -77,10 +85,10 @@ class MaskedRequest(_Step):
         numbers: Of the masked update that is to come; so whoever carries it knows how large it may be.
     """
 
-    senders: tuple[str, ...]
+    senders: SiteNames
     letters: tuple[bytes, ...]
-    total_weight: float
-    numbers: int
+    total_weight: Annotated[float, Range(0.0, MOST_SITES * MOST_IMAGES)]
+    numbers: Numbers
 
     def __post_init__(self) -> None:
         _one_each("letters", self.senders, self.letters)
@@ -90,7 +98,7 @@ class MaskedRequest(_Step):
 class MaskedAnswer(_Step):
     """Site answers with its masked update: the trunk, batch normalisation, its rows by class name."""
 
-    site: str
+    site: Text
     vector: Integers
 
 
@@ -98,7 +106,7 @@ class MaskedAnswer(_Step):
 class RevealRequest(_Step):
     """Coordinator names the sites whose masked updates it has: give what takes the masks off their sum."""
 
-    survivors: tuple[str, ...]
+    survivors: SiteNames
 
 
 @dataclass(frozen=True)
@@ -110,11 +118,11 @@ class RevealAnswer(_Step):
         gone, key_shares: One entry a site that is gone.
     """
 
-    site: str
-    owners: tuple[str, ...]
-    segments: tuple[str, ...]
+    site: Text
+    owners: OneASegment
+    segments: OneASegment
     shares: tuple[bytes, ...]
-    gone: tuple[str, ...]
+    gone: SiteNames
     key_shares: tuple[bytes, ...]
 
     def __post_init__(self) -> None:

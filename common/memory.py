@@ -27,3 +27,10 @@ def keep_large_buffers() -> None:
     if mallopt is not None:
         for option, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, KEPT_BYTES), (_ARENA_MAX, 1)):
             mallopt(option, value)
+
+
+def give_back() -> None:
+    """Give the memory that nobody uses back to the kernel, also what :data:`KEPT_BYTES` would keep."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

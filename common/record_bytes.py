@@ -13,6 +13,10 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+FIELDS = "fields"
+"""The ConfigRecord that holds everything small of one of our records."""
+SIGNATURE = "signature."
+"""What begins so in it is about the record and no part of it, see :mod:`common.signatures`."""
 _BYTES = "bytes"
 
 
@@ -22,7 +26,7 @@ def pieces(content: RecordDict) -> Iterator[bytes]:
     held: list[bytes] = []
     for name in sorted(content):
         record = content[name]
-        described[name] = {key: _described(record[key], held) for key in sorted(record)}
+        described[name] = {key: _described(record[key], held) for key in sorted(record) if _counts(name, key)}
     yield json.dumps(described, sort_keys=True, separators=(",", ":")).encode() + b"\n"
     yield from held
 
@@ -51,6 +55,17 @@ def of_bytes(data: bytes) -> RecordDict:
     if reader.left:
         raise ValueError(f"{reader.left} bytes more than the first line announces")
     return content
+
+
+def small_fields(content: RecordDict) -> dict[str, Any]:
+    """The small fields of one of our records, unchecked; none where it is no record of ours."""
+    record = content.get(FIELDS)
+    return dict(record) if isinstance(record, ConfigRecord) else {}
+
+
+def _counts(name: str, key: str) -> bool:
+    """Whether a field is a part of the record."""
+    return name != FIELDS or not key.startswith(SIGNATURE)
 
 
 def _described(value: Any, held: list[bytes]) -> Any:
@@ -128,7 +143,7 @@ def parts(content: RecordDict) -> list[Part]:
         for key, array in sorted(record.items())
     ]
     for record in content.config_records.values():
-        found += [_part(key, value, record) for key, value in sorted(record.items())]
+        found += [_part(key, value, record) for key, value in sorted(record.items()) if not key.startswith(SIGNATURE)]
     return found
 
 

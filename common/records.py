@@ -8,11 +8,35 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.bounds import (
+    COUNT,
+    COUNT_OR_UNKNOWN,
+    EPOCHS,
+    EPSILON,
+    MOST_CLASSES,
+    MOST_IMAGES,
+    MOST_ROUNDS,
+    SECONDS,
+    SHARE,
+    TRAIN_LOSS,
+    VALIDATION_LOSS,
+    ClassNames,
+    Count,
+    Counts,
+    Document,
+    Each,
+    Name,
+    Range,
+    RoundNumber,
+    Shares,
+    Text,
+    Words,
+)
 from common.compact import Form
 from common.errors import quoted
 from common.masking_records import MaskingRecord
@@ -36,8 +60,12 @@ REFUSALS = ("name", "version", "labels")
 UNKNOWN_COUNT = -1
 """Stands for a label count that a site's policy keeps at home: unknown, not 0."""
 
-MOST_IMAGES = 10**9
-"""Of one site: more is a slip or a lie, and would outweigh every other site."""
+PlanText = Annotated[str, Document(2**20)]
+"""A plan as JSON; an ordinary one has some two thousand characters."""
+MaybeLoss = Annotated[float | None, VALIDATION_LOSS]
+MaybeShare = Annotated[float | None, SHARE]
+MaybeCount = Annotated[int | None, COUNT]
+ScoreCounts = Annotated[tuple[int, ...], Each(MOST_CLASSES * BINS, COUNT)]
 
 
 @dataclass(frozen=True)
@@ -101,9 +129,13 @@ def below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[
     return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
 
 
+def is_run(run: str) -> bool:
+    """Whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere."""
+    return re.fullmatch(r"\w[\w-]{0,63}", run) is not None
+
+
 def _check_run(run: str) -> None:
-    """A site keeps its memory in a folder of this name: it must not lead anywhere else."""
-    if not re.fullmatch(r"\w[\w-]{0,63}", run):
+    if not is_run(run):
         raise WireError(f"run must be letters, digits, dashes and underscores, not {run[:80]!r}.")
 
 
@@ -111,8 +143,8 @@ def _check_run(run: str) -> None:
 class RollCall:
     """Coordinator asks: who are you, what do you annotate, how much do you have?"""
 
-    run: str
-    plan: str
+    run: Text
+    plan: PlanText
 
     def __post_init__(self) -> None:
         _check_run(self.run)
@@ -130,25 +162,24 @@ class RollCallAnswer:
         smallest_count: It tells no count of fewer patients than this.
     """
 
-    run: str
-    site: str
-    names: tuple[str, ...]
-    class_names: tuple[str, ...]
-    train_samples: int
-    validation_samples: int
-    patients: int
-    layout: str
-    version: str
-    positives: tuple[int, ...] = ()
-    negatives: tuple[int, ...] = ()
-    smallest_count: int = 0
+    run: Text
+    site: Text
+    names: ClassNames
+    class_names: ClassNames
+    train_samples: Count
+    validation_samples: Annotated[int, COUNT_OR_UNKNOWN]
+    patients: Count
+    layout: Text
+    version: Annotated[str, Name(64)]
+    positives: Counts = ()
+    negatives: Counts = ()
+    smallest_count: Count = 0
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):
             raise WireError("names and class_names must have one entry a label.")
-        for name, least in (("train_samples", 0), ("validation_samples", UNKNOWN_COUNT), ("patients", 0)):
-            if not least <= (count := getattr(self, name)) <= MOST_IMAGES:
-                raise WireError(f"{name} must be from {least} to {MOST_IMAGES:,}, not {count:,}.")
+        if self.patients > self.train_samples:  # both are rounded down to one base, which keeps their order
+            raise WireError(f"{self.patients:,} patients cannot have {self.train_samples:,} training images.")
         pairs = list(zip(self.positives, self.negatives, strict=False))
         if len(self.positives) != len(self.negatives) or len(pairs) not in (0, len(self.class_names)):
             raise WireError("label counts must be one a class, of both kinds.")
@@ -164,9 +195,9 @@ class Refusal:
         kind: ``name``, ``version`` or ``labels``: what has to be mended.
     """
 
-    run: str
-    kind: str
-    reason: str
+    run: Text
+    kind: Text
+    reason: Annotated[str, Words()]
 
     def __post_init__(self) -> None:
         if self.kind not in REFUSALS:
@@ -177,8 +208,8 @@ class Refusal:
 class RefusalNoted:
     """Site has read why."""
 
-    run: str
-    site: str
+    run: Text
+    site: Text
 
 
 @dataclass(frozen=True)
@@ -192,14 +223,14 @@ class Request:
         left_out: Why this site's last reply did not count, with the round; empty where it did.
     """
 
-    run: str
-    round: int
-    plan: str
-    contract: str
-    class_names: tuple[str, ...]
-    counted: int
-    best: int
-    left_out: str
+    run: Text
+    round: RoundNumber
+    plan: PlanText
+    contract: Text
+    class_names: ClassNames
+    counted: RoundNumber
+    best: Annotated[int, Range(-1, MOST_ROUNDS)]
+    left_out: Annotated[str, Words()]
     model: Groups
 
     def __post_init__(self) -> None:
@@ -250,20 +281,20 @@ class TrainReply:
         epsilon: What the run has cost this site so far, where the plan asks for privacy.
     """
 
-    run: str
-    round: int
-    site: str
-    train_samples: int
-    train_loss: float | None
-    validation_loss: float | None
-    validation_auroc: float | None
-    seconds: float
+    run: Text
+    round: RoundNumber
+    site: Text
+    train_samples: Annotated[int, Range(1, MOST_IMAGES)]
+    train_loss: Annotated[float | None, TRAIN_LOSS]
+    validation_loss: MaybeLoss
+    validation_auroc: MaybeShare
+    seconds: Annotated[float, SECONDS]
     update: Groups
-    epochs: int = 1
+    epochs: Annotated[int, EPOCHS] = 1
     statistics: Arrays = field(default_factory=no_arrays)
-    test_images: int | None = None
-    test_correct: int | None = None
-    epsilon: float | None = None
+    test_images: MaybeCount = None
+    test_correct: MaybeCount = None
+    epsilon: Annotated[float | None, EPSILON] = None
 
     def __post_init__(self) -> None:
         if self.train_samples < 1:
@@ -281,23 +312,23 @@ class EvaluateReply:
         positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
     """
 
-    run: str
-    round: int
-    site: str
-    validation_loss: float | None
-    validation_auroc: float | None
-    class_names: tuple[str, ...]
-    auroc: tuple[float, ...]
-    average_precision: tuple[float, ...]
-    balanced_accuracy: tuple[float, ...]
-    positives: tuple[int, ...]
-    negatives: tuple[int, ...]
-    model_sha256: str
-    test_images: int | None = None
-    test_correct: int | None = None
-    told_classes: tuple[str, ...] = ()
-    positive_scores: tuple[int, ...] = ()
-    negative_scores: tuple[int, ...] = ()
+    run: Text
+    round: RoundNumber
+    site: Text
+    validation_loss: MaybeLoss
+    validation_auroc: MaybeShare
+    class_names: ClassNames
+    auroc: Shares
+    average_precision: Shares
+    balanced_accuracy: Shares
+    positives: Counts
+    negatives: Counts
+    model_sha256: Text
+    test_images: MaybeCount = None
+    test_correct: MaybeCount = None
+    told_classes: ClassNames = ()
+    positive_scores: ScoreCounts = ()
+    negative_scores: ScoreCounts = ()
 
     def __post_init__(self) -> None:
         _check_correct(self.test_images, self.test_correct)
@@ -314,6 +345,8 @@ class EvaluateReply:
         columns = (self.auroc, self.average_precision, self.balanced_accuracy, self.positives, self.negatives)
         if any(len(column) != len(self.class_names) for column in columns):
             raise WireError("each metric must have one entry a class.")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise WireError("a class must be tested once.")
 
     def _check_scores(self) -> None:
         told = self.told_classes

@@ -3,16 +3,31 @@
 import datetime as dt
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
+from rich.segment import Segment
 
 from common import __version__
 from common.errors import BadInput
 from common.files import no_room
+from common.plain_text import at_terminal, hanging
+
+
+class PlainConsole(Console):
+    """A console whose text cannot act on the terminal; only the styles that our own programs ask for do.
+
+    What others say was made harmless where it came in (:mod:`common.plain_text`). This is the second line: rich lets
+    escape sequences of a text through, in a table, in a progress bar and in a plain line alike.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, and write out what is not plain in every piece of text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=at_terminal(segment.text))
 
 
 def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
@@ -55,7 +70,7 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
     Args:
         stopped: Exceptions whose text explains to a person why the program ends; their ``exit_code`` is taken.
     """
-    errors = Console(stderr=True, highlight=False, soft_wrap=True)
+    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
     try:
         app(arguments, prog_name=app.info.name)
     except BadInput as error:
@@ -74,11 +89,14 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
 
 
 def teller(console: Console) -> Callable[[str], None]:
-    """Prints one line an event, with the time of day; the same at a terminal and in a container's log."""
+    """Prints one line an event, with the time of day; the same at a terminal and in a container's log.
+
+    Lines of a text after its first are indented, so that no words of somebody else look like an event of their own.
+    """
 
     def tell(text: str) -> None:
         now = dt.datetime.now().strftime("%H:%M:%S")
-        console.print(f"[dim]{now}[/]  {escape(text)}", soft_wrap=True, highlight=False)
+        console.print(f"[dim]{now}[/]  {escape(hanging(at_terminal(text)))}", soft_wrap=True, highlight=False)
         console.file.flush()
 
     return tell

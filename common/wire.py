@@ -19,6 +19,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
+from common.bounds import MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
 from common.compact import FORMS, Form, packed, packed_bytes, unpacked
 from common.masking_records import (
     Integers,
@@ -32,6 +33,7 @@ from common.masking_records import (
     SharesRequest,
 )
 from common.models.state import Head
+from common.record_bytes import SIGNATURE
 from common.records import (
     Arrays,
     EvaluateReply,
@@ -47,7 +49,7 @@ from common.records import (
 )
 from common.wire_errors import WireError, WireVersionError
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
 
 MOST_DIMENSIONS = 64
@@ -116,6 +118,8 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
 def decode(content: RecordDict, expected: type[R]) -> R:
     """Translate Flower's records into the one typed record expected here.
 
+    Text for a person comes out escaped and cut (:func:`common.bounds.harmless`).
+
     Raises:
         WireError: Naming what came and what was expected.
     """
@@ -130,7 +134,9 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     plain = {name: kind for name, kind in hints.items() if kind not in (Groups, Arrays, Integers)}
     values |= {name: _value(fields, name, kind, expected.__name__) for name, kind in plain.items()}
     _refuse_unknown(fields, set(), expected.__name__)
-    return expected(**values)
+    record = expected(**harmless(expected, values))
+    refuse_out_of_bounds(record)
+    return record
 
 
 def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
@@ -144,7 +150,7 @@ def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
         raise WireVersionError(f"{spoken} Install the same release on both.")
     if (name := fields.pop(_RECORD, None)) != expected:
         raise WireError(f"expected {expected}, got {name!r}.")
-    return fields
+    return {name: value for name, value in fields.items() if not name.startswith(SIGNATURE)}
 
 
 def _refuse_unknown(present: typing.Iterable[str], known: set[str], record: str) -> None:
@@ -197,6 +203,7 @@ def _arrays(fields: dict[str, Any], name: str) -> Arrays:
     keys = fields.pop(f"{name}.names", None)
     if not isinstance(keys, list) or any(type(key) is not str or "/" in key for key in keys):
         raise WireError(f"{name} must name its arrays.")
+    refuse_unplain(keys, f"names of {name}", MOST_SITES)
     return {key: _array(fields, f"{name}/{key}") for key in keys}
 
 
@@ -210,6 +217,8 @@ def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
         raise WireError(f"{where} announces shape {tuple(shape)} and has {len(values)} numbers.")
     if np.isinf(values).any():
         raise WireError(f"{where} holds infinite values.")
+    if (np.abs(values) > MOST_STATISTIC).any():  # NaN is "nothing to say"
+        raise WireError(f"{where} holds values beyond {MOST_STATISTIC:g}, which nothing that a method tells can reach.")
     try:
         return values.reshape(shape)
     except ValueError as error:
@@ -220,6 +229,7 @@ def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
     class_names = fields.pop(f"{name}.classes", None)
     if not isinstance(class_names, list) or any(type(class_name) is not str for class_name in class_names):
         raise WireError(f"class names of {name} must be a list of str.")
+    refuse_unplain(class_names, f"class names of {name}")
     norm, weight, bias = (_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL)
     if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
         raise WireError(f"{name} has head rows without class names, or class names without head rows.")
@@ -286,7 +296,8 @@ def payload_bytes(content: RecordDict) -> int:
     Flower's ``count_bytes`` fails on an empty list (1.39).
     """
     arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
-    fields = [field for record in content.config_records.values() for field in record.items()]
+    every = [field for record in content.config_records.values() for field in record.items()]
+    fields = [(name, value) for name, value in every if not name.startswith(SIGNATURE)]
     raw = {name: value for name, value in fields if isinstance(value, bytes)}
     raws = {name: value for name, value in fields if isinstance(value, list) and value and isinstance(value[0], bytes)}
     small = sum(map(len, raw.values())) + sum(len(one) for value in raws.values() for one in value)

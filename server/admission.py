@@ -1,21 +1,59 @@
 """Who may take part: one file a site, its public key as it was admitted, and whether it was revoked since."""
 
 import datetime as dt
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.identity import SiteKit, SiteRequest, checked_key, checked_name, same_key, write_toml
 from common.toml_files import Section, read_toml, validated
 from server.authority import authority_certificate
 from server.coordinator import Coordinator
+from strategies.claims import Claims, ClaimsBySite
+
+MOST_CLASSES, LONGEST_NAME = 10_000, 100
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What ``flwr-server admit`` was told that a site may claim; None leaves what stands.
+
+    Attributes:
+        classes: Canonical names, separated by commas; empty text for any.
+        images: Most training images; 0 for any number.
+    """
+
+    classes: str | None = None
+    images: int | None = None
+
+
+UNTOLD = Lists()
+
+
+def checked_classes(names: Sequence[str]) -> tuple[str, ...]:
+    """Class names as a site may have them.
+
+    Raises:
+        ValueError: If one cannot be a class's name, or stands there twice.
+    """
+    for name in names:
+        if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > LONGEST_NAME:
+            raise ValueError(f"{name[:LONGEST_NAME]!r} cannot be a class: 1 to {LONGEST_NAME} characters that show")
+    if len(set(names)) < len(names) or len(names) > MOST_CLASSES:
+        raise ValueError(f"each class stands there once, and no more than {MOST_CLASSES:,} of them")
+    return tuple(names)
 
 
 class AdmittedSite(Section):
     """``sites/NAME.toml``; times are ISO 8601, an empty ``revoked`` means that the site may take part.
 
     Attributes:
+        classes: Canonical names of the classes that it may claim to annotate; empty for any.
+        max_images: Most training images that it may claim; 0 for any number.
         old_keys: Those that the name had before, each revoked; none of them is ever admitted again.
     """
 
@@ -23,10 +61,17 @@ class AdmittedSite(Section):
     public_key: str
     admitted: str
     revoked: str = ""
+    classes: tuple[str, ...] = ()
+    max_images: int = Field(0, ge=0)
     old_keys: tuple[str, ...] = ()
 
     _name = field_validator("site")(checked_name)
     _key = field_validator("public_key")(checked_key)
+
+    @field_validator("classes")
+    @classmethod
+    def _classes(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        return checked_classes(names)
 
     @field_validator("old_keys")
     @classmethod
@@ -68,20 +113,48 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
     return faults
 
 
-def admit(coordinator: Coordinator, request: SiteRequest) -> Path:
+def claims_of(coordinator: Coordinator) -> ClaimsBySite:
+    """Looks up what each site was admitted for, as its file says now; while a file is damaged, as it said before."""
+    last = dict[str, Claims]()
+
+    def look() -> Mapping[str, Claims]:
+        try:
+            sites = members(coordinator)
+        except BadInput:
+            return last
+        last.update({name: Claims(frozenset(site.classes), site.max_images) for name, site in sites.items()})
+        return last
+
+    return look
+
+
+def admit(coordinator: Coordinator, request: SiteRequest, lists: Lists = UNTOLD) -> Path:
     """Admit a site; return the path of its kit.
 
+    Args:
+        lists: What the site may claim; of a site that is admitted again, what is not told stays as it stands.
+
     Raises:
-        BadInput: If the name or the key cannot be used.
+        BadInput: If the name, the key or a class cannot be used.
     """
     if faults := admission_faults(coordinator, request):
         raise BadInput(faults)
     authority_certificate(coordinator)  # without one there is no kit to send
     old = admitted_sites(coordinator).get(request.site)
     keys = (*old.old_keys, old.public_key) if old and old.revoked else old.old_keys if old else ()
-    site = AdmittedSite(site=request.site, public_key=request.public_key, admitted=_now(), old_keys=keys)
+    tree = {"site": request.site, "public_key": request.public_key, "admitted": _now(), "old_keys": keys}
+    site = validated(AdmittedSite, tree | _listed(lists, old), "flwr-server admit")
     write_toml(_path(coordinator, request.site), site, "Admitted by flwr-server admit.")
     return write_kit(coordinator, site)
+
+
+def _listed(lists: Lists, old: AdmittedSite | None) -> dict[str, Any]:
+    """What the site may claim from now on."""
+    named = None if lists.classes is None else tuple(name.strip() for name in lists.classes.split(",") if name.strip())
+    return {
+        "classes": named if named is not None else old.classes if old else (),
+        "max_images": lists.images if lists.images is not None else old.max_images if old else 0,
+    }
 
 
 def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:

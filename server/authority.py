@@ -18,6 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from common.errors import BadInput, Fault
 from common.files import write_atomically
 from common.identity import write_secret
+from common.signatures import SIGNS_REQUESTS
 from server.coordinator import Coordinator
 
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
@@ -67,6 +68,52 @@ def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS
     key_path.unlink(missing_ok=True)
     write_secret(key_path, _pem(key))
     write_atomically(coordinator.authority / "server.crt", certificate.public_bytes(form.Encoding.PEM))
+
+
+def signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """The key that signs what a run sends to sites, and its certificate (DER); made where there is none that lasts.
+
+    It is not the server's: who has the SuperLink's key cannot make requests.
+
+    Raises:
+        BadInput: If there is none and the authority cannot be read.
+    """
+    found = _signing(coordinator)
+    if found is None:
+        _issue_signing(coordinator)
+        found = _signing(coordinator)
+    assert found is not None, "it was issued just now"
+    return found
+
+
+def _signing(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
+    try:
+        key = form.load_pem_private_key((coordinator.authority / "signing.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((coordinator.authority / "signing.crt").read_bytes())
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
+    except (*UNREADABLE, InvalidSignature):
+        return None
+    left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    if left.days < RENEW_BEFORE_DAYS or not isinstance(key, ec.EllipticCurvePrivateKey):
+        return None
+    return (key, certificate.public_bytes(form.Encoding.DER)) if key.public_key() == certificate.public_key() else None
+
+
+def _issue_signing(coordinator: Coordinator) -> None:
+    authority_key, authority = _authority(coordinator)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _named(f"{coordinator.file.name} (Polyclinic requests)")
+    certificate = (
+        _builder(name, authority.subject, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([SIGNS_REQUESTS]), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    key_path = coordinator.authority / "signing.key"
+    key_path.unlink(missing_ok=True)
+    write_secret(key_path, _pem(key))
+    write_atomically(coordinator.authority / "signing.crt", certificate.public_bytes(form.Encoding.PEM))
 
 
 def authority_certificate(coordinator: Coordinator) -> str:

@@ -118,6 +118,7 @@ class Books:
         self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
         self.epsilon = dict(facts.get("epsilon", {}))
         self.tallies = {int(number): _TALLIES.validate_python(one) for number, one in facts["tallies"].items()}
+        self._pending = None
         if (pending := facts["pending"]) is not None:
             self._pending = _RECORD.validate_python(pending["record"]), pending["learned"]
         self.folder.keep_rounds(last_round if pending is None else last_round - 1)

@@ -74,6 +74,23 @@ class CheckpointFolder:
             for kind in ("json", "safetensors"):
                 self._path(old, kind).unlink(missing_ok=True)
 
+    def after(self, server_round: int) -> Checkpoint | None:
+        """The checkpoint of a round; None where it is not there or not whole."""
+        try:
+            return self._read(server_round)
+        except (OSError, ValueError):
+            return None
+
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint over that of its round, and remove later ones.
+
+        Killed in between, the run resumes from a later one, finds its model broken again and comes back here.
+        """
+        self.save(checkpoint)
+        for later in [number for number in self._numbers() if number > checkpoint.state.round]:
+            for kind in ("json", "safetensors"):
+                self._path(later, kind).unlink(missing_ok=True)
+
     def newest(self) -> tuple[Checkpoint | None, dict[str, str]]:
         """The newest checkpoint that is whole, and why newer ones are not, by file name."""
         broken: dict[str, str] = {}

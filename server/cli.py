@@ -8,17 +8,16 @@ os.environ.update(
 )
 
 import contextlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from common.errors import CannotGoOn
 from common.memory import keep_large_buffers
-from common.terminal import end_on_sigterm, program, run_program, teller
+from common.plain_text import json_text
+from common.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
 from server.tracking import Track
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ app = program(
     "0 done, 1 the run stopped or the answer is no, 2 a fault in what was given, 3 a run was stopped on request, "
     "70 it died again and again",
 )
-console = Console()
+console = PlainConsole()
 WEB_PORT = 9443
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
@@ -70,14 +69,25 @@ def admit(
     folder: Folder,
     request: Annotated[Path, typer.Argument(metavar="NAME.request", help="What the hospital sent.")],
     yes: Yes = False,
+    classes: Annotated[
+        str | None,
+        typer.Option(
+            "--classes", metavar="A,B,C", help='Classes that it may claim; as before where left out, "" for any.'
+        ),
+    ] = None,
+    max_images: Annotated[
+        int | None, typer.Option("--max-images", min=0, help="Most training images that it may claim; 0 for any.")
+    ] = None,
 ) -> None:
     """Admit a hospital: see its name and the fingerprint of its key, agree, and get the kit to send back.
 
-    Example: flwr-server admit trial north.request
+    Example: flwr-server admit trial north.request --classes "Effusion,Pneumonia"
+
+    Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
     """
     from common.errors import stop_on
     from common.identity import fingerprint, read_request
-    from server.admission import admission_faults
+    from server.admission import Lists, admission_faults
     from server.admission import admit as admitted
     from server.coordinator import read_coordinator
 
@@ -88,7 +98,7 @@ def admit(
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
         typer.confirm("Is it the same, and is this site to be admitted?", abort=True)
-    kit = admitted(coordinator, wanted)
+    kit = admitted(coordinator, wanted, Lists(classes, max_images))
     console.print(f"Admitted. Send {kit} to {wanted.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
 
@@ -102,6 +112,7 @@ def start(folder: Folder) -> None:
     from server.network import serve
 
     end_on_sigterm()
+    os.umask(0o077)  # what this process and the SuperLink write is for this account only
     tell = teller(console)
     try:
         serve(read_coordinator(folder), tell)
@@ -153,6 +164,7 @@ def run(
 
     keep_large_buffers()
     end_on_sigterm()
+    os.umask(0o077)  # the run folder is for this account only
     file = read_experiment(experiment, overrides, method_faults)
     coordinator, tell = read_coordinator(folder), teller(console)
     again = ["flwr-server", *arguments, "--resume"]
@@ -182,14 +194,20 @@ def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
 @app.command()
 def verify(
     receipt: Annotated[Path, typer.Argument(metavar="RECEIPT", help="receipt.json of a run, or its folder.")],
+    requests: Annotated[
+        list[Path] | None,
+        typer.Option("--request", help="NAME.request of a site, as the hospital sent it: is this the receipt's key?"),
+    ] = None,
 ) -> None:
-    """Check a finished run: its audit, its receipt, its model, and, where updates were kept, every round's sums.
+    """Check a finished run: its audit, receipt, model, the sites' signatures, and, if updates were kept, their sums.
 
     Example: flwr-server verify runs/first/receipt.json
     """
+    from common.identity import read_request
     from server.verification import verify as checked
 
-    found = checked(receipt)
+    known = {one.site: one.public_key for one in map(read_request, requests or ())}
+    found = checked(receipt, known)
     for line in [*found.right, *found.unknown]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
     for fault in found.faults:
@@ -221,7 +239,7 @@ def status(
         return
     found = overview(coordinator)
     if as_json:
-        print(json.dumps(found))
+        print(json_text(found, allow_nan=True))
     else:
         console.print(in_words(found), highlight=False)
 
@@ -299,7 +317,7 @@ def plan(
     past = past_of(run_folder)
     found = planning_tables.plan_of(past, what_if_of(past, drop, late, min_sites, deadline))
     if as_json:
-        print(json.dumps(planning_tables.as_json(found)))
+        print(json_text(planning_tables.as_json(found), allow_nan=True))
     else:
         console.print(planning_tables.in_words(found), highlight=False)
 
@@ -323,7 +341,7 @@ def deadlines(
     read_coordinator(folder)
     found = timers(read_experiment(experiment).experiment if experiment else None)
     if as_json:
-        print(json.dumps([timer.__dict__ for timer in found]))
+        print(json_text([timer.__dict__ for timer in found], allow_nan=True))
     else:
         console.print(timers_table(found))
 

@@ -1,6 +1,5 @@
 """Run folders side by side: read them, average each method over its seeds, test the first method against the others."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics import ClassMetrics, Summary, mean_and_sd
+from common.plain_text import json_text
 from server.run_files import MEASURES, Measure, Run
 from server.site_gains import SiteGain, site_gains
 from server.statistics import PairedTest, Scores, corrected, paired_over_classes, paired_over_classes_and_seeds
@@ -135,7 +135,7 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
 
 def write_comparison(comparison: Comparison, destination: Path) -> Path:
     """Write ``comparison.json``; ``destination`` is the file."""
-    destination.write_text(json.dumps(asdict(comparison), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    destination.write_text(json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
     return destination
 
 

@@ -1,7 +1,7 @@
 """A coordinator's folder: coordinator.toml, certificates, admitted sites, and the SuperLink's state.
 
 coordinator.toml           name, hosts, ports
-authority/                 ca.crt, ca.key; server.crt, server.key
+authority/                 ca.crt, ca.key; server.crt, server.key; signing.crt, signing.key
 sites/NAME.toml            one admitted (or revoked) site
 kits/NAME.kit              what the hospital gets
 state/                     Flower's database, its executor secret, locks, the present status
@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import ipaddress
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +20,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from common.errors import BadInput, Fault
-from common.files import write_atomically
+from common.files import private_folder, write_atomically
 from common.identity import checked_name
 from common.toml_files import Section, read_toml, toml_text, validated
 
@@ -54,6 +54,8 @@ class CoordinatorFile(Section):
         listen: Address that the one port for hospitals is bound to.
         port: That port (Flower's Fleet API): gRPC, TLS, every call signed.
         control_port: Flower's Control and Runtime APIs, which have no login; always bound to 127.0.0.1.
+        connections: To the hospitals' port, at most; those that no hospital has signed a call on go first.
+        connections_per_address: The same from one address; hospitals behind one firewall or proxy share one.
     """
 
     name: str
@@ -61,6 +63,8 @@ class CoordinatorFile(Section):
     listen: str = "0.0.0.0"
     port: int = Port
     control_port: int = Port
+    connections: int = Field(default=1000, ge=16, le=100_000)
+    connections_per_address: int = Field(default=256, ge=16, le=100_000)
 
     _name = field_validator("name")(checked_name)
 
@@ -142,6 +146,12 @@ def read_coordinator(folder: Path) -> Coordinator:
         problem = f"is no coordinator's folder: it holds no {FILE}."
         raise BadInput([Fault(str(folder), problem, "Make one with flwr-server init.")])
     return Coordinator(folder, validated(CoordinatorFile, read_toml(folder / FILE), FILE))
+
+
+def keep_private(coordinator: Coordinator, tell: Callable[[str], None]) -> None:
+    """Let nobody but this account look into the folder: it says who takes part, and it holds keys and logs."""
+    if private_folder(coordinator.folder):
+        tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
 
 
 def write_coordinator(folder: Path, file: CoordinatorFile) -> Coordinator:

@@ -14,15 +14,18 @@ from common import __version__
 from common.config import Experiment, plan_of
 from common.contract import LabelContract
 from common.errors import quoted
-from common.models.network import build
+from common.models.network import SplitNetwork, build
 from common.models.state import ModelState, layout_of, read_state
 from common.multi_class import client_accuracy
 from common.records import UNKNOWN_COUNT, RollCallAnswer
 from server.books import Books, as_json
 from server.checkpoints import Checkpoint, CheckpointFolder
+from server.going_back import Backwards, GuardLog
 from server.ledger import Ledger
 from server.outcome import Outcome, Setting, outcome_of
 from server.receipt import experiment_sha256, write_receipt
+from strategies.guard.broken import RolledBack
+from strategies.largest_share import heavy_sites
 from strategies.records import RoundRecord, RunStopped, Validation, Waiting
 from strategies.registry import method_of
 from strategies.rounds import RoundStrategy, array_record
@@ -43,6 +46,10 @@ class Watcher(Protocol):
     def left_out(self, site: str, reason: str) -> None: ...
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None: ...
+
+    def rolled_back(self, rolled_back: RolledBack) -> None: ...
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,14 @@ class Both:
         self.first.round_done(record, state)
         self.second.round_done(record, state)
 
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        self.first.rolled_back(rolled_back)
+        self.second.rolled_back(rolled_back)
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        self.first.condemned(server_round, site, reason)
+        self.second.condemned(server_round, site, reason)
+
 
 def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watcher) -> dict[str, Any]:
     """Run an experiment over ``grid``; write the run folder; return the summary.
@@ -83,14 +98,12 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     began = time.monotonic()
     strategy = strategy_of(experiment, setting.run)
     strategy.sites.registered, strategy.sites.on_wait = setting.registered, watcher.waiting
-    contract = strategy.sites.roll_call(grid, setting.sites)
-    setting.folder.event(
-        "roll_call", sites=list(contract.sites), classes=list(contract.class_names), hash=contract.hash
-    )
-    network = build(experiment.model, contract.class_names, experiment.run.seed, setting.base)
+    strategy.sites.claims = setting.claims
+    contract, network = _gathered(grid, experiment, setting, strategy)
     layout, durable = layout_of(network), setting.backend == "network"
-    strategy.sites.settle_model(layout.signature)
     strategy.scratch = setting.folder.path
+    places = layout.slices()
+    strategy.variances = tuple(places[one.name] for one in layout.norm if one.name.endswith("running_var"))
     checkpoints = CheckpointFolder(setting.folder.path, durable=durable)
     if isinstance(strategy, PassingStrategy) and setting.own is not None:
         strategy.own = OwnTraining(setting.own, strategy.plan, strategy.method, contract.class_names, setting.device)
@@ -99,7 +112,8 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     initial = read_state(network)
     if setting.resumed is not None:
         _go_on(setting.resumed, strategy, books)
-    ledger = Ledger(setting.folder.path, layout, keep=experiment.run.keep_updates, durable=durable)
+    keep = experiment.run.keep_updates
+    ledger = Ledger(setting.folder.path, layout, keep=keep, durable=durable, key_of=setting.key_of)
     _note_beginning(ledger, experiment, setting, strategy, initial)
     told = dict[str, str]()
 
@@ -121,6 +135,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         ledger.aggregated(record, state, strategy.sites.contract.hash)
         checkpoints.save(Checkpoint(setting.run, state, asked, books.facts(), judged))
         watcher.round_done(record, state)
+        _note_refused_calls(setting)
 
     def on_join(server_round: int, site: str) -> None:
         setting.folder.event("joined", round=server_round, site=site, hash=strategy.sites.contract.hash)
@@ -132,9 +147,22 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
             setting.folder.event("absent", round=phase, site=site, reason=reason)
         ledger.left_out(phase, absent)
 
+    backwards = Backwards(setting, strategy, books, checkpoints, initial)
+    guard_log = GuardLog(setting.folder, ledger, watcher)
+
+    def on_rollback(rolled_back: RolledBack) -> FederationState | None:
+        if (state := backwards.state_after(rolled_back.to)) is not None:
+            guard_log.rolled_back(rolled_back)
+        return state
+
+    strategy.on_rollback, strategy.on_reset = on_rollback, lambda state: backwards.go_back(state, asked)
+    strategy.on_liar = guard_log.condemned
     strategy.on_reply = ledger.arrived
     strategy.on_round, strategy.sites.on_join, strategy.on_absent = on_round, on_join, on_absent
     watcher.began(list(contract.sites), experiment.run.rounds)
+    images = {site: member.answer.train_samples for site, member in strategy.sites.members.items()}
+    for site, share in heavy_sites(images).items():
+        setting.folder.event("heavy_site", site=site, images=images[site], share=round(share, 6))
     if silent := [site for site, member in strategy.sites.members.items() if not member.answer.validation_samples]:
         setting.folder.event("no_validation_images", sites=silent)
     try:
@@ -144,15 +172,38 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         outcome = outcome_of(network, strategy, strategy.test(grid), setting)
     except RunStopped as error:
         books.close(strategy.last_validation, strategy.state)
+        _note_refused_calls(setting)
         setting.folder.event("stopped", reason=str(error))
         raise
     summary = _summary(experiment, setting, strategy, outcome, books, time.monotonic() - began)
     ledger.done(result_round=strategy.result_round, model_sha256=outcome.model_sha256)
     if reason := write_receipt(ledger.audit):
         setting.folder.event("no_receipt", reason=reason)
+    _note_refused_calls(setting)
     setting.folder.summary(summary)
+    ledger.figures(setting.folder.path)
     setting.folder.event("done", model_sha256=summary["model_sha256"])
     return summary
+
+
+def _note_refused_calls(setting: Setting) -> None:
+    """Put into the run's events what hospitals tried that they may not do, with the names of both sites."""
+    for call in setting.refused_calls():
+        setting.folder.event("refused_call", **call)
+
+
+def _gathered(
+    grid: Grid, experiment: Experiment, setting: Setting, strategy: RoundStrategy
+) -> tuple[LabelContract, SplitNetwork]:
+    """Call the roll; settle who takes part, the classes, and the network."""
+    contract = strategy.sites.roll_call(grid, setting.sites)
+    while True:
+        classes = contract.class_names
+        setting.folder.event("roll_call", sites=list(contract.sites), classes=list(classes), hash=contract.hash)
+        network = build(experiment.model, classes, experiment.run.seed, setting.base)
+        before, contract = contract, strategy.sites.settle_model(layout_of(network).signature)
+        if contract == before:  # else sites were left out that build another network, and their classes with them
+            return contract, network
 
 
 def _note_beginning(
@@ -233,6 +284,7 @@ def _summary(
         "rounds": strategy.state.round,
         "best_round": strategy.chosen_round,
         "seed": experiment.run.seed,
+        "condemned": dict(strategy.state.guard.liars),
         "classes": list(strategy.sites.contract.class_names),
         "sites": sites,
         "test": asdict(outcome.test),

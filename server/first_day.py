@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import Fault, stop_on
+from common.files import private_folder
 from common.identity import checked_name
 from common.toml_files import validated
 from server.admission import members, write_kit
@@ -25,6 +26,7 @@ def make_folder(
     stop_on(_faults(folder, name, hosts))
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port, "control_port": control_port}
     coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
+    private_folder(folder)
     make_authority(coordinator)
     issue_server_certificate(coordinator)
     write_coordinator(folder, coordinator.file)

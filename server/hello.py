@@ -5,37 +5,37 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import grpc
-from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
-from flwr.supercore.utils import get_metadata_bytes, get_metadata_str
 
 from common import __version__
 from common.hello import METHOD, SERVICE, Hello
 from common.wire import WIRE_VERSION
+from server.superlink.door import Refused, signed_by, signed_headers
 
 
-def handler(node_of: Callable[[bytes], int | None]) -> grpc.GenericRpcHandler:
+def handler(
+    node_of: Callable[[bytes], int | None], note: Callable[[str, str], object] = lambda peer, what: None
+) -> grpc.GenericRpcHandler:
     """The service, for a gRPC server.
 
     Args:
         node_of: The node that a public key is registered for.
+        note: Told where a question of somebody unknown came from, as ``context.peer()`` has it, and what it was.
     """
 
-    def answer(_: bytes, context: grpc.ServicerContext) -> bytes:
+    def answer(_: object, context: grpc.ServicerContext) -> bytes:
         known = _key(context.invocation_metadata(), node_of)
+        if known == "unknown":
+            note(context.peer(), "asked whether its key is admitted, which it is not")
         return Hello(time=time.time(), release=__version__, wire=WIRE_VERSION, key=known).model_dump_json().encode()
 
-    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: grpc.unary_unary_rpc_method_handler(answer)})
+    # As a stream of requests that nobody reads: a stranger may ask, and no byte of the request is taken in.
+    return grpc.method_handlers_generic_handler(SERVICE, {METHOD: grpc.stream_unary_rpc_method_handler(answer)})
 
 
 def _key(metadata: Any, node_of: Callable[[bytes], int | None]) -> Literal["admitted", "unknown"]:
     """Whether the caller holds the private half of an admitted key, signed as for Flower's calls; at any time."""
-    key = get_metadata_bytes(metadata, PUBLIC_KEY_HEADER)
-    when, signature = get_metadata_str(metadata, TIMESTAMP_HEADER), get_metadata_bytes(metadata, SIGNATURE_HEADER)
-    if not key or not when or not signature:
-        return "unknown"
     try:
-        signed = verify_signature(bytes_to_public_key(key), when.encode("ascii"), signature)
-    except ValueError:  # bytes that are no key
+        key, when, signature = signed_headers(metadata)
+    except Refused:
         return "unknown"
-    return "admitted" if signed and node_of(key) is not None else "unknown"
+    return "admitted" if node_of(key) is not None and signed_by(key, when, signature) else "unknown"

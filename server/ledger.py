@@ -5,7 +5,8 @@ says ``run.keep_updates``, what the model was made of lies beside it in ``update
 answer to the roll call, and each update that counted, in the very bytes whose SHA-256 the audits of both sides name.
 """
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,23 @@ from flwr.app import RecordDict
 from common.audit import Audit
 from common.files import write_atomically
 from common.models.state import Layout, state_sha256
+from common.plain_text import MOST_WORDS, shown
 from common.record_bytes import pieces, record_sha256
 from common.records import TrainReply
+from common.signatures import Signed, stated
 from common.wire import encode, payload_bytes
 from strategies.checkpoint import to_bytes
+from strategies.guard.broken import RolledBack
 from strategies.records import Arrival, RoundRecord
 from strategies.roll_call import Member
 from strategies.state import FederationState
 
 UPDATES = "updates"
+FIGURES = ("summary.json", "rounds.jsonl")
+"""The files of a run folder that hold its figures."""
 INITIAL = "initial.safetensors"
+REASONS_TOGETHER, LEAST_WORDS = 8_000, 60
+"""Characters of the reasons in one line of the audit, and of one of them at least."""
 
 
 class Ledger:
@@ -33,10 +41,19 @@ class Ledger:
         layout: Of the model.
         keep: Whether updates are kept.
         durable: Flush to disk.
+        key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
     """
 
-    def __init__(self, run_folder: Path, layout: Layout, *, keep: bool, durable: bool) -> None:
-        self.layout, self.keep, self.durable = layout, keep, durable
+    def __init__(
+        self,
+        run_folder: Path,
+        layout: Layout,
+        *,
+        keep: bool,
+        durable: bool,
+        key_of: Callable[[str], str] | None = None,
+    ) -> None:
+        self.layout, self.keep, self.durable, self._key_of = layout, keep, durable, key_of
         self.audit = Audit(run_folder, durable=durable)
         self._updates = run_folder / UPDATES
 
@@ -51,17 +68,28 @@ class Ledger:
         """The run goes on from a checkpoint; what came after it is done again."""
         self.audit.append(event="resumed", round=server_round, **facts)
 
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        """A model was broken; the run goes on from an earlier one, and what came after that is done again."""
+        self.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        """A site is left out for the rest of the run."""
+        self.audit.append(event="condemned", round=server_round, site=site, reason=reason)
+
     def enrolled(self, server_round: int, site: str, member: Member) -> None:
         """A site takes part from this round on."""
         content = encode(member.answer)
         sha256 = record_sha256(content)
-        self.audit.append(event="enrolled", round=server_round, site=site, sha256=sha256, bytes=payload_bytes(content))
+        facts: dict[str, Any] = {"sha256": sha256, "bytes": payload_bytes(content)}
+        if self._key_of is not None:
+            facts |= {"public_key": self._key_of(site), **self._authorship(member.signed)}
+        self.audit.append(event="enrolled", round=server_round, site=site, **facts)
         self._store("roll-call", site, content)
 
     def left_out(self, server_round: int | str, absent: Mapping[str, str]) -> None:
         """Sites that declined, could not be taken in, or missed an exchange."""
         for site, reason in absent.items():
-            self.audit.append(event="left_out", round=server_round, site=site, reason=reason)
+            self.audit.append(event="left_out", round=server_round, site=site, reason=shown(reason))
 
     def arrived(self, arrival: Arrival) -> None:
         """A reply came, good or not."""
@@ -70,6 +98,7 @@ class Ledger:
             facts["reason"] = arrival.reason
         if (content := arrival.content) is not None:
             facts |= {"bytes": payload_bytes(content), "sha256": record_sha256(content)}
+            facts |= self._authorship(stated(content))
         about = {"round": arrival.round, "site": arrival.site, "record": arrival.record}
         if content is not None and not arrival.reason and arrival.record == TrainReply.__name__ and arrival.round:
             self._store(round_folder(arrival.round), arrival.site, content)
@@ -81,7 +110,7 @@ class Ledger:
             event="aggregated",
             round=record.round,
             sites=list(record.sites),
-            left_out=dict(record.absent),
+            left_out=briefly(record.absent),
             contract_sha256=contract,
             model_sha256=state_sha256(state.model, self.layout),
         )
@@ -90,10 +119,25 @@ class Ledger:
         """The model that the run ends with."""
         self.audit.append(event="result", **facts)
 
+    def figures(self, folder: Path) -> None:
+        """Note what the run folder says of the run, so that a figure that is changed later is found."""
+        hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FIGURES}
+        self.audit.append(event="figures", sha256=hashes)
+
+    def _authorship(self, signed: Signed | None) -> dict[str, Any]:
+        """What a hospital signed about its record; nothing of a simulated site."""
+        return {} if self._key_of is None else {"of_a_hospital": True, **(signed.model_dump() if signed else {})}
+
     def _store(self, folder: str, site: str, content: RecordDict) -> None:
         if self.keep:
             data = b"".join(pieces(content))
             write_atomically(self._updates / folder / record_file(site), data, durable=self.durable)
+
+
+def briefly(absent: Mapping[str, str]) -> dict[str, str]:
+    """Reasons by site, cut so that all of them fit into one line of the audit; each whole one has its own line."""
+    most = max(LEAST_WORDS, min(MOST_WORDS, REASONS_TOGETHER // max(len(absent), 1)))
+    return {site: shown(reason, most) for site, reason in absent.items()}
 
 
 def round_folder(server_round: int) -> str:

@@ -1,7 +1,7 @@
 """flwr-server start and run: keep the SuperLink up; lead a federation of real sites over it."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from common.config import ExperimentFile
 from common.data.image_set import Splits
 from common.data.load import load
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.files import remove_parts
+from common.files import private_folder, remove_parts
 from common.models.network import model_faults
-from server.admission import members
+from server.admission import admitted_sites, claims_of, members
 from server.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
 from server.connections import note_connections
-from server.coordinator import Coordinator, alone
+from server.coordinator import Coordinator, alone, keep_private
 from server.deadlines import order_faults, timers
 from server.federation import federate
 from server.outcome import Setting
@@ -27,7 +27,10 @@ from server.report import write_model_card, write_run_report
 from server.reporter import Reporter
 from server.resuming import finished, opened
 from server.superlink.control import Control, Node, flower_key
+from server.superlink.database import set_aside_if_damaged
 from server.superlink.process import START_TIMEOUT_S, SuperLink, answers, object_folder
+from server.superlink.refused_calls import FILE as REFUSED_CALLS
+from server.superlink.refused_calls import RefusedCallsReader
 from server.superlink.run import run_on
 from server.trackers import store_for, tracked
 from server.tracking import Track
@@ -48,11 +51,12 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
         BadInput: If the certificate is of no use, or the SuperLink does not start.
     """
     stop_on([*certificate_faults(coordinator), *order_faults(timers(None))])
+    keep_private(coordinator, tell)
     with alone(coordinator, "start"):
         link = SuperLink(coordinator)
         try:
             tell(f"opening the port: Flower's SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
-            link.start()
+            _start(coordinator, link, tell)
             control = Control(coordinator)
             registered(coordinator, control)
             where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
@@ -65,6 +69,13 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
             link.stop()
 
 
+def _start(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
+    """Start the SuperLink, on a new database where the one that is there is damaged."""
+    if happened := set_aside_if_damaged(coordinator):
+        tell(happened)
+    link.start()
+
+
 def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Tell) -> None:
     before, problem = dict[str, bool](), ""
     note_connections(coordinator.state, before)
@@ -73,7 +84,7 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
             tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
             time.sleep(RESTART_S)
             try:
-                link.start()
+                _start(coordinator, link, tell)
             except BadInput as error:  # it started once: whatever keeps it from it may pass
                 tell(str(error))
                 continue
@@ -148,12 +159,16 @@ def run(
         for written in (coordinator.state, object_folder(coordinator)):
             remove_parts(written)
         folder = opening.folder
+        keep_private(coordinator, tell)
+        if private_folder(out):
+            tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
         with (
             tracked(folder, experiment, store, tell),
             Reporter(present, coordinator.state, tell) as reporter,
             run_on(coordinator) as grid,
         ):
+            refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
             setting = Setting(
                 base=file.base,
                 folder=folder,
@@ -167,6 +182,9 @@ def run(
                 own=own,
                 test=None if own is None else own.test,
                 registered=grid.registered,
+                key_of=lambda site: admitted_sites(coordinator)[site].public_key,
+                refused_calls=lambda: [_without_time(call) for call in refused_calls.new()],
+                claims=claims_of(coordinator),
             )
             try:
                 summary = federate(grid, experiment, setting, reporter)
@@ -176,6 +194,11 @@ def run(
     write_run_report(out)
     write_model_card(out)
     return summary
+
+
+def _without_time(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A refused call as an event, which has a time of its own."""
+    return {name: value for name, value in call.items() if name not in ("time", "run")}
 
 
 def _own_images(file: ExperimentFile) -> Splits | None:

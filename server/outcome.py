@@ -25,6 +25,7 @@ from common.seeds import seed_of
 from server.checkpoints import Checkpoint
 from server.ensemble import ensemble_result, local_models, site_result
 from server.run_folder import RunFolder
+from strategies.claims import ClaimsBySite, no_lists
 from strategies.replies import Replies
 from strategies.roll_call import Registered
 from strategies.rounds import RoundStrategy
@@ -51,6 +52,9 @@ class Setting:
         site_tests: Test images of the simulated sites that have their own; None in a real federation.
         coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
         registered: The names under which nodes are registered; None in simulation.
+        key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
+        refused_calls: The calls of hospitals that the SuperLink has refused since it was asked last.
+        claims: What each site was admitted for.
         resumed: Where the run goes on from; None for a new one.
     """
 
@@ -67,6 +71,9 @@ class Setting:
     site_tests: Callable[[], Mapping[str, ImageSet]] | None = None
     coverage: LabelContract | None = None
     registered: Registered | None = None
+    key_of: Callable[[str], str] | None = None
+    refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    claims: ClaimsBySite = no_lists
     resumed: Checkpoint | None = None
 
 

@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from common.errors import quoted
 from common.identity import fingerprint
 from server.admission import admitted_sites
 from server.authority import days_valid
@@ -31,6 +32,8 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
             "fingerprint": fingerprint(site.public_key),
             "admitted": site.admitted,
             "revoked": site.revoked or None,
+            "classes": list(site.classes),
+            "max_images": site.max_images,
         }
         for name, site in admitted_sites(coordinator).items()
     }
@@ -66,7 +69,15 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     for name, site in found["sites"].items():
         part = part_of(present, name) if present else ""
         table.add_row(name, site["state"], part, site["fingerprint"])
-    return Group(Text(heading), table, Text(_run_in_words(run, found["time"])))
+    lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
+    return Group(Text(heading), table, *map(Text, lists), Text(_run_in_words(run, found["time"])))
+
+
+def _may_claim(site: Mapping[str, Any]) -> str:
+    """What a site was admitted for; empty where that is anything."""
+    classes = quoted(site["classes"]) if site["classes"] else ""
+    images = f"{site['max_images']:,} training images at most" if site["max_images"] else ""
+    return "; ".join(part for part in (classes, images) if part)
 
 
 def _run_in_words(run: Mapping[str, Any], now: float) -> str:

@@ -92,7 +92,7 @@ def _ways(rows: Sequence[Row]) -> Table:
             f"{count(done.images_lost)} ({done.images_share:.0%})",
         )
         if done.stopped:
-            table.add_row("", "", "", "", "", done.stopped, "")
+            table.add_row("", "", "", "", "", Text(done.stopped), "")
     return table
 
 
@@ -105,7 +105,7 @@ def _rounds(row: Row) -> Table:
     table = Table("round", "time", "counted", "left out", title=f"Round by round ({row.name})", title_justify="left")
     for each in row.replay.rounds[:ROUNDS_SHOWN]:
         counts = shortened(each.counted, 8) if each.counts else f"too few: {shortened(each.counted, 8) or 'nobody'}"
-        table.add_row(str(each.round), duration(each.seconds), counts, _reasons(each.left_out))
+        table.add_row(str(each.round), duration(each.seconds), Text(counts), Text(_reasons(each.left_out)))
     if len(row.replay.rounds) > ROUNDS_SHOWN:
         table.add_row("...", "", f"{len(row.replay.rounds) - ROUNDS_SHOWN} more rounds: --json", "")
     return table

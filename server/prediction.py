@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from rich.table import Table
+from rich.text import Text
 
 from common.config import read_experiment
 from common.data.csv_table import read_columns
@@ -23,6 +24,7 @@ from common.metrics import ClassMetrics, mean_and_sd, per_class
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.pixels import channels_first
+from common.plain_text import escaped
 
 PICTURES = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ""}
 NPZ_PARTS = ("test", "val", "train")
@@ -54,12 +56,14 @@ def predict_to_csv(folder: Path, data: Path, destination: Path) -> tuple[int, in
     probabilities = picture_scores(network, pictures.images)
     with destination.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["image", *network.class_names, "unreadable"])
+        writer.writerow(["image", *map(escaped, network.class_names), "unreadable"])
         writer.writerows(
-            [name, *(f"{p:.6f}" for p in row), ""] for name, row in zip(pictures.names, probabilities, strict=True)
+            [escaped(name), *(f"{p:.6f}" for p in row), ""]
+            for name, row in zip(pictures.names, probabilities, strict=True)
         )
         writer.writerows(
-            [name, *[""] * len(network.class_names), reason] for name, reason in pictures.unreadable.items()
+            [escaped(name), *[""] * len(network.class_names), escaped(reason)]
+            for name, reason in pictures.unreadable.items()
         )
     return len(pictures.names), len(pictures.unreadable)
 
@@ -171,7 +175,9 @@ def metrics_table(results: Mapping[str, ClassMetrics]) -> Table:
     """AUROC and average precision by class; "n/a" where a class has no positives or no negatives."""
     table = Table("class", "AUROC", "average precision", "positives", "negatives")
     for name, one in results.items():
-        table.add_row(name, _shown(one.auroc), _shown(one.average_precision), str(one.positives), str(one.negatives))
+        table.add_row(
+            Text(name), _shown(one.auroc), _shown(one.average_precision), str(one.positives), str(one.negatives)
+        )
     mean, sd = mean_and_sd(one.auroc for one in results.values())
     table.add_section()
     table.add_row("mean (SD over classes)", f"{_shown(mean)} ({_shown(sd)})", "", "", "")

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from common.amounts import counted
+from strategies.guard.broken import RolledBack, condemned_sentence, sentence_of
 from strategies.records import RoundRecord, Waiting
 from strategies.state import FederationState
 
@@ -41,6 +42,12 @@ class ProgressBar:
 
     def left_out(self, site: str, reason: str) -> None:
         """What a simulated site may do, its experiment decides; the run's events have it."""
+
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        self._progress.console.print(sentence_of(rolled_back), markup=False)
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        self._progress.console.print(condemned_sentence(server_round, site, reason), markup=False)
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._sites = len(sites)

@@ -17,7 +17,8 @@ from common.audit_check import check
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.files import write_atomically
-from common.records import TrainReply
+from common.records import RollCallAnswer, TrainReply
+from common.signatures import CHAINED
 
 FILE = "receipt.json"
 
@@ -32,10 +33,39 @@ class ReceiptSite(_Part):
     Attributes:
         answer_sha256: Of its answer to the roll call.
         joined: The round from which on it took part; 0 from the start.
+        public_key: That it was admitted with, as an OpenSSH line; empty in simulation.
     """
 
     answer_sha256: str
     joined: int
+    public_key: str = ""
+
+
+class ReceiptReply(_Part):
+    """A reply that reached the run, whether it counted or not.
+
+    Attributes:
+        round: Of the run; of an answer to the roll call, that from which on the site takes part.
+        reason: Why it does not count; empty where it does.
+        statement, signature: What its site signed about it, see :mod:`common.signatures`; empty in simulation.
+    """
+
+    site: str
+    record: str
+    round: int
+    sha256: str
+    counts: bool
+    reason: str = ""
+    statement: str = ""
+    signature: str = ""
+
+
+class ReceiptAbsence(_Part):
+    """A time that no reply of a site counted: the exchange, and why."""
+
+    site: str
+    where: str
+    reason: str
 
 
 class ReceiptRound(_Part):
@@ -67,11 +97,14 @@ class Receipt(_Part):
 
     Attributes:
         initial_model_sha256: Of the coordinator's model before round 1.
+        replies: Every reply of a site that is signed, in the order in which they came.
+        absences: Whose reply did not come, and why.
+        resumed: How often the run was resumed; a reply that came meanwhile is lost.
         result_round: The round whose model the run ended with.
         model_sha256: As in ``summary.json``.
     """
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     run: str
     name: str
     method: str
@@ -83,6 +116,9 @@ class Receipt(_Part):
     sites: dict[str, ReceiptSite]
     initial_model_sha256: str
     rounds: tuple[ReceiptRound, ...]
+    replies: tuple[ReceiptReply, ...]
+    absences: tuple[ReceiptAbsence, ...]
+    resumed: int
     result_round: int
     model_sha256: str
     audit: AuditHead = Field(default=AuditHead(entries=0, sha256=""))
@@ -99,24 +135,67 @@ def receipt_of(entries: Iterable[Entry]) -> Receipt:
     sites: dict[str, ReceiptSite] = {}
     rounds: dict[int, ReceiptRound] = {}
     updates: dict[tuple[int, str], str] = {}
+    replies: list[ReceiptReply] = []
+    absences: list[ReceiptAbsence] = []
+    resumed = 0
     for entry in entries:
         match entry.get("event"):
             case "run":
-                began, sites, rounds = _facts(entry), {}, {}
+                began, sites, rounds, replies, absences, resumed = _facts(entry), {}, {}, [], [], 0
             case "resumed":
                 rounds = {number: one for number, one in rounds.items() if number <= entry["round"]}
                 began["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
+                resumed += 1
+            case "rolled_back":
+                rounds = {number: one for number, one in rounds.items() if number <= entry["round"]}
             case "enrolled":
-                joined = min(entry["round"], sites[entry["site"]].joined) if entry["site"] in sites else entry["round"]
-                sites[entry["site"]] = ReceiptSite(answer_sha256=entry["sha256"], joined=joined)
-            case "received" if entry["counts"] and entry["record"] == TrainReply.__name__:
-                updates[entry["round"], entry["site"]] = entry["sha256"]
+                sites[entry["site"]] = _enrolled(entry, sites.get(entry["site"]))
+                replies += _signed({**entry, "record": RollCallAnswer.__name__, "counts": True})
+            case "received":
+                replies += _signed(entry)
+                if "sha256" not in entry:
+                    absences.append(_absence(entry))
+                elif entry["counts"] and entry["record"] == TrainReply.__name__:
+                    updates[entry["round"], entry["site"]] = entry["sha256"]
+            case "left_out":
+                absences.append(_absence(entry))
             case "aggregated":
                 sent = {site: updates[entry["round"], site] for site in entry["sites"]}
                 rounds[entry["round"]] = ReceiptRound.model_validate({**_facts(entry), "sites": sent})
+                absences += [
+                    ReceiptAbsence(site=site, where=f"round {entry['round']}", reason=reason)
+                    for site, reason in entry["left_out"].items()
+                ]
             case "result":
                 began |= _facts(entry)
-    return Receipt(**began, sites=sites, rounds=tuple(rounds[number] for number in sorted(rounds)))
+    return Receipt(
+        **began,
+        sites=sites,
+        rounds=tuple(rounds[number] for number in sorted(rounds)),
+        replies=tuple(replies),
+        absences=tuple(absences),
+        resumed=resumed,
+    )
+
+
+def _enrolled(entry: Entry, before: ReceiptSite | None) -> ReceiptSite:
+    joined = min(entry["round"], before.joined) if before else entry["round"]
+    return ReceiptSite(answer_sha256=entry["sha256"], joined=joined, public_key=entry.get("public_key", ""))
+
+
+def _signed(entry: Entry) -> list[ReceiptReply]:
+    """The reply of an entry, if it is one that a site signs: then it must be in the receipt, signed or not."""
+    if not entry.get("of_a_hospital") or "sha256" not in entry or entry["record"] not in CHAINED:
+        return []
+    said = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
+    also = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
+    return [ReceiptReply(**said, **also)]
+
+
+def _absence(entry: Entry) -> ReceiptAbsence:
+    where = entry["round"]
+    said = f"round {where}" if isinstance(where, int) else str(where)
+    return ReceiptAbsence(site=entry["site"], where=said, reason=entry.get("reason", ""))
 
 
 def write_receipt(audit: Audit) -> str:

@@ -12,6 +12,7 @@ from types import TracebackType
 from common.amounts import counted
 from common.files import write_atomically
 from server.present import FILE, Present
+from strategies.guard.broken import RolledBack, condemned_sentence, sentence_of
 from strategies.records import RoundRecord, Waiting
 from strategies.state import FederationState
 
@@ -68,6 +69,16 @@ class Reporter:
         self._present.left_out[site] = f"roll call: {reason}"
         self._note_error(f"{site}: {reason}")
         self._tell(f"the run goes on without {site}: {reason}")
+
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        self._note_error(sentence_of(rolled_back))
+        self._tell(sentence_of(rolled_back))
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        sentence = condemned_sentence(server_round, site, reason)
+        self._present.left_out[site] = f"from round {server_round} on: {reason}"
+        self._note_error(sentence)
+        self._tell(sentence)
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         present = self._present

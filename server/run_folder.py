@@ -11,6 +11,7 @@ from typing import Any
 
 from common.errors import BadInput, Fault
 from common.files import remove_parts, write_atomically
+from common.plain_text import json_text
 from server.tracking import Tracker, round_scalars, summary_scalars
 
 
@@ -106,7 +107,7 @@ class RunFolder:
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
-        text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        text = json_text(summary, indent=1) + "\n"
         write_atomically(self.path / "summary.json", text.encode())
         self._tell(summary_scalars(summary), summary["rounds"])
 
@@ -116,4 +117,4 @@ class RunFolder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(json_text(line) + "\n")

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from common.errors import CannotGoOn
-from common.terminal import program, run_program
+from common.terminal import PlainConsole, program, run_program
 from server.tracking import Track
 
 app = program(
@@ -27,7 +26,7 @@ app = program(
     "Train one classifier over simulated hospitals that label different things.",
     "0 done, 1 a run failed, 2 a fault in what was given",
 )
-console = Console()
+console = PlainConsole()
 Overrides = Annotated[
     list[str],
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),

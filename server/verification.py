@@ -2,15 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import ValidationError
 
 from common.audit import Audit, Entry
 from common.audit_check import check
+from common.authorship import check_authorship
 from common.config import Experiment
 from common.errors import BadInput, Fault
 from common.models.saved import DESCRIPTION, load_model
@@ -28,8 +30,12 @@ class Verified:
     faults: list[Fault] = field(default_factory=list)
 
 
-def verify(path: Path) -> Verified:
-    """Check a receipt, named by itself or by its run folder, with everything beside it."""
+def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verified:
+    """Check a receipt, named by itself or by its run folder, with everything beside it.
+
+    Args:
+        keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
+    """
     path = path / FILE if path.is_dir() else path
     found = Verified()
     audit = check(path.parent)
@@ -43,6 +49,10 @@ def verify(path: Path) -> Verified:
         found.faults += error.faults
         return found
     _check_against_audit(found, path, receipt)
+    authorship = check_authorship(receipt.model_dump(mode="json"), keys)
+    found.right, found.unknown = found.right + authorship.right, found.unknown + authorship.notes
+    found.faults += authorship.faults
+    _check_figures(found, path.parent)
     _check_model(found, path.parent, receipt)
     experiment = _experiment(found, path.parent, receipt)
     if experiment is not None:
@@ -89,6 +99,24 @@ def _unequal(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
             yield from _unequal(f"{where}.{place}", one, other)
     elif now != then or isinstance(now, dict):
         yield where, now, then
+
+
+def _check_figures(found: Verified, folder: Path) -> None:
+    """The files with the run's figures are those that it wrote when it was done."""
+    noted = [entry["sha256"] for entry in Audit(folder).entries() if entry.get("event") == "figures"]
+    if not noted:
+        found.unknown.append("figures: the audit does not say what summary.json and rounds.jsonl were")
+        return
+    faults = []
+    for name, sha256 in noted[-1].items():
+        path = folder / name
+        if not path.is_file():
+            faults.append(Fault(name, "is not there: removed."))
+        elif hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            faults.append(Fault(name, "is not the file that the run wrote: changed."))
+    found.faults += faults
+    if not faults:
+        found.right.append(f"{' and '.join(noted[-1])}: as the run wrote them")
 
 
 def _check_model(found: Verified, folder: Path, receipt: Receipt) -> None:

@@ -7,24 +7,29 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.models.state import ModelState
 from common.records import Groups, below
 from common.toml_files import Section
+from strategies.guard.memory import GuardMemory
 from strategies.state import FederationState
 
 _FACTS = "facts"
+_GUARD = TypeAdapter(GuardMemory)
 
 
 class _Facts(Section):
     round: int
     best_round: int
     best_losses: dict[str, float]
+    lowest_losses: dict[str, float] = Field(default_factory=dict)
     counted: dict[str, int]
     left_out: dict[str, str]
     class_names: tuple[str, ...]
+    guard: dict[str, Any] = Field(default_factory=dict)
 
 
 def to_bytes(state: FederationState) -> bytes:
@@ -33,9 +38,11 @@ def to_bytes(state: FederationState) -> bytes:
         "round": state.round,
         "best_round": state.best_round,
         "best_losses": dict(state.best_losses),
+        "lowest_losses": dict(state.lowest_losses),
         "counted": dict(state.counted),
         "left_out": dict(state.left_out),
         "class_names": list(state.model.head.class_names),
+        "guard": _sorted(state.guard.facts()),
     }
     tensors = _named("model", state.model) | (_named("best", state.best) if state.best else {})
     for kind in ("moments", "statistics"):
@@ -60,13 +67,21 @@ def of_bytes(content: bytes) -> FederationState:
             best=_model("best", tensors, names) if "best/trunk" in tensors else None,
             best_round=facts.best_round,
             best_losses=MappingProxyType(facts.best_losses),
+            # An earlier release did not write them: the best model's own are a beginning.
+            lowest_losses=MappingProxyType(facts.lowest_losses or facts.best_losses),
             counted=MappingProxyType(facts.counted),
             moments=MappingProxyType(below("moments", tensors)),
             statistics=MappingProxyType(below("statistics", tensors)),
             left_out=MappingProxyType(facts.left_out),
+            guard=_GUARD.validate_python(facts.guard),
         )
     except (SafetensorError, LookupError, TypeError) as error:
         raise ValueError(f"it holds no state of a federation: {error}") from None
+
+
+def _sorted(facts: Mapping[str, Any]) -> Any:
+    """Facts in the order of their names: the same bytes whoever replied first."""
+    return json.loads(json.dumps(facts, sort_keys=True))
 
 
 def _named(prefix: str, model: ModelState) -> dict[str, NDArray[Any]]:

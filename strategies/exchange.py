@@ -15,6 +15,8 @@ FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
 NODE_UNAVAILABLE = 5
 """Flower's code for a site that gives no sign of life: it may come back."""
+REFUSED_REPLY = 203
+"""Our code for a reply that came and was refused before it was read: not signed by its site, or far too heavy."""
 MESSAGE_GONE = (3, 4)
 """Flower's codes for a message or reply that the SuperLink no longer has: its time ran out, or its site was removed."""
 

@@ -32,35 +32,44 @@ class Sifted:
 class Intake:
     """Takes one round's good replies, in any order.
 
-    Updates are added as they come, unless the method weighs or merges them by what all of them are, or the far ones
-    are to be dropped.
+    Updates are added as they come, unless the method weighs or merges them by what all of them are, or any may be left
+    out when all are there.
 
     Args:
         model: What the sites started from.
         sites: Those that were asked.
         far: What becomes of updates that are far longer than the others'.
         folder: For files of updates that wait.
+        whole: Keep every update until the round is decided.
     """
 
     def __init__(
-        self, model: ModelState, sites: Collection[str], method: Method, far: FarUpdates, folder: Path | None
+        self,
+        model: ModelState,
+        sites: Collection[str],
+        method: Method,
+        far: FarUpdates,
+        folder: Path | None,
+        *,
+        whole: bool = False,
     ) -> None:
-        self._model, self._method, self._far = model, method, far
+        self._model, self._method, self._far, self._watched = model, method, far, whole
         self._lengths: dict[str, Lengths] = {}
         self._held: Gathering | Assembly | None = None  # None: replies keep their updates
         if method.shares is plain_shares:
-            together = method.mean is not None or far == "drop"
+            together = method.mean is not None or far == "drop" or whole
             kept = Assembly(folder) if together else None
             self._held = kept or Gathering(model, sites, method.weighting, folder)
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Take a good reply's update; return what is kept of the reply."""
-        if self._far != "off":
+        if self._far != "off" or self._watched:
             self._lengths[reply.site] = lengths_of(reply.update)
         return self._held.take(reply) if self._held else reply
 
     def leave_out(self, site: str) -> None:
         """This site's reply does not count."""
+        self._lengths.pop(site, None)
         if self._held:
             self._held.leave_out(site)
 
@@ -70,7 +79,7 @@ class Intake:
         Args:
             needed: Sites that must stay.
         """
-        far = far_updates(self._lengths)
+        far = far_updates(self._lengths) if self._far != "off" else {}
         out = dropped(far, len(self._lengths), needed) if self._far == "drop" else ()
         for site in out:
             self.leave_out(site)
@@ -79,10 +88,17 @@ class Intake:
             {site: reason for site, reason in reasons.items() if site not in out}, {site: reasons[site] for site in out}
         )
 
+    def lengths(self, accepted: Collection[str]) -> dict[str, Lengths]:
+        """Of the updates that count, where they are looked at."""
+        return {site: lengths for site, lengths in self._lengths.items() if site in accepted}
+
     def merged(self, known: Known, accepted: Mapping[str, TrainReply]) -> Merged:
         """The means of the replies that count, in the order of site names."""
         if isinstance(self._held, Gathering):
             return Merged(self._held.means())
-        kept = self._held.updates() if self._held else {}
-        whole = {site: replace(reply, update=kept.get(site, reply.update)) for site, reply in accepted.items()}
-        return merged_by(self._method, known, self._model, whole)
+        return merged_by(self._method, known, self._model, self.whole(accepted))
+
+    def whole(self, accepted: Mapping[str, TrainReply]) -> dict[str, TrainReply]:
+        """The replies with their updates; only where those were kept."""
+        kept = self._held.updates() if isinstance(self._held, Assembly) else {}
+        return {site: replace(reply, update=kept.get(site, reply.update)) for site, reply in accepted.items()}

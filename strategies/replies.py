@@ -8,10 +8,11 @@ from typing import Generic, Literal, TypeVar
 from flwr.app import Message
 
 from common.multi_class import Tally
+from common.plain_text import shown
 from common.records import EvaluateReply, TrainReply
 from common.wire import R, decode
 from common.wire_errors import WireError
-from strategies.exchange import MESSAGE_GONE
+from strategies.exchange import MESSAGE_GONE, REFUSED_REPLY
 from strategies.records import Validation
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply)
@@ -25,11 +26,13 @@ class Replies(Generic[Reply]):
         accepted: Decoded replies by site name, sorted.
         absent: Site name -> why its reply does not count.
         bytes_up: Site name -> bytes received.
+        unfit: The sites that replied with what cannot count; they are among the absent.
     """
 
     accepted: Mapping[str, Reply]
     absent: Mapping[str, str]
     bytes_up: Mapping[str, int]
+    unfit: frozenset[str] = frozenset()
 
     def without(self, dropped: Mapping[str, str]) -> "Replies[Reply]":
         """These, but for sites whose replies do not count after all, each with the reason."""
@@ -37,22 +40,34 @@ class Replies(Generic[Reply]):
         return replace(self, accepted=accepted, absent={**self.absent, **dropped})
 
 
+def is_unfit(message: Message) -> bool:
+    """Whether a reply that does not count came from its site: it has content, or our own link refused what it has.
+
+    Another error is an honest site's way to say that it cannot go on, and a lost site's silence.
+    """
+    return message.has_content() or message.error.code == REFUSED_REPLY
+
+
 def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
-    """The typed reply, or the reason why there is none."""
+    """The typed reply, or the reason why there is none.
+
+    Here words of a site enter, those of an error reply and those that an error of ours repeats; from here on they are
+    escaped and cut (:func:`common.plain_text.shown`).
+    """
     if message.has_error():
         if message.error.code in MESSAGE_GONE:
             return None, "the site left the federation before it replied"
-        return None, _plain(message.error.reason) or f"error {message.error.code}"
+        return None, shown(_unwrapped(message.error.reason or "")) or f"error {message.error.code}"
     try:
         return decode(message.content, expected), ""
     except WireError as error:
-        return None, str(error)
+        return None, shown(str(error))
 
 
-def _plain(reason: str | None) -> str:
+def _unwrapped(reason: str) -> str:
     """What the site said, without the class that Flower's simulation wraps it in: ``<class 'X'>:<'what it said'>``."""
-    wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason or "", re.DOTALL)
-    return wrapped[1] if wrapped else reason or ""
+    wrapped = re.fullmatch(r"<class '[\w.]+'>:<'(.*)'>", reason, re.DOTALL)
+    return wrapped[1] if wrapped else reason
 
 
 def told_by(replies: Mapping[str, TrainReply], what: Literal["train_loss", "epsilon"]) -> dict[str, float]:

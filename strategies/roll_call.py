@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from common.contract import Declaration
 from common.errors import Fault, quoted, stop_on
 from common.records import Refusal, RollCall, RollCallAnswer
+from common.signatures import Signed, stated
 from common.wire import encode, payload_bytes
 from strategies.exchange import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
 from strategies.records import TooFewSites, Waiting
@@ -29,12 +30,17 @@ Registered = Callable[[], Mapping[int, str]]
 
 @dataclass(frozen=True)
 class Member:
-    """A site that answered the roll call; bytes are those of the call and of the answer."""
+    """A site that answered the roll call; bytes are those of the call and of the answer.
+
+    Attributes:
+        signed: What the site signed about its answer; None in simulation.
+    """
 
     node_id: int
     answer: RollCallAnswer
     bytes_down: int
     bytes_up: int
+    signed: Signed | None = None
 
     @property
     def declaration(self) -> Declaration:
@@ -127,7 +133,8 @@ class Roll:
         elif (name := self._registered_name(node, answer)) != answer.site:
             self.refuse(node, "name", f'it calls itself "{answer.site}", but its key is registered for "{name}".')
         else:
-            return Member(node, answer, payload_bytes(self._content), payload_bytes(reply.content))
+            sizes = payload_bytes(self._content), payload_bytes(reply.content)
+            return Member(node, answer, *sizes, stated(reply.content))
         return None
 
     def _registered_name(self, node: int, answer: RollCallAnswer) -> str:
@@ -192,7 +199,7 @@ def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
             "Install the coordinator's release there.",
             member.answer.site,
         )
-        for member in members
+        for member in sorted(members, key=lambda member: member.answer.site)
         if member.answer.layout != layout
     ]
 

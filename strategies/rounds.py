@@ -21,19 +21,26 @@ from flwr.serverapp.strategy import Result, Strategy
 from common.config import ParticipationSection, Plan
 from common.errors import quoted
 from common.models.state import Head, ModelState
+from common.plain_text import shown
 from common.records import Arrays, EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 from common.wire import Written, encode, payload_bytes
 from strategies.exchange import Patience, exchange
+from strategies.guard.broken import JUMP_SEEN, JUMP_UNSEEN, RolledBack, broken
+from strategies.guard.signs import Variances
+from strategies.guard.trial import Trial
+from strategies.guard.verdict import Judged
 from strategies.guidance import Known
 from strategies.intake import Intake
+from strategies.largest_share import counted_images
 from strategies.masking.limits import largest_change
 from strategies.masking.questions import Questions, Unmasked, unmasked_mean
 from strategies.membership import Membership
 from strategies.merging import moved_by
 from strategies.method import Method
+from strategies.plausible import Asked, too_long, too_many_epochs
 from strategies.quarantine import fault_in, statistics_fault
 from strategies.records import Arrival, RoundRecord, TooFewSites, Validation, Waiting
-from strategies.replies import Replies, Reply, decoded, told_by, validation_of
+from strategies.replies import Replies, Reply, decoded, is_unfit, told_by, validation_of
 from strategies.robust_state import Merged
 from strategies.server_optimizer import Moments
 from strategies.state import (
@@ -58,8 +65,12 @@ class RoundStrategy(Strategy):
         on_round: Told when a round has counted.
         on_absent: Told who missed an exchange that is no round, and why.
         on_reply: Told of every reply of a site that was asked, as it comes.
+        on_rollback: Told that a model is broken; gives the state after the round to go back to, None where it has none.
+        on_liar: Told of a site that is left out for the rest of the run, with the round and the reason.
+        on_reset: Told the state that the run goes on from after a rollback.
         sites: Who takes part.
         resumed: A state of this run to go on from, set before :meth:`start`.
+        variances: Where running variances stand in batch normalisation's flat array.
         scratch: Folder for what must wait on disk; the system's own for temporary files where None.
         state: Of the coordinator, after the last round.
     """
@@ -69,14 +80,19 @@ class RoundStrategy(Strategy):
         self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
         self.on_absent: Callable[[str, Mapping[str, str]], None] = lambda phase, absent: None
         self.on_reply: Callable[[Arrival], None] = lambda arrival: None
+        self.on_rollback: Callable[[RolledBack], FederationState | None] = lambda rolled_back: None
+        self.on_liar: Callable[[int, str, str], None] = lambda server_round, site, reason: None
+        self.on_reset: Callable[[FederationState], None] = lambda state: None
         self.resumed: FederationState | None = None
         self.scratch: Path | None = None
+        self.variances: tuple[slice, ...] = ()
         self.sites = Membership(method, plan, participation, run)
         self.state: FederationState
         self.last_validation = Validation()
         self._sent: dict[str, Groups] = {}
         self._written: Written = {}  # this exchange's arrays as they travel, once for all sites
         self._down: dict[str, int] = {}
+        self._asked: dict[str, Asked] = {}
         self._plan_json = plan.model_dump_json()
 
     def summary(self) -> None:
@@ -130,14 +146,101 @@ class RoundStrategy(Strategy):
     def _all_rounds(self, grid: Grid, arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
         """All rounds in parallel exchanges, then one more to learn how good the last model is."""
         result, config = Result(), ConfigRecord()
-        for server_round in range(self.state.round + 1, num_rounds + 1):
-            messages = self.configure_train(server_round, arrays, config, grid)
-            replies = self._exchanged(grid, messages, "train", server_round, timeout)
-            _, metrics = self.aggregate_train(server_round, replies)
-            result.train_metrics_clientapp[server_round] = metrics
-        messages = self.configure_evaluate(num_rounds, arrays, config, grid)
-        self.aggregate_evaluate(num_rounds, self._exchanged(grid, messages, "evaluate", num_rounds, timeout))
-        return result
+        while True:
+            try:
+                while (server_round := self.state.round + 1) <= num_rounds:
+                    messages = self.configure_train(server_round, arrays, config, grid)
+                    replies = self._exchanged(grid, messages, "train", server_round, timeout)
+                    _, metrics = self.aggregate_train(server_round, replies)
+                    result.train_metrics_clientapp[server_round] = metrics
+                messages = self.configure_evaluate(num_rounds, arrays, config, grid)
+                self.aggregate_evaluate(num_rounds, self._exchanged(grid, messages, "evaluate", num_rounds, timeout))
+            except ModelBroken as found:
+                self._go_back(found.state)
+                continue
+            return result
+
+    # ------------------------------------------------------------------ the guard
+
+    @property
+    def guarded(self) -> bool:
+        """Whether sites that harm the model are looked for."""
+        return self.participation.guard == "on" and not self.method.shares_nothing and self.method.pooled == "no"
+
+    @property
+    def _sees_updates(self) -> bool:
+        """Whether single updates can be judged by all sites from the same model."""
+        return not self.plan.privacy.secure_aggregation and self.method.passing is None
+
+    def _take_back_if_broken(self, losses: Mapping[str, float], absent: Mapping[str, str]) -> None:
+        """Look at what the sites say of the present model.
+
+        Raises:
+            ModelBroken: If it is broken, and there is a round to go back to.
+        """
+        state, guard = self.state, self.state.guard
+        jump = JUMP_SEEN if self._sees_updates else JUMP_UNSEEN
+        because = broken(losses, absent, guard.losses, jump) if self.guarded and state.round else ""
+        if guard.held and guard.repeated == state.round and losses and not because:
+            self._condemn(state.round, {guard.held: f"without it the model of round {state.round} is sound"})
+        if not because:
+            return
+        repeated = guard.repeated == state.round
+        if repeated and (self._sees_updates or not (guard.held or guard.to_hold or not guard.tried_all)):
+            return  # it was done again, and nobody was found: the federation itself diverges
+        again = guard.next_try(state.round, sorted(set(self.sites.members) - set(guard.liars)))
+        earlier = self.on_rollback(RolledBack(state.round, state.round - 1, because, again.held))
+        if earlier is not None:
+            raise ModelBroken(replace(earlier, guard=again.over(earlier.guard)))
+
+    def _go_back(self, state: FederationState) -> None:
+        self.state = state
+        self.on_reset(state)
+
+    def _condemn(self, server_round: int, reasons: Mapping[str, str]) -> None:
+        """Leave sites out for the rest of the run."""
+        self.state = replace(self.state, guard=self.state.guard.without(reasons))
+        for site, reason in reasons.items():
+            self.on_liar(server_round, site, reason)
+
+    def _trial(self, server_round: int, intake: Intake, accepted: Mapping[str, TrainReply]) -> dict[str, str]:
+        """Have the sites judge odd updates of this round; the ones that harm, with the reasons."""
+        if not self.guarded or not self._sees_updates or len(accepted) < 2:
+            return {}
+        known = self._known(server_round)
+
+        def model_of(sites: Collection[str]) -> ModelState:
+            merged = intake.merged(known, {site: accepted[site] for site in sites})
+            return self._moved(server_round, merged.means)[0]
+
+        updates = {site: reply.update for site, reply in intake.whole(accepted).items()}
+        trial = Trial(
+            model_of, partial(self._judged, server_round, sorted(accepted)), self._variances(self.state.model)
+        )
+        losses = validation_of(accepted).loss
+        guard, reasons = trial.held(
+            server_round, updates, self.sites.contract.sites, guard=self.state.guard, judges=losses
+        )
+        self.state = replace(self.state, guard=guard)
+        self._condemn(server_round, reasons)
+        return reasons
+
+    def _variances(self, model: ModelState) -> Variances:
+        """Noise may make a variance negative, so with privacy none is looked at."""
+        return Variances(model.norm, self.variances if self.plan.privacy.level == "none" else ())
+
+    def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> Judged:
+        """What sites say of a model that may become that of this round."""
+        sent, down = self._sent, self._down
+        messages = self._evaluate_messages(server_round, model, test=False, sites=sites)
+        deadline_s = self.participation.round_deadline_s
+        replies = self._exchanged(self._grid, messages, "evaluate", server_round, deadline_s)
+        found = validation_of(self._received(server_round, replies, EvaluateReply).accepted)
+        down.update({site: down.get(site, 0) + size for site, size in self._down.items()})
+        self._sent, self._down = sent, down
+        return Judged(found.loss, found.auroc)
+
+    # ------------------------------------------------------------------ a round
 
     def _beginning(self, initial_arrays: ArrayRecord) -> FederationState:
         """The state to go on from, or that of a new run."""
@@ -151,7 +254,7 @@ class RoundStrategy(Strategy):
             self.sites.admit_late_joiners(server_round)
         self._began, self._grid = time.monotonic(), grid
         self._begin_exchange()
-        chosen, told = self.sites.drawn(server_round), self._told(server_round)
+        chosen, told = self.sites.drawn(server_round, self.state.guard.excluded), self._told(server_round)
         return [self._train_message(server_round, site, self.state.model, told(site)) for site in chosen]
 
     def _told(self, server_round: int) -> Callable[[str], Arrays]:
@@ -162,7 +265,7 @@ class RoundStrategy(Strategy):
         return self.sites.known(server_round, self.state.statistics)
 
     def _begin_exchange(self) -> None:
-        self._sent, self._down, self._written = {}, {}, {}
+        self._sent, self._down, self._written, self._asked = {}, {}, {}, {}
 
     def _train_message(self, server_round: int, site: str, model: ModelState, told: Arrays) -> Message:
         request = self._request(partial(TrainRequest, statistics=told), server_round, site, model)
@@ -191,6 +294,7 @@ class RoundStrategy(Strategy):
         size = payload_bytes(content)
         self._down[site] = self._down.get(site, 0) + size
         self.sites.bytes_down[site] += size
+        self._asked[site] = Asked()
         deadline = self.participation.round_deadline_s
         return Message(content, self.sites.members[site].node_id, kind, group_id=str(server_round), ttl=deadline)
 
@@ -203,15 +307,22 @@ class RoundStrategy(Strategy):
         method, needed = self.method, self.sites.needed(len(self._sent))
         secure = self.plan.privacy.secure_aggregation
         far = "off" if secure else self.participation.far_updates
-        intake = Intake(self.state.model, self._sent, method, far, self.scratch)
+        whole = self.guarded and self._sees_updates
+        intake = Intake(self.state.model, self._sent, method, far, self.scratch, whole=whole)
         received = self._received(server_round, replies, TrainReply, intake.take, intake.leave_out)
+        self._take_back_if_broken(validation_of(received.accepted).loss, received.absent)
         self._refuse_too_few(server_round, received)
         unmasked = self._unmasked(server_round, received) if secure else None
         if unmasked:
             received = unmasked.received
             self._refuse_too_few(server_round, received)
         arrived = time.monotonic()
-        sifted = intake.sifted(needed)
+        condemned = self._trial(server_round, intake, received.accepted)
+        for site in condemned:
+            intake.leave_out(site)
+        received = received.without(condemned)
+        self._refuse_too_few(server_round, received, len(condemned))
+        sifted = intake.sifted(min(needed, len(received.accepted)))
         received = received.without(sifted.dropped)
         accepted, known = received.accepted, self._known(server_round)
         validation = validation_of(accepted)
@@ -227,6 +338,7 @@ class RoundStrategy(Strategy):
             counted=counted,
             moments=moments,
             statistics=learned,
+            guard=self.state.guard.after(intake.lengths(accepted), validation.loss),
         )
         record = RoundRecord(
             round=server_round,
@@ -250,9 +362,18 @@ class RoundStrategy(Strategy):
         loss = record.mean_train_loss
         return None, MetricRecord({} if loss is None else {"train-loss": loss})
 
-    def _refuse_too_few(self, server_round: int, received: Replies[TrainReply]) -> None:
-        if len(received.accepted) < self.sites.needed(len(self._sent)):
+    def _refuse_too_few(self, server_round: int, received: Replies[TrainReply], condemned: int = 0) -> None:
+        if len(received.accepted) < self._needed(received, condemned):
             raise too_few(f"round {server_round}", received, len(self._sent))
+
+    def _needed(self, received: Replies[Reply], condemned: int = 0) -> int:
+        """How many replies to an exchange make it count.
+
+        With ``min_sites = 0`` that is every site. But a site that sends what cannot count must not end the run for the
+        others, so the guard does not wait for it; one that is away or gives up with an error is still waited for.
+        """
+        out = condemned + (len(received.unfit) if self.guarded else 0)
+        return max(self.sites.needed(len(self._sent) - out), 1)
 
     def _unmasked(self, server_round: int, received: Replies[TrainReply]) -> Unmasked:
         """The mean of updates that nobody sees.
@@ -298,6 +419,7 @@ class RoundStrategy(Strategy):
         received = self._received(server_round, replies, EvaluateReply)
         self.on_absent("evaluate", received.absent)
         self.last_validation = validation_of(received.accepted)
+        self._take_back_if_broken(self.last_validation.loss, received.absent)
         mean = self.last_validation.mean_loss
         judged = with_validation(self.state, self.last_validation.loss)
         self.state = with_absent(judged, "evaluation", received.accepted, received.absent)
@@ -312,15 +434,18 @@ class RoundStrategy(Strategy):
         messages = self._evaluate_messages(self.state.round, self.result, test=True)
         replies = self._exchanged(grid, messages, "test", self.state.round, self.participation.round_deadline_s)
         received = self._received(self.state.round, replies, EvaluateReply)
-        needed = self.sites.needed(len(self.sites.members))
+        needed = self._needed(received)
         if not self.method.has_global_model and len(received.accepted) < needed:
             raise too_few("test", received, needed)
         return received
 
-    def _evaluate_messages(self, server_round: int, model: ModelState, *, test: bool) -> list[Message]:
+    def _evaluate_messages(
+        self, server_round: int, model: ModelState, *, test: bool, sites: Collection[str] | None = None
+    ) -> list[Message]:
         self._begin_exchange()
         messages = []
-        for site in sorted(self.sites.members):
+        taking_part = set(self.sites.members) - set(self.state.guard.liars)
+        for site in sorted(taking_part if sites is None else sites):
             request = self._request(partial(EvaluateRequest, test=test), server_round, site, model)
             self._sent[site] = Groups()
             messages.append(self._message(site, MessageType.EVALUATE, server_round, encode(request, self._written)))
@@ -372,13 +497,14 @@ class RoundStrategy(Strategy):
         absent = dict.fromkeys(self._sent, f"no reply within {self.participation.round_deadline_s:.0f} s")
         accepted: dict[str, Reply] = {}
         sizes: dict[str, int] = {}
+        unfit: set[str] = set()
         for message in replies:
             site = names.get(message.metadata.src_node_id, "")
             if site not in self._sent:
                 continue
             record, reason = decoded(message, expected)
             if record is not None:
-                reason = self._mismatch(record, site, known)
+                reason = shown(self._mismatch(record, site, known))
                 sizes[site] = payload_bytes(message.content)
                 self.sites.bytes_up[site] += sizes[site]
             content = message.content if message.has_content() else None
@@ -386,10 +512,21 @@ class RoundStrategy(Strategy):
             if record is None or reason:
                 absent[site] = reason
                 refuse(site)
+                if is_unfit(message):
+                    unfit.add(site)
                 continue
             absent.pop(site, None)
-            accepted[site] = keep(record)
-        return Replies({site: accepted[site] for site in sorted(accepted)}, absent, sizes)
+            accepted[site] = keep(self._capped(record, site))
+        return Replies({site: accepted[site] for site in sorted(accepted)}, absent, sizes, frozenset(unfit))
+
+    def _capped(self, record: Reply, site: str) -> Reply:
+        """The reply, with as many images as count where one site may not weigh more than a share of all."""
+        if not isinstance(record, TrainReply) or self.participation.largest_share >= 1:
+            return record
+        images = {one: self.sites.members[one].answer.train_samples for one in self._sent}
+        counted = counted_images(images, self.participation.largest_share)
+        capped: Reply = replace(record, train_samples=counted[site])  # type: ignore[call-arg]
+        return capped
 
     def _mismatch(self, record: TrainReply | EvaluateReply, site: str, known: Known) -> str:
         """Why a well-formed reply does not belong here, or an empty string."""
@@ -400,9 +537,22 @@ class RoundStrategy(Strategy):
             if record.train_samples != (said := self.sites.members[site].answer.train_samples):
                 return f"trained on {record.train_samples} images, said {said} at the roll call"
             expected = self.method.guidance.expects(known, site, self.state.model.head.features)
-            return fault_in(record.update, self._sent[site]) or statistics_fault(record.statistics, expected)
+            return (
+                fault_in(record.update, self._sent[site])
+                or statistics_fault(record.statistics, expected)
+                or too_many_epochs(record, self.method, self.plan)
+                or too_long(record, self._asked.get(site))
+            )
         strangers = sorted(set(record.class_names) - set(self.sites.contract.sites[site]))
         return f"tested {quoted(strangers)}, which it does not annotate" if strangers else ""
+
+
+class ModelBroken(Exception):
+    """The present model is broken; carries the state to go on from."""
+
+    def __init__(self, state: FederationState) -> None:
+        super().__init__("the model is broken")
+        self.state = state
 
 
 def too_few(what: str, received: Replies[Reply], wanted: int) -> TooFewSites:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from common.models.state import Head, ModelState
 from common.records import Arrays, Groups, TrainReply, no_arrays
 from strategies.averaging import FlatMean, OwnersMean, RowsMean, RunningMean, moved
+from strategies.choosing import is_better, lowest_of
+from strategies.guard.memory import GuardMemory
 from strategies.method import Method, Weighting
 from strategies.server_optimizer import Float64, Moments, ServerOptimizer, stepped
 from strategies.sharing import Weights
@@ -25,10 +27,12 @@ class FederationState:
         best: Model of the best round so far; None before any was evaluated.
         best_round: Its round, -1 for none; 0 is the initial model.
         best_losses: Its validation losses, by site.
+        lowest_losses: The lowest validation loss that each site stated for any round's model.
         counted: Site -> last round in which its reply counted.
         moments: Of the server optimiser, of the coordinator's own training, or of what a method mixes in.
         statistics: What the method's coordinator has learned.
         left_out: Site -> why its last reply did not count, with the round; a site that counted since is not there.
+        guard: What is kept against sites that harm the model.
     """
 
     round: int
@@ -36,10 +40,12 @@ class FederationState:
     best: ModelState | None = None
     best_round: int = -1
     best_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    lowest_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     counted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
     statistics: Arrays = field(default_factory=no_arrays)
     left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    guard: GuardMemory = field(default_factory=GuardMemory)
 
     @property
     def selected(self) -> ModelState:
@@ -177,16 +183,16 @@ def with_absent(
 
 
 def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:
-    """Take note of the current model's validation losses, by site; the lowest uniform mean is best (specs 1.4).
+    """Take note of the current model's validation losses, by site, and of whether it is the best so far.
 
-    Where not the same sites judged both models, the means run over those that did; models that no site judged both
-    cannot be compared, and the earlier stays. The first of equals is best.
+    The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.choosing`). Where not the
+    same sites judged both models, those that did decide; models that no site judged both cannot be compared, and the
+    earlier stays. The first of equals is best.
     """
     if not losses:
         return state
-    common = sorted(set(losses) & set(state.best_losses))
-    before, now = (sum(found[site] for site in common) for found in (state.best_losses, losses))
-    if state.best is not None and not now < before:
-        return state
-    kept = MappingProxyType(dict(losses))
-    return replace(state, best=state.model, best_round=state.round, best_losses=kept)
+    lowest = MappingProxyType(lowest_of(losses, state.lowest_losses))
+    judged = replace(state, lowest_losses=lowest)
+    if state.best is not None and not is_better(losses, state.best_losses, lowest):
+        return judged
+    return replace(judged, best=state.model, best_round=state.round, best_losses=MappingProxyType(dict(losses)))

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from client.check.findings import Checked, Finding, Result, Severity
 from client.check.labels import ClassCounts
+from common.terminal import PlainConsole
 
 WIDTH = 100
 NAMES = 5
@@ -23,7 +24,7 @@ _MARKS = {
 
 def narrow(file: Any = None) -> Console:
     """As wide as a page; in colour where a person looks on."""
-    console = Console(file=file, highlight=False)
+    console = PlainConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     return console
 

@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from common import amounts
+from common.plain_text import in_page
 from server.live.drawing import curves
 from server.live.seen import Seen, SiteSeen
 from server.present import Present
@@ -149,7 +150,12 @@ def _mark(site: SiteSeen) -> str:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(_HERE),
+        autoescape=True,
+        finalize=in_page,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     environment.globals.update(say=amounts, mark=_mark)
     return environment

@@ -9,6 +9,7 @@ LONGEST = 240
 _SENTENCES = {
     "roll_call": "roll call: {sites} take part; classes: {classes}",
     "joined": "{site} joins in round {round}",
+    "heavy_site": "{site} says that it has {images} images, {share} of all; participation.largest_share bounds that",
     "no_validation_images": "without validation images: {sites}",
     "stopped": "the run stopped: {reason}",
     "done": "the run is done; model {model_sha256}",

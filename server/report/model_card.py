@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from common import plain_text
 from common.errors import BadInput, Fault
 from common.files import write_atomically
 from common.models.saved import DESCRIPTION, SavedModel, read_description
@@ -84,7 +85,7 @@ def escaped(value: object) -> str:
     """Text that Markdown shows as it is, on one line, in a table too; whatever a site called itself or a class."""
     if value is None:
         return UNKNOWN
-    return re.sub(r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", " ".join(str(value).split()))
+    return re.sub(r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", plain_text.escaped(" ".join(str(value).split())))
 
 
 def training_images_that_show(summary: RunSummary, name: str) -> str:

@@ -1,15 +1,15 @@
 """A study's tables as JSON and as Markdown."""
 
-import json
 from dataclasses import asdict
 
+from common.plain_text import json_text
 from server.report.wording import number, probability, signed, spans, spread
 from server.study.results import Entry, StudyResult, TableResult, Tested
 
 
 def as_json(result: StudyResult) -> str:
     """Everything, with a line feed at the end."""
-    return json.dumps(asdict(result), indent=1, ensure_ascii=False) + "\n"
+    return json_text(asdict(result), indent=1, allow_nan=True) + "\n"
 
 
 def as_markdown(result: StudyResult) -> str:

@@ -24,6 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from server.coordinator import Coordinator
 from server.superlink.calls import quiet, retrying
+from server.superlink.loopback import SecretInterceptor
 
 LEFT_AT_MOST = 20
 """Runs that are looked at, from the newest on, for one that was left; one at a time holds the folder's lock."""
@@ -66,7 +67,7 @@ class Control:
             coordinator.control_address,
             False,
             coordinator.ca_certificate.read_bytes(),
-            [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            [RuntimeVersionHttpInterceptor(component_name="flwr CLI"), SecretInterceptor(coordinator)],
             retry_invoker=retrying() if patient else None,
         )
 

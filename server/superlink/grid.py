@@ -14,14 +14,18 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
 
 from common.flower_objects import cut, message_of, names_in
+from server.coordinator import Coordinator
 from server.superlink.calls import retrying
-from server.superlink.control import Control
+from server.superlink.loopback import SecretInterceptor
 from server.superlink.object_files import ObjectFiles
 from server.superlink.reply_bounds import Bound, asked_for
+from server.superlink.signing import Signing
+from strategies.exchange import REFUSED_REPLY
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
@@ -34,10 +38,16 @@ site gives one call."""
 class NetworkGrid(HttpGrid):
     """Flower's Grid, with the names under which sites are registered; contents go through files, not through HTTP."""
 
-    def __init__(self, *arguments: Any, files: ObjectFiles, control: Control, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(self, coordinator: Coordinator, token: str, *, files: ObjectFiles, signing: Signing) -> None:
+        address, certificate = coordinator.control_address, coordinator.ca_certificate.read_bytes()
+        super().__init__(address, False, certificate, token=token)
         self._retry_invoker = retrying()
-        self._files, self._control = files, control
+        version, task = RuntimeVersionHttpInterceptor("flwr-serverapp"), RuntimeTokenHttpInterceptor(token)
+        ours: list[Any] = [version, task, SecretInterceptor(coordinator)]  # Flower's own client has the first two
+        self._client = RuntimeHttpClient.from_server_address(
+            address, False, certificate, ours, retry_invoker=self._retry_invoker
+        )
+        self._files, self._signing = files, signing
         self._announced: dict[str, _Announced] = {}  # by the message that is answered
         self._bounds: dict[str, Bound] = {}  # likewise
 
@@ -51,8 +61,15 @@ class NetworkGrid(HttpGrid):
         self._retry_invoker.max_tries = tries
 
     def registered(self) -> Mapping[int, str]:
-        """Names of all registered sites by node, connected or not."""
-        return {node.node_id: node.name for node in self._control.nodes()}
+        """Names of all sites that may take part by node, connected or not."""
+        return {node: site.name for node, site in self._signing.sites().items()}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Sign messages, each for the site that it goes to, and send them."""
+        sent = list(messages)
+        for message in sent:
+            self._signing.sign(message)
+        return super().push_messages(sent)
 
     def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
         """Put all objects into the files but one, announce the messages, then that one and what is missing still.
@@ -84,6 +101,8 @@ class NetworkGrid(HttpGrid):
             for message, below in zip(sent, of_messages, strict=True)
         )
         self._bounds |= dict(zip(answer.message_ids, bounds, strict=True))
+        for message in sent:
+            self._signing.note_sent(message)
         return list(answer.message_ids)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -125,7 +144,7 @@ class NetworkGrid(HttpGrid):
         self._bounds.pop(proto.metadata.reply_to_message_id, None)
         if announced.fault:
             self._let_go(proto)
-            return _error_reply(proto, ErrorCode.UNKNOWN, announced.fault)
+            return _error_reply(proto, REFUSED_REPLY, announced.fault)
         if announced.missing:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
             return _error_reply(proto, ErrorCode.NODE_UNAVAILABLE, reason)
@@ -133,9 +152,11 @@ class NetworkGrid(HttpGrid):
         try:
             message = message_of(message_id, {name: self._files.view(name) or b"" for name in announced.names})
         except ValueError as error:
-            message = _error_reply(proto, ErrorCode.UNKNOWN, f"its reply cannot be read: {error}")
+            message = _error_reply(proto, REFUSED_REPLY, f"its reply cannot be read: {error}")
         self._let_go(proto)
-        return message
+        # An error holds no record, and is not signed: it counts for nothing but words.
+        fault = self._signing.fault(proto.metadata.reply_to_message_id, message) if message.has_content() else ""
+        return _error_reply(proto, REFUSED_REPLY, fault) if fault else message
 
     def _let_go(self, proto: Any) -> None:
         """Tell the SuperLink that a reply's content is not needed any more."""

@@ -1,22 +1,15 @@
-"""PullObject and PushObject of Flower's Fleet API for objects that lie in files.
+"""How the contents of objects pass through gRPC: the requests and answers of PushObject and PullObject as bytes.
 
-Same protocol, same authentication, same checks; only the bytes are not copied five times on their way through
-protobuf: the content of a request is written to its file from where it arrived, that of an answer goes out as it was
-read. Everything else is answered by Flower's own servicer.
+Flower's protocol; only the bytes are not copied five times on their way through protobuf. The content of a request is
+written to its file from where it arrived, that of an answer goes out as it was read.
 """
 
-import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-import grpc
-from flwr.common.constant import Status
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse, PushObjectRequest, PushObjectResponse
-from flwr.server.superlink.utils import check_abort
+from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
 
 from common.large_field import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 from server.superlink.object_files import ObjectFiles
@@ -27,14 +20,10 @@ FOUND = PullObjectResponse(object_found=True, object_available=True).SerializeTo
 
 @dataclass(frozen=True)
 class Push:
-    """A PushObjectRequest, its content apart; ``node`` is what Flower's authentication looks at."""
+    """A PushObjectRequest, its content apart."""
 
     request: PushObjectRequest
     content: memoryview
-
-    @property
-    def node(self) -> Any:
-        return self.request.node
 
 
 def parsed_push(data: bytes) -> Push:
@@ -85,37 +74,3 @@ class Answers:
         _, answer = self._kept.pop(name)
         self._size -= len(answer)
         return answer
-
-
-def handlers(servicer: Any, files: ObjectFiles, known: Callable[[str], bool]) -> dict[str, Any]:
-    """The two methods, to stand in the place of Flower's.
-
-    Args:
-        servicer: Flower's ``FleetServicer``.
-        known: Whether somebody has announced an object: of others no file is written.
-    """
-
-    answers = Answers(files)
-
-    def push(push: Push, context: grpc.ServicerContext) -> PushObjectResponse:
-        name = push.request.object_id
-        if known(name) and hashlib.sha256(push.content).hexdigest() == name:
-            files.write(name, push.content)
-        answer: PushObjectResponse = servicer.PushObject(push.request, context)
-        return answer
-
-    def pull(request: PullObjectRequest, context: grpc.ServicerContext) -> bytes:
-        over = check_abort(
-            request.run_id, [Status.PENDING, Status.STARTING, Status.FINISHED], servicer.state_factory.state()
-        )
-        answer = None if over else answers.of(request.object_id)
-        return answer or bytes(servicer.PullObject(request, context).SerializeToString())
-
-    return {
-        "PushObject": grpc.unary_unary_rpc_method_handler(
-            push, request_deserializer=parsed_push, response_serializer=PushObjectResponse.SerializeToString
-        ),
-        "PullObject": grpc.unary_unary_rpc_method_handler(
-            pull, request_deserializer=PullObjectRequest.FromString, response_serializer=bytes
-        ),
-    }

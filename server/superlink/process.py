@@ -15,7 +15,12 @@ from common.files import write_atomically
 from common.memory import LARGE_BUFFERS
 from server.children import with_this_process
 from server.coordinator import Coordinator
+from server.superlink.bounded_log import BoundedLog, pump
+from server.superlink.database import database
+from server.superlink.loopback import HEADER, secret_file, secret_of
 
+OBJECTS, CLOCK = "objects", "clock.json"
+"""In the coordinator's ``state``."""
 START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
 
 
@@ -34,22 +39,25 @@ class SuperLink:
         """
         coordinator = self._coordinator
         if not (secret := secret_file(coordinator)).exists():
-            write_atomically(secret, secrets.token_bytes(32))
+            write_atomically(secret, secrets.token_bytes(32), private=True)
         secret.chmod(0o600)
         coordinator.log.parent.mkdir(parents=True, exist_ok=True)
-        with coordinator.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command(coordinator),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=_environment(coordinator),
-                preexec_fn=with_this_process(),
-            )
+        coordinator.log.touch(mode=0o600)
+        self._process = subprocess.Popen(
+            command(coordinator),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(coordinator),
+            preexec_fn=with_this_process(),
+        )
+        assert self._process.stdout is not None
+        self._log = pump(self._process.stdout, BoundedLog(coordinator.log))
         deadline = time.monotonic() + START_TIMEOUT_S
         while not answers(coordinator):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
+                self._log.join(STOP_GRACE_S)  # its last words
                 end = "\n    ".join(coordinator.log.read_text(errors="replace").splitlines()[-5:])
                 problem = f"the SuperLink did not start. The end of {coordinator.log}:\n    {end}"
                 raise BadInput([Fault(str(coordinator.folder), problem, "Is one of its ports in use?")])
@@ -76,14 +84,15 @@ def command(coordinator: Coordinator) -> list[str]:
     authority = coordinator.authority
     return [
         *(sys.executable, "-m", "server.superlink.program"),
-        *("--objects", str(object_folder(coordinator).resolve())),
-        *("--clock", str(clock_file(coordinator).resolve())),
+        *("--state", str(coordinator.state.resolve())),
+        *("--connections", str(coordinator.file.connections)),
+        *("--connections-per-address", str(coordinator.file.connections_per_address)),
         *("--host", "127.0.0.1", "--port", str(coordinator.file.control_port)),
         *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
         *("--ssl-ca-certfile", str(coordinator.ca_certificate.resolve())),
         *("--ssl-certfile", str((authority / "server.crt").resolve())),
         *("--ssl-keyfile", str((authority / "server.key").resolve())),
-        *("--enable-supernode-auth", "--database", str((coordinator.state / "superlink.db").resolve())),
+        *("--enable-supernode-auth", "--database", str(database(coordinator).resolve())),
         *("--isolation", "process", "--superexec-auth-secret-file", str(secret_file(coordinator).resolve())),
         "--disable-runtime-dependency-installation",
     ]
@@ -91,7 +100,7 @@ def command(coordinator: Coordinator) -> list[str]:
 
 def object_folder(coordinator: Coordinator) -> Path:
     """Where the contents of messages lie."""
-    return coordinator.state / "objects"
+    return coordinator.state / OBJECTS
 
 
 def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
@@ -106,19 +115,15 @@ def _answers(coordinator: Coordinator) -> bool:
     try:
         context = ssl.create_default_context(cafile=str(coordinator.ca_certificate))
         url = f"https://{coordinator.control_address}/health"
-        return httpx.get(url, verify=context, timeout=2, trust_env=False).is_success
+        secret = secret_of(path) if (path := secret_file(coordinator)).exists() else ""
+        return httpx.get(url, headers={HEADER: secret}, verify=context, timeout=2, trust_env=False).is_success
     except (httpx.HTTPError, OSError):
         return False
 
 
 def clock_file(coordinator: Coordinator) -> Path:
     """What :mod:`server.superlink.steady_clock` shares between the SuperLink and its runs."""
-    return coordinator.state / "clock.json"
-
-
-def secret_file(coordinator: Coordinator) -> Path:
-    """By which the SuperLink knows who may take a run's task."""
-    return coordinator.state / "executor.secret"
+    return coordinator.state / CLOCK
 
 
 def _environment(coordinator: Coordinator) -> dict[str, str]:

@@ -5,31 +5,34 @@ Flower 1.39 keeps the content of messages inside SQLite, asks SQLite for a run's
 ``docs/benchmarks.md``. What survives a crash stays the same: registrations, runs and messages in the database, content
 in files named by their SHA-256 beside it, verified at the next start.
 
-    python -m server.superlink.program --objects FOLDER --clock FILE (the arguments of flower-superlink)
+The port for hospitals is served by us, :mod:`server.superlink.fleet_server`.
+
+    python -m server.superlink.program --state FOLDER --connections N --connections-per-address N ...
+
+The rest are the arguments of flower-superlink.
 """
 
 import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import grpc
-from flwr.proto.fleet_pb2_grpc import add_FleetServicer_to_server
-from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
 from flwr.server.superlink.linkstate import linkstate_factory
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store import object_store_factory
 from flwr.supercore.run import RunStatus
 
-from server import hello
+from server.superlink.fleet_server import FleetServer
+from server.superlink.guard import Guard
+from server.superlink.loopback import ask_for_secret
 from server.superlink.object_files import ObjectFiles
-from server.superlink.object_service import handlers
 from server.superlink.object_store import ObjectStore, OneAtATime
-from server.superlink.reply_bounds import LARGEST_CALL
+from server.superlink.process import CLOCK, OBJECTS
 from server.superlink.steady_clock import OF_THE_SUPERLINK, set_steady
+from server.superlink.strangers import Limits
 
 FRESH_S = 1.0
 """For how long a run's status or a node's key is taken as it was: a revoked site is refused after at most so long."""
@@ -70,46 +73,24 @@ class LinkState(OneAtATime, SqlLinkState):
         return value  # type: ignore[no-any-return]
 
 
-class _WithOurHandlers:
-    """A gRPC server to which Flower adds its methods, two of them replaced."""
-
-    def __init__(self, server: grpc.Server, ours: Mapping[str, Any]) -> None:
-        self._server, self._ours = server, ours
-
-    def add_generic_rpc_handlers(self, handlers: Any) -> None:
-        """The registered ones below are the same methods, found first."""
-
-    def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None:
-        merged = {**methods, **self._ours}
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, merged),))
-        self._server.add_registered_method_handlers(service, merged)
-
-
-def add_servicer(servicer: FleetServicer, server: grpc.Server) -> None:
-    """Flower's ``add_FleetServicer_to_server`` with our way for the bytes, and with what sites may ask beforehand."""
-    server.add_generic_rpc_handlers(
-        (hello.handler(lambda key: servicer.state_factory.state().get_node_id_by_public_key(key)),)
-    )
-    ours = handlers(servicer, ObjectStore.files, lambda name: name in servicer.objectstore_factory.store())
-    add_FleetServicer_to_server(servicer, _WithOurHandlers(server, ours))
-
-
-def _own_argument(name: str) -> Path:
+def _own_argument(name: str) -> str:
     """Take one of ours from the command line; Flower knows it not."""
     place = sys.argv.index(name)
     value = sys.argv[place + 1]
     del sys.argv[place : place + 2]
-    return Path(value)
+    return value
 
 
 def main() -> None:
     """Put ours in the place of Flower's, and run its program."""
-    ObjectStore.files = ObjectFiles(_own_argument("--objects"))
-    set_steady(OF_THE_SUPERLINK, _own_argument("--clock"))
+    state = Path(_own_argument("--state"))
+    guard = Guard(Limits(int(_own_argument("--connections")), int(_own_argument("--connections-per-address"))))
+    ObjectStore.files = ObjectFiles(state / OBJECTS)
+    set_steady(OF_THE_SUPERLINK, state / CLOCK)
     vars(linkstate_factory)["SqlLinkState"] = LinkState
     vars(object_store_factory)["SqlObjectStore"] = ObjectStore
-    vars(superlink_command)["GRPC_MAX_MESSAGE_LENGTH"] = LARGEST_CALL
-    vars(superlink_command)["add_FleetServicer_to_server"] = add_servicer
+    vars(superlink_command)["_run_fleet_api_grpc_rere"] = FleetServer(state, ObjectStore.files, guard).run
+    ask_for_secret(state)
     superlink_command.flower_superlink()
 
 

@@ -16,8 +16,8 @@ from common.flower_objects import CHUNK_BYTES
 MORE_BYTES = 16 * 2**20
 """For statistics and figures, with the model's parts or without."""
 MORE_OBJECTS = 8
-LARGEST_CALL = 64 * 2**20
-"""Four chunks of an array."""
+LARGEST_CALL = CHUNK_BYTES + 2**20
+"""A chunk of an array, and room for what is around it: nothing else of a message is as large."""
 
 
 def asked_for(content: RecordDict) -> int:

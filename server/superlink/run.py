@@ -27,12 +27,16 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor, SuperExec
 from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.supercore.task_identity import TaskIdentity
 
+from server.admission import members
+from server.authority import signing_identity
 from server.coordinator import Coordinator
 from server.superlink.calls import GIVEN_UP, RunLost, SuperLinkGone, retrying
-from server.superlink.control import Control
+from server.superlink.control import Control, flower_key
 from server.superlink.grid import NetworkGrid
+from server.superlink.loopback import SecretInterceptor, secret_file
 from server.superlink.object_files import ObjectFiles
-from server.superlink.process import clock_file, object_folder, secret_file
+from server.superlink.process import clock_file, object_folder
+from server.superlink.signing import Addressee, Signing
 from server.superlink.steady_clock import OF_A_RUN, set_steady
 
 TASK_TIMEOUT_S = 60.0
@@ -60,9 +64,9 @@ def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid
     secret = SuperExecAuthHttpInterceptor(
         master_secret=secret_file(coordinator).read_bytes(), protected_methods=protected
     )
-    certificate = coordinator.ca_certificate.read_bytes()
+    certificate, ours = coordinator.ca_certificate.read_bytes(), SecretInterceptor(coordinator)
     executor = RuntimeHttpClient.from_server_address(
-        coordinator.control_address, False, certificate, [names, secret], retry_invoker=retrying()
+        coordinator.control_address, False, certificate, [names, secret, ours], retry_invoker=retrying()
     )
     try:
         token = _acquired(executor)
@@ -72,7 +76,8 @@ def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid
     finally:
         executor.close()
     files = ObjectFiles(object_folder(coordinator))
-    grid = NetworkGrid(coordinator.control_address, False, certificate, token=token, files=files, control=control)
+    signing = Signing(*signing_identity(coordinator), lambda: _addressees(coordinator, control))
+    grid = NetworkGrid(coordinator, token, files=files, signing=signing)
     runtime = grid.runtime
     heart = HeartbeatSender(_heartbeat(runtime))
     ended, why = SubStatus.FAILED, "ended by an error"
@@ -99,6 +104,13 @@ def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid
         except httpx.HTTPError:
             logging.getLogger(__name__).info("the SuperLink was not told that run %s ended", run_id)
         grid.close()
+
+
+def _addressees(coordinator: Coordinator, control: Control) -> dict[int, Addressee]:
+    """The sites that may take part, by node: by the key in the coordinator's files, not by the name in the database."""
+    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
+    found = ((node.node_id, admitted.get(node.public_key)) for node in control.nodes())
+    return {node: Addressee(site.site, site.public_key) for node, site in found if site is not None}
 
 
 def _heartbeat(runtime: RuntimeHttpClient) -> Callable[[], bool]:

@@ -17,6 +17,7 @@ from common.masking_records import (
     SharesRequest,
 )
 from common.models.state import ModelState
+from common.plain_text import shown
 from common.records import Record, TrainReply
 from common.wire import R, encode, payload_bytes
 from strategies.averaging import GivenMean, GivenRows
@@ -75,7 +76,7 @@ class Questions:
     def _mismatch(self, record: Record, site: str) -> str:
         assert isinstance(record, Said)
         came, wanted = (record.run, record.round, record.site), (self.run, self.round, site)
-        return "" if came == wanted else f"reply belongs to run, round, site {came}, expected {wanted}"
+        return "" if came == wanted else shown(f"reply belongs to run, round, site {came}, expected {wanted}")
 
 
 def _encoded(requests: Mapping[str, Record]) -> dict[str, RecordDict]:

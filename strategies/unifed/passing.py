@@ -13,12 +13,15 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from common.models.state import ModelState
-from common.records import EvaluateReply, TrainReply
+from common.records import EvaluateReply, Groups, TrainReply
+from strategies.far_updates import Lengths, lengths_of
+from strategies.guard.signs import Signs, impossible
+from strategies.guard.verdict import ABSURD, odd
 from strategies.merging import passed_on
 from strategies.method import Passing
 from strategies.records import CoordinatorRound, RoundRecord, RunStopped, Validation
 from strategies.replies import Replies, told_by, validation_of
-from strategies.rounds import RoundStrategy, array_record, too_few
+from strategies.rounds import ModelBroken, RoundStrategy, array_record, too_few
 from strategies.server_optimizer import Moments
 from strategies.state import with_absent, with_validation
 from strategies.unifed.difficulty import easy_first
@@ -33,11 +36,13 @@ class Pass:
         model: The last good one.
         replies: Of whom it has passed through, in that order.
         absent: Whom it could not, with the reasons.
+        lengths: Of the updates that counted.
     """
 
     model: ModelState
     replies: dict[str, TrainReply] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    lengths: dict[str, Lengths] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
 
@@ -61,12 +66,13 @@ class PassingStrategy(RoundStrategy):
         """All rounds, or until the coordinator's loss stays above its lowest for too long."""
         if self.passing.order == "easy_first" and not self.state.round:
             self._rank(grid, timeout)
-        for server_round in range(self.state.round + 1, num_rounds + 1):
-            if self._over():
-                break
+        while (server_round := self.state.round + 1) <= num_rounds and not self._over():
             if server_round > 1:
                 self.sites.admit_late_joiners(server_round)
-            self._round(grid, server_round, timeout)
+            try:
+                self._round(grid, server_round, timeout)
+            except ModelBroken as found:
+                self._go_back(found.state)
         return Result()
 
     def _over(self) -> bool:
@@ -80,7 +86,7 @@ class PassingStrategy(RoundStrategy):
         told = self._told(0)
         messages = [self._train_message(0, site, self.state.model, told(site)) for site in sorted(self.sites.members)]
         received = self._received(0, self._exchanged(grid, messages, "train", 0, timeout), TrainReply)
-        needed = self.sites.needed(len(self.sites.members))
+        needed = self._needed(received)
         if len(received.accepted) < needed:
             raise too_few("ranking the sites", received, needed)
         self.on_absent("ranking", received.absent)
@@ -100,6 +106,7 @@ class PassingStrategy(RoundStrategy):
             counted=MappingProxyType({**before.counted, **dict.fromkeys(done.replies, server_round)}),
             moments=moments,
             statistics=self.method.guidance.learn(self.sites.known(server_round, before.statistics), done.replies),
+            guard=self.state.guard.after(done.lengths, {}),
         )
         aggregated_by = time.monotonic()
         self._judge(grid, server_round, timeout)
@@ -127,7 +134,7 @@ class PassingStrategy(RoundStrategy):
         """The sites of a round in the order in which the model passes through them."""
         if self.passing.order == "nobody":
             return ()
-        drawn = self.sites.drawn(server_round)
+        drawn = self.sites.drawn(server_round, self.state.guard.excluded)
         slopes = {site: float(slope[0]) for site, slope in self.state.statistics.items() if site in drawn}
         ranked = easy_first(slopes)
         return (*ranked, *(site for site in drawn if site not in slopes))
@@ -139,14 +146,19 @@ class PassingStrategy(RoundStrategy):
             TooFewSites: As soon as it cannot pass through ``min_sites``.
         """
         order, done, told = self._order(server_round), Pass(self.state.model), self._told(server_round)
-        needed = self.sites.needed(len(order))
+        needed, harmful = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
             self._begin_exchange()
             message = self._train_message(server_round, site, done.model, told(site))
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
             replies = self._exchanged(grid, [message], "train", server_round, timeout, enough=0 if dispensable else 1)
-            self._note_hop(done, site, self._received(server_round, replies, TrainReply))
+            received = self._received(server_round, replies, TrainReply)
+            self._note_hop(done, site, received)
+            if site in self.state.guard.liars or (self.guarded and site in received.unfit):
+                harmful.add(site)
+                needed = max(self.sites.needed(len(order) - len(harmful)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
+                self._take_back_if_broken({}, done.absent)
                 raise too_few(f"round {server_round}", Replies(done.replies, done.absent, {}), len(order))
         return done
 
@@ -155,8 +167,26 @@ class PassingStrategy(RoundStrategy):
         done.bytes_down.update(self._down)
         done.bytes_up.update(received.bytes_up)
         for reply in received.accepted.values():
+            if reason := self._harm_of(done, reply):
+                done.absent[site] = reason
+                self._condemn(reply.round, {site: reason})
+                continue
+            done.lengths[site] = lengths_of(reply.update)
             done.replies[site] = reply
             done.model = passed_on(done.model, reply)
+
+    def _harm_of(self, done: Pass, reply: TrainReply) -> str:
+        """Why a hop cannot be what the site trained; a plausible one shows in the sites' losses after the round."""
+        if not self.guarded:
+            return ""
+        if fault := impossible(reply.update, self._variances(done.model)):
+            return fault
+        earlier = {site: one for site, one in self.state.guard.lengths.items() if site not in self.state.guard.liars}
+        if not earlier and not done.lengths:  # nothing else to go by
+            earlier = {"the model": lengths_of(Groups.of_model(done.model))}
+        hops = {name: Signs(one) for name, one in {**done.lengths, reply.site: lengths_of(reply.update)}.items()}
+        oddity = odd(hops, earlier)[reply.site]
+        return oddity.reason if oddity.times >= ABSURD else ""
 
     # ------------------------------------------------------------------ the coordinator's own images
 
@@ -181,7 +211,10 @@ class PassingStrategy(RoundStrategy):
         if at_sites:
             messages = self.configure_evaluate(server_round, array_record(self.state.model), ConfigRecord(), grid)
             replies = self._exchanged(grid, messages, "evaluate", server_round, timeout)
-            found = validation_of(self._received(server_round, replies, EvaluateReply).accepted)
+            received = self._received(server_round, replies, EvaluateReply)
+            found = validation_of(received.accepted)
+            self._take_back_if_broken(found.loss, received.absent)
+            self.state = replace(self.state, guard=self.state.guard.after({}, found.loss))
         if self.own and self.own.validation.any_known:
             found = replace(self.own.judged(self.state.model), tallies=found.tallies)
         self.last_validation = found

@@ -35,6 +35,7 @@ SPREAD = replace(
     positive_scores=(0,) * (BINS - 1) + (1,),
     negative_scores=(2,) + (0,) * (BINS - 1),
 )
+OVERFLOWING = np.full(4, 3e38, np.float32).tobytes()
 ONES = np.ones(2, np.float32)
 
 
@@ -154,4 +155,15 @@ CASES = (
     saying("too few scores", field("positive_scores", [1], SPREAD)),
     saying("scores below zero", field("negative_scores", [-2, 4] + [0] * (BINS - 2), SPREAD)),
     saying("more scores than images", field("negative_scores", [3] + [0] * (BINS - 1), SPREAD)),
+    saying("an AUROC of 77", field("auroc", [77.0], SCORES)),
+    saying("a loss below 0", field("validation_loss", -1e300)),
+    saying("seconds of a thousand centuries", field("seconds", 1e300)),
+    saying("epochs below 0", field("epochs", -(2**40))),
+    saying("a class name that clears the screen", field("class_names", ["\x1b[2Jb", "a"], ANSWER)),
+    saying("a site name that is written from right to left", field("site", "gnp.\u202e", ANSWER)),
+    saying("a head row whose name has two lines", field("update.classes", ["b\nc", "a"])),
+    saying("a release of a million characters", field("version", "1" * 10**6, ANSWER)),
+    saying("more patients than images", field("patients", 13, ANSWER)),
+    saying("a class tested twice", field("class_names", ["b", "b"], SPREAD)),
+    saying("statistics that add up to more than float32 holds", field("statistics/prior", OVERFLOWING)),
 )

@@ -7,6 +7,8 @@ import pytest
 
 from client.cli import main
 from common.audit import Audit
+from common.identity import new_key, public_line, read_key
+from tests.receipts import signed_reply, the_receipt
 
 Capture = pytest.CaptureFixture[str]
 TOML = 'name = "north"\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
@@ -34,10 +36,15 @@ def flwr_client(capsys: Capture, *arguments: object) -> tuple[int, str]:
 
 
 def receipt(folder: Path, update: str) -> Path:
-    rounds = [{"round": 1, "sites": {"north": update}}]
-    (folder / "receipt.json").write_text(
-        json.dumps({"sites": {"north": {"answer_sha256": CALL}}, "rounds": rounds}), encoding="utf-8"
-    )
+    """A receipt of a run of this site alone, whose replies it signed."""
+    key_path = folder / "north.key"
+    key = read_key(key_path) if key_path.exists() else new_key(key_path)
+    replies = [
+        signed_reply(key, "north", "RollCallAnswer", 0, 1, CALL),
+        signed_reply(key, "north", "TrainReply", 1, 2, update),
+    ]
+    said = the_receipt({"north": public_line(key, "")}, replies)
+    (folder / "receipt.json").write_text(json.dumps(said), encoding="utf-8")
     return folder / "receipt.json"
 
 
@@ -77,7 +84,7 @@ def test_verify_against_a_receipt_finds_an_end_that_was_cut_off_and_a_head_that_
     assert flwr_client(capsys, "audit", "verify", folder)[0] == 0
     code, out = flwr_client(capsys, "audit", "verify", folder, "--receipt", receipt(folder, UPDATE))
     assert code == 1
-    assert "north's reply of round 1 (aaaaaaaaaaaa...) left this site by no entry" in " ".join(out.split())
+    assert "a reply of north of round 1 (aaaaaaaaaaaa...) that this audit does not have" in " ".join(out.split())
 
 
 def test_a_receipt_that_is_none_is_a_fault_of_the_command(folder: Path, capsys: Capture) -> None:

@@ -43,8 +43,9 @@ from client.settings import open_site, read_settings
 from client.status import Status
 from common.flower_objects import message_of, names_in
 from common.identity import SiteKit, read_request
-from server.authority import issue_server_certificate, make_authority
+from server.authority import issue_server_certificate, make_authority, signing_identity
 from server.coordinator import Coordinator, CoordinatorFile
+from server.superlink.signing import Addressee, Signing
 from tests.network.real import ROOT
 
 # ---------------------------------------------------------------------- on disk
@@ -259,7 +260,11 @@ def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     )
     (tmp_path / "north" / "kit.json").write_text(kit.model_dump_json(), encoding="utf-8")
 
+    public_key = read_request(tmp_path / "north" / "north.request").public_key
+    signing = Signing(*signing_identity(coordinator), lambda: {5: Addressee("north", public_key)})
+
     def make(message: Message) -> Hospital:
+        signing.sign(message)
         hospital = Hospital(tmp_path / "north", Desk(message))
         add_FleetServicer_to_server(hospital.desk, server)
         server.start()
@@ -277,7 +282,7 @@ def test_a_message_that_was_answered_is_not_in_hand_any_more_and_the_coordinator
     hospital = hospital_of(message)
     assert hospital.start() == ExitCode.CLOCK
     (reply,) = hospital.desk.replies
-    assert dict(reply.content.config_records["fields"]) == {"begun": 1}
+    assert reply.content.config_records["fields"]["begun"] == 1
     assert reply.metadata.reply_to_message_id == message.object_id
     assert hospital.desk.confirmed == [message.object_id]
     assert hospital.left is None
@@ -299,7 +304,7 @@ def test_work_that_a_process_was_ended_at_is_done_by_the_next(hospital_of: Hospi
     hospital.work = lambda: None
     assert hospital.start() == ExitCode.CLOCK
     (reply,) = hospital.desk.replies
-    assert dict(reply.content.config_records["fields"]) == {"begun": 2}
+    assert reply.content.config_records["fields"]["begun"] == 2
     assert "taking up again the work that was interrupted" in hospital.said
     assert hospital.left is None
 
@@ -363,7 +368,7 @@ def test_a_reply_that_did_not_get_through_is_sent_over_the_next_connection_witho
     hospital.desk.trouble["PushMessages"] = [grpc.StatusCode.UNAVAILABLE] * 4
     assert hospital.start() == ExitCode.CLOCK
     (reply,) = hospital.desk.replies
-    assert dict(reply.content.config_records["fields"]) == {"begun": 1}
+    assert reply.content.config_records["fields"]["begun"] == 1
     assert hospital.left is None
 
 

@@ -41,12 +41,22 @@ def test_a_round_that_did_not_count_is_forgotten(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]
 
 
-def test_a_round_that_counted_replaces_the_one_before(tmp_path: Path) -> None:
+def test_beside_the_round_that_counted_the_one_before_is_kept_to_go_back_to(tmp_path: Path) -> None:
     folder = MemoryFolder(tmp_path)
-    for server_round in (3, 4):
+    for server_round in (2, 3, 4):
         folder.keep(memory(server_round))
     assert folder.recall(counted=4).round == 4
-    assert [path.name for path in tmp_path.iterdir()] == ["round-000004.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000003.safetensors", "round-000004.safetensors"]
+    assert folder.recall(counted=3).round == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["round-000003.safetensors"]
+
+
+def test_to_judge_a_model_forgets_nothing(tmp_path: Path) -> None:
+    folder = MemoryFolder(tmp_path)
+    for server_round in (2, 3, 4):
+        folder.keep(memory(server_round))
+    assert folder.recall(counted=3, forget=False).round == 3
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_before_the_first_round_and_after_a_lost_disk_there_is_no_memory(tmp_path: Path) -> None:

@@ -163,3 +163,40 @@ def test_only_the_owner_may_read_it(tmp_path: Path, lax_umask: None) -> None:
 def test_each_entry_is_one_line_of_json(tmp_path: Path) -> None:
     Audit(tmp_path, durable=False).append(reason="a\nb\u2028c")
     assert [json.loads(line)["reason"] for line in lines(tmp_path / audit.FILE)] == ["a\nb\u2028c"]
+
+
+@pytest.mark.parametrize("size", [2**18 - 200, 2**18, 2**18 + 1, 2**20 + 7, 14_000_000])
+def test_a_line_of_any_length_is_found_again_and_the_chain_goes_on(size: int, tmp_path: Path) -> None:
+    """Lines of earlier releases may hold words that a site sent: 14 MB of them began the chain anew."""
+    trail = Audit(tmp_path, durable=False)
+    trail.append(record="TrainReply")
+    for _ in range(2):
+        trail.append(reason="x" * size)
+        trail.append(record="TrainReply")
+    found = check(tmp_path)
+    assert (found.entries, found.faults, found.notes) == (5, [], [])
+
+
+def test_a_long_line_as_an_earlier_release_wrote_it_is_found_again(tmp_path: Path) -> None:
+    """Raw control characters stand in it, and it is the last line of a file that is full."""
+    path = written(tmp_path, 3)
+    last = json.loads(lines(path)[-1])
+    raw = {"n": 4, "before": audit.line_sha256(lines(path)[-1].rstrip(b"\n")), "reason": "\u202e\x85" * 9_000_000}
+    assert last["n"] == 3
+    with path.open("ab") as file:
+        file.write(line := json.dumps(raw, ensure_ascii=False).encode())
+        file.write(b"\n")
+    (tmp_path / audit.HEAD).write_text(json.dumps({"entries": 4, "sha256": audit.line_sha256(line)}))
+    Audit(tmp_path, durable=False).append(record="start")
+    assert [one.name for one in files(tmp_path)] == ["audit-000001.jsonl", "audit.jsonl"]
+    assert (check(tmp_path).entries, said(tmp_path)) == (5, [])
+
+
+def test_a_torn_line_longer_than_the_first_look_is_owned_up_to(tmp_path: Path) -> None:
+    path = written(tmp_path, 3)
+    with path.open("ab") as file:
+        file.write(b'{"n": 4, "reason": "' + b"x" * 2**20)
+    Audit(tmp_path, durable=False).append(record="start")
+    found = check(tmp_path)
+    assert (found.entries, found.faults) == (4, [])
+    assert found.notes == ["audit.jsonl line 4 was torn by a kill; entry 4 says so."]

@@ -165,6 +165,12 @@ def test_far_updates_cannot_be_dropped_where_every_reply_is_needed(tmp_path: Pat
     assert 'with far_updates = "drop" a round must count without a site: set min_sites' in fault
 
 
+def test_no_share_can_be_bounded_where_sites_weigh_their_own_updates(tmp_path: Path) -> None:
+    text = DIGITS + "[participation]\nlargest_share = 0.5\n[privacy]\nsecure_aggregation = true\n"
+    faults = complaints(tmp_path, text)
+    assert any("each site weighs its own update: participation.largest_share must be 1" in fault for fault in faults)
+
+
 def test_set_takes_tables_lists_and_keys_that_the_file_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
     lists = 'partition={kind = "class_lists", lists = {north = ["1", "2"]}}'

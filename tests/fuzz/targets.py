@@ -246,7 +246,17 @@ def _state() -> FederationState:
     head = Head(("b", "a"), np.ones((2, 3), np.float32), np.zeros(2, np.float32))
     model = ModelState(np.arange(5, dtype=np.float32), np.zeros(2, np.float32), head)
     moments = {"trunk m": np.ones(5), "head b": np.ones((), np.float64)}
-    return FederationState(2, model, model, 1, {"north": 0.5}, {"north": 2}, moments, {"prior": np.ones(2, np.float32)})
+    return FederationState(
+        2,
+        model,
+        best=model,
+        best_round=1,
+        best_losses={"north": 0.5},
+        lowest_losses={"north": 0.4},
+        counted={"north": 2},
+        moments=moments,
+        statistics={"prior": np.ones(2, np.float32)},
+    )
 
 
 def state(data: bytes) -> None:

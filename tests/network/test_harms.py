@@ -27,7 +27,12 @@ FOUR = f"""{PARTIAL}
 west = ["2", "3", "8"]
 """
 LIAR = "south"
-CHANGES = (f"run.rounds={len(HARMS)}", "participation.min_sites=3", "participation.far_updates=drop")
+CHANGES = (
+    f"run.rounds={len(HARMS)}",
+    "participation.min_sites=3",
+    "participation.far_updates=drop",
+    "participation.guard=off",
+)
 
 
 def without_the_liar(experiment: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def test_under_secure_aggregation_too_and_no_private_key_is_in_anything_else_tha
     files = {path: path.read_bytes() for folder in (here, tmp_path) for path in folder.rglob("*") if path.is_file()}
     holders = {path for path, content in files.items() if b"PRIVATE KEY" in content}
     sites = [f"{folder.name}.key" for folder in (here / "sites").iterdir()]
-    assert sorted(path.name for path in holders) == sorted(["ca.key", "server.key", *sites])
+    assert sorted(path.name for path in holders) == sorted(["ca.key", "server.key", "signing.key", *sites])
     assert all(path.stat().st_mode & 0o077 == 0 for path in holders)
     told = [flwr_server("status", coordinator.folder, *options) for options in ((), ("--json",))]
     texts = {str(path): content for path, content in files.items() if path not in holders}

@@ -12,8 +12,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import BadInput
 from common.identity import SiteKit, SiteRequest, fingerprint, new_key, public_line, read_kit, read_request
-from server.admission import admission_faults, admit, admitted_sites, members, revoke
+from server.admission import admission_faults, admit, admitted_sites, claims_of, members, revoke
 from server.coordinator import Coordinator, read_coordinator
+from strategies.claims import Claims
 from tests.network.real import flwr_client, flwr_server
 
 LINE = (  # made, and its fingerprint printed, by OpenSSH's ssh-keygen
@@ -235,3 +236,47 @@ def test_an_admission_that_was_edited_wrongly_is_named_by_its_file(
     path.write_text(path.read_text(encoding="utf-8").replace("revoked", "revokd"), encoding="utf-8")
     with pytest.raises(BadInput, match=r'sites/north\.toml: revokd: is not a known key\. Did you mean "revoked"\?'):
         admitted_sites(coordinator)
+
+
+# ---------------------------------------------------------------------- what a site may claim
+
+
+def requested(tmp_path: Path, name: str = "north") -> Path:
+    assert flwr_client("init", tmp_path / name, "--name", name).code == 0
+    return tmp_path / name / f"{name}.request"
+
+
+def claims(coordinator: Coordinator) -> tuple[tuple[str, ...], int]:
+    site = members(coordinator)["north"]
+    return site.classes, site.max_images
+
+
+def test_what_a_site_may_claim_is_written_shown_kept_changed_and_taken_away(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    request = requested(tmp_path)
+    admitting = ("admit", coordinator.folder, request, "--yes")
+    assert flwr_server(*admitting).code == 0
+    assert claims(coordinator) == ((), 0)
+    assert flwr_server(*admitting, "--classes", "Pleural Effusion, Nodule", "--max-images", "500").code == 0
+    assert claims(coordinator) == (("Pleural Effusion", "Nodule"), 500)
+    assert 'north may claim "Pleural Effusion", "Nodule"; 500 training images at most' in flwr_server(
+        "status", coordinator.folder
+    ).out.replace("\n", "")
+    assert flwr_server(*admitting).code == 0
+    assert claims(coordinator) == (("Pleural Effusion", "Nodule"), 500)
+    look = claims_of(coordinator)
+    assert look() == {"north": Claims(frozenset({"Pleural Effusion", "Nodule"}), 500)}
+    assert flwr_server(*admitting, "--classes", "", "--max-images", "0").code == 0
+    assert look() == {"north": Claims()}
+    (coordinator.sites / "north.toml").write_text("broken", encoding="utf-8")
+    assert look() == {"north": Claims()}
+
+
+@pytest.mark.parametrize("classes", ["a,a", "x" * 101, "\x1b[31m", "a\u202eb"])
+def test_names_that_cannot_be_classes_are_refused(classes: str, coordinator: Coordinator, tmp_path: Path) -> None:
+    ended = flwr_server("admit", coordinator.folder, requested(tmp_path), "--yes", "--classes", classes)
+    assert ended.code == 2
+    assert "flwr-server admit: classes: " in ended.err
+    assert "\x1b" not in ended.err
+    assert members(coordinator) == {}

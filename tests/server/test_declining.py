@@ -48,7 +48,8 @@ def test_the_run_goes_on_without_it_and_says_why(tmp_path: Path) -> None:
     found = verify(run / "receipt.json")
     assert found.faults == []
     assert found.unknown == [
-        "sums: not added up again, for the run did not keep its updates (run.keep_updates); their hashes are checked"
+        "signatures: there are none, as in every simulation",
+        "sums: not added up again, for the run did not keep its updates (run.keep_updates); their hashes are checked",
     ]
     assert not (run / "updates").exists()
 

@@ -41,7 +41,6 @@ def test_a_request_is_read_as_protobuf_reads_it_and_its_content_is_apart(request
     push = parsed_push(request.SerializeToString())
     assert push.request == without_content(request)
     assert bytes(push.content) == request.object_content
-    assert push.node == request.node
 
 
 def test_the_content_is_not_copied() -> None:

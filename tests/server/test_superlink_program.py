@@ -4,57 +4,32 @@ Whoever raises Flower's version sees here what its new one does otherwise.
 """
 
 import hashlib
-import importlib
 import inspect
-import shutil
-import sys
 import threading
-from collections import namedtuple
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from flwr.common.constant import NOOP_FLWR_AID, Status, SubStatus
-from flwr.proto import fleet_pb2_grpc
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ObjectTree,
-    PullObjectRequest,
-    PushObjectRequest,
-)
-from flwr.server.superlink.fleet.grpc_rere.fleet_servicer import FleetServicer
-from flwr.server.superlink.linkstate import LinkStateFactory, linkstate_factory
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.server.superlink.utils import check_abort
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
-from flwr.supercore.object_store import ObjectStoreFactory, object_store_factory
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
-from flwr.superlink.federation import NoOpFederationManager
 
 from server.coordinator import Coordinator, CoordinatorFile
-from server.superlink import object_store, program
+from server.superlink import object_store
+from server.superlink.fleet_server import FleetServer
 from server.superlink.object_files import ObjectFiles
-from server.superlink.object_service import parsed_push
 from server.superlink.process import command
 from server.superlink.program import LinkState, ObjectStore, superlink_command
-from server.superlink.steady_clock import OF_THE_SUPERLINK
+from tests.server.superlinks import REPLACED, Link
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
-HandlerCallDetails = namedtuple("HandlerCallDetails", ("method", "invocation_metadata"))
 FLOWER = f"Flower {version('flwr')} is not what server/superlink/program.py was written for:"
-REPLACED = (
-    (linkstate_factory, "SqlLinkState", LinkStateFactory.state),
-    (object_store_factory, "SqlObjectStore", ObjectStoreFactory.store),
-    (superlink_command, "add_FleetServicer_to_server", superlink_command._run_fleet_api_grpc_rere),
-)
-"""Module, the name in it that we replace, and Flower's function that must look it up there when it runs."""
 
 
 def named(content: bytes) -> str:
@@ -87,8 +62,19 @@ def test_flower_looks_up_what_we_replace_where_we_replace_it(module: Any, name: 
         (SqlLinkState, "get_node_id_by_public_key", "(self, public_key)"),
         (SqlLinkState, "store_traffic", "(self, run_id, *, bytes_sent, bytes_recv)"),
         (SqlLinkState, "_cleanup_expired_task_tokens", "(self)"),
-        (FleetServicer, "PushObject", "(self, request, context)"),
-        (FleetServicer, "PullObject", "(self, request, context)"),
+        (SqlLinkState, "get_node_info", "(self, *, node_ids=None, owner_aids=None, statuses=None)"),
+        (SqlLinkState, "activate_node", "(self, node_id, heartbeat_interval)"),
+        (SqlLinkState, "deactivate_node", "(self, node_id)"),
+        (SqlLinkState, "acknowledge_node_heartbeat", "(self, node_id, heartbeat_interval)"),
+        (SqlLinkState, "get_message_ins", "(self, node_id, limit, *, run_id=None)"),
+        (SqlLinkState, "store_message_and_object_tree", "(self, message, object_tree, session_id)"),
+        (SqlLinkState, "preregister_object_tree", "(self, object_tree, session_id)"),
+        (SqlLinkState, "start_session", "(self, run_id)"),
+        (SqlLinkState, "store_object", "(self, run_id, session_id, object_id, object_content)"),
+        (SqlLinkState, "get_object", "(self, run_id, object_id)"),
+        (SqlLinkState, "delete_messages", "(self, message_ins_ids)"),
+        (SqlLinkState, "get_fab", "(self, fab_hash)"),
+        (SqlObjectStore, "get_object_tree", "(self, object_id)"),
     ],
 )
 def test_a_method_that_we_override_or_call_has_the_signature_we_know(owner: type, method: str, parameters: str) -> None:
@@ -110,29 +96,17 @@ def test_the_table_of_objects_has_the_columns_that_we_write() -> None:
     assert {"object_id", "content", "is_available"} <= set(StoredObject.__table__.columns.keys()), FLOWER
 
 
-def test_flowers_servicer_hands_its_methods_over_in_the_two_calls_that_we_stand_behind() -> None:
-    calls: list[str] = []
-    methods: dict[str, Any] = {}
-
-    class Recorder:
-        def add_generic_rpc_handlers(self, handlers: Any) -> None:
-            calls.append("generic")
-
-        def add_registered_method_handlers(self, service: str, found: dict[str, Any]) -> None:
-            calls.append(service)
-            methods.update(found)
-
-    fleet_pb2_grpc.add_FleetServicer_to_server(FleetServicer(None, None, True), Recorder())  # type: ignore[arg-type]
-    assert calls == ["generic", "flwr.proto.Fleet"], FLOWER
-    assert {"PushObject", "PullObject"} <= methods.keys(), FLOWER
+def test_flower_hands_over_what_our_server_takes() -> None:
+    theirs = inspect.signature(superlink_command._run_fleet_api_grpc_rere).parameters
+    assert list(theirs) == list(inspect.signature(FleetServer.run).parameters)[1:], FLOWER
 
 
 def test_flowers_own_program_takes_every_argument_that_we_start_it_with(tmp_path: Path) -> None:
     file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
     started = command(Coordinator(tmp_path, file))
-    assert started[1:5] == ["-m", "server.superlink.program", "--objects", str(tmp_path / "state" / "objects")]
-    assert started[5:7] == ["--clock", str(tmp_path / "state" / "clock.json")]
-    parsed = superlink_command._parse_args_run_superlink().parse_args(started[7:])
+    assert started[1:5] == ["-m", "server.superlink.program", "--state", str(tmp_path / "state")]
+    assert started[5:9] == ["--connections", "1000", "--connections-per-address", "256"]
+    parsed = superlink_command._parse_args_run_superlink().parse_args(started[9:])
     assert (parsed.host, parsed.port, parsed.fleet_api_address) == ("127.0.0.1", 8000, "0.0.0.0:9092"), FLOWER
     assert (parsed.enable_supernode_auth, parsed.isolation, parsed.insecure) == (True, "process", False), FLOWER
     assert parsed.runtime_dependency_install is False, FLOWER
@@ -141,199 +115,15 @@ def test_flowers_own_program_takes_every_argument_that_we_start_it_with(tmp_path
 # ---------------------------------------------------------------------- what is in effect
 
 
-class Clock:
-    """Time that passes when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
-@dataclass
-class Link:
-    """A SuperLink's two stores and one run that goes on, as Flower makes them after ``main()``."""
-
-    folder: Path
-    clock: Clock
-
-    def __post_init__(self) -> None:
-        self.files = ObjectStore.files
-        self.stores = ObjectStoreFactory(str(self.folder / "superlink.db"))
-        self.states = LinkStateFactory(self.stores.database, NoOpFederationManager(), self.stores)
-        self.state, self.store = self.states.state(), self.stores.store()
-        self.run, self.task = self.begun()
-
-    def begun(self) -> tuple[int, int]:
-        """A run that goes on, and its task."""
-        run = self.created()
-        (found,) = self.state.get_run_info(run_ids=[run])
-        task = int(found.primary_task_id or 0)
-        assert self.state.claim_task(task)
-        assert self.state.activate_task(task)
-        return run, task
-
-    def created(self) -> int:
-        """A run that has not begun."""
-        return self.state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
-
-    def announced(self, *contents: bytes) -> str:
-        """Announce objects, the first one above the others; the push session they are expected in."""
-        top, *below = (named(content) for content in contents)
-        session = self.state.start_session(self.run)
-        tree = ObjectTree(object_id=top, children=[ObjectTree(object_id=name) for name in below])
-        self.state.preregister_object_tree(tree, session)
-        return session
-
-    def restarted(self) -> ObjectStore:
-        """The store of a new process on the same database and files."""
-        store = ObjectStore(self.stores.database)
-        store.initialize()
-        return store
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Flower's empty database, for to make it takes a second."""
-    path = tmp_path_factory.mktemp("empty") / "superlink.db"
-    store = SqlObjectStore(str(path))
-    store.initialize()
-    assert store._engine
-    store._engine.dispose()
-    return path
-
-
-@pytest.fixture
-def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
-    """``main()`` has run, up to the place where Flower's program would begin."""
-    shutil.copytree(database.parent, tmp_path, dirs_exist_ok=True)
-    clock, begun = Clock(), list[list[str]]()
-    for module, name, _ in REPLACED:
-        monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
-    monkeypatch.setattr(ObjectStore, "files", None, raising=False)
-    monkeypatch.setattr(program, "time", clock)
-    monkeypatch.setattr(superlink_command, "flower_superlink", lambda: begun.append(list(sys.argv)))
-    for name in OF_THE_SUPERLINK:
-        monkeypatch.setattr(f"{name}.now", vars(importlib.import_module(name))["now"])
-    ours = ["--objects", str(tmp_path / "objects"), "--clock", str(tmp_path / "clock.json")]
-    monkeypatch.setattr(sys, "argv", ["superlink", *ours, "--isolation", "process"])
-    program.main()
-    assert begun == [["superlink", "--isolation", "process"]]
-    return Link(tmp_path, clock)
-
-
-@pytest.fixture
-def fleet(link: Link) -> Iterator[FleetStub]:
-    """A site's end of Flower's own Fleet API over a socket; keys are looked at elsewhere."""
-    server = superlink_command._run_fleet_api_grpc_rere("127.0.0.1:0", link.states, link.stores, False, None)
-    try:
-        with grpc.insecure_channel(server.bound_address) as channel:
-            yield FleetStub(channel)
-    finally:
-        server.stop(None).wait()
-
-
-def pushed(fleet: FleetStub, link: Link, session: str, content: bytes, name: str = "") -> bool:
-    request = PushObjectRequest(
-        run_id=link.run, session_id=session, object_id=name or named(content), object_content=content
-    )
-    return bool(fleet.PushObject(request).stored)
-
-
-def pulled(fleet: FleetStub, link: Link, name: str) -> tuple[bool, bool, bytes]:
-    """Found, available, content."""
-    answer = fleet.PullObject(PullObjectRequest(run_id=link.run, object_id=name))
-    return answer.object_found, answer.object_available, answer.object_content
-
-
 def test_flower_makes_our_stores(link: Link) -> None:
     assert type(link.state) is LinkState
     assert type(link.store) is ObjectStore
 
 
-def test_both_ways_in_which_grpc_looks_a_method_up_lead_to_ours(link: Link) -> None:
-    found: list[Any] = []
-
-    class Recorder:
-        def add_generic_rpc_handlers(self, handlers: Any) -> None:
-            if handlers[0].service_name() == "flwr.proto.Fleet":  # not what sites may ask beforehand
-                found.append(lambda method: handlers[0].service(HandlerCallDetails(f"/flwr.proto.Fleet/{method}", ())))
-
-        def add_registered_method_handlers(self, service: str, methods: Mapping[str, Any]) -> None:
-            found.append(methods.get)
-
-    server: Any = Recorder()
-    superlink_command.add_FleetServicer_to_server(FleetServicer(link.states, link.stores, True), server)
-    assert [way("PushObject").request_deserializer for way in found] == [parsed_push] * 2
-    assert [way("PullObject").response_serializer for way in found] == [bytes] * 2
-    assert all(way("ActivateNode") for way in found)
-
-
-def test_what_a_site_pushes_lies_in_a_file_and_comes_back_and_not_in_the_database(fleet: FleetStub, link: Link) -> None:
-    content = bytes(range(256)) * 1000
-    session = link.announced(content)
-    assert pulled(fleet, link, named(content)) == (True, False, b"")
-    assert pushed(fleet, link, session, content)
-    assert link.files.read(named(content)) == content
-    assert SqlObjectStore.get(link.store, named(content)) == b""  # type: ignore[arg-type]
-    assert pulled(fleet, link, named(content)) == (True, True, content)
-
-
-def test_what_is_not_announced_is_not_kept(fleet: FleetStub, link: Link) -> None:
-    session = link.announced(b"announced")
-    assert not pushed(fleet, link, session, b"stray")
-    assert link.files.names() == set()
-    assert pulled(fleet, link, named(b"stray")) == (False, False, b"")
-
-
-def test_content_of_another_hash_is_not_kept_and_the_right_one_may_still_come(fleet: FleetStub, link: Link) -> None:
-    session = link.announced(b"right")
-    assert not pushed(fleet, link, session, b"wrong", named(b"right"))
-    assert link.files.names() == set()
-    assert pulled(fleet, link, named(b"right")) == (True, False, b"")
-    assert pushed(fleet, link, session, b"right")
-    assert pulled(fleet, link, named(b"right")) == (True, True, b"right")
-
-
-def test_nothing_is_handed_out_to_a_run_that_is_over_also_where_another_run_needs_it(
-    fleet: FleetStub, link: Link
-) -> None:
-    over, task = link.begun()
-    assert pushed(fleet, link, link.announced(b"weights"), b"weights")
-    link.state.finish_task(task, SubStatus.COMPLETED, "")
-    with pytest.raises(grpc.RpcError) as refused:
-        fleet.PullObject(PullObjectRequest(run_id=over, object_id=named(b"weights")))
-    assert refused.value.code() == grpc.StatusCode.PERMISSION_DENIED
-    assert pulled(fleet, link, named(b"weights")) == (True, True, b"weights")
-
-
-@pytest.mark.parametrize("name", ["../authority.key", "{folder}/authority.key"])
-def test_a_site_cannot_read_the_coordinators_other_files(name: str, fleet: FleetStub, link: Link) -> None:
-    (link.folder / "authority.key").write_bytes(b"secret")
-    assert pulled(fleet, link, name.format(folder=link.folder))[2] == b""
-
-
-@pytest.mark.parametrize("name", ["../authority.key", "{folder}/authority.key"])
-def test_a_site_cannot_remove_the_coordinators_other_files(name: str, fleet: FleetStub, link: Link) -> None:
-    (link.folder / "authority.key").write_bytes(b"secret")
-    asked = name.format(folder=link.folder)
-    fleet.ConfirmMessageReceived(ConfirmMessageReceivedRequest(run_id=link.run, message_object_id=asked))
-    assert (link.folder / "authority.key").exists()
-
-
-def test_a_message_that_has_been_received_leaves_no_file(fleet: FleetStub, link: Link) -> None:
-    contents = (b"message", b"weights")
-    session = link.announced(*contents)
-    assert all(pushed(fleet, link, session, content) for content in contents)
-    fleet.ConfirmMessageReceived(ConfirmMessageReceivedRequest(run_id=link.run, message_object_id=named(b"message")))
-    assert link.files.names() == set()
-
-
-def test_what_two_messages_share_stays_until_the_second_has_been_received(fleet: FleetStub, link: Link) -> None:
+def test_what_two_messages_share_stays_until_the_second_has_been_received(link: Link) -> None:
     first, second = link.announced(b"to north", b"trunk"), link.announced(b"to south", b"trunk")
     for session, content in ((first, b"to north"), (first, b"trunk"), (second, b"to south")):
-        assert pushed(fleet, link, session, content)
+        assert link.state.store_object(link.run, session, named(content), content)
     link.store.delete(named(b"to north"))
     assert link.files.names() == {named(b"to south"), named(b"trunk")}
     link.store.delete(named(b"to south"))

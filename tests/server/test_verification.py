@@ -41,6 +41,7 @@ def test_a_finished_run_is_what_its_receipt_says(finished: Path) -> None:
     assert [line.split(":")[0] for line in found.right] == [
         "audit",
         "receipt.json",
+        "summary.json and rounds.jsonl",
         "model.safetensors",
         "summary.json",
         "round 1",
@@ -107,6 +108,8 @@ SPOILED: list[tuple[str, Change, str]] = [
     ("receipt.json", lambda data: data + b" ", "receipt.json: is not the file that entry "),
     ("receipt.json", lambda data: data.replace(b'"flwr": "1', b'"flwr": "2'), "receipt.json: versions.flwr: is "),
     ("receipt.json", lambda data: data[:-20], "receipt.json: the whole file: "),
+    ("summary.json", middle, "summary.json: is not the file that the run wrote: changed."),
+    ("rounds.jsonl", middle, "rounds.jsonl: is not the file that the run wrote: changed."),
     ("summary.json", lambda data: data.replace(b'"seed": 3', b'"seed": 4'), "summary.json: experiment: is not the one"),
 ]
 
@@ -123,6 +126,11 @@ def test_one_changed_byte_is_found_and_named(name: str, change: Change, said: st
 def test_an_update_that_is_gone_is_named(run: Path) -> None:
     (run / "updates" / "round-000002" / "site-1.record").unlink()
     assert faults(run) == ["updates/round-000002/site-1.record: cannot be read (No such file or directory): removed."]
+
+
+def test_figures_that_are_gone_are_named(run: Path) -> None:
+    (run / "rounds.jsonl").unlink()
+    assert faults(run) == ["rounds.jsonl: is not there: removed."]
 
 
 def test_updates_and_hashes_that_fit_and_do_not_make_the_model_are_found(run: Path) -> None:

@@ -252,7 +252,8 @@ def test_whoever_has_to_mend_something_is_told_all_of_it_in_one_message_and_is_o
     ]
     refuse_faulty(roll, faults, "labels")
     reason = "site.toml of south: first.\nsite.toml of south: second. Mend it."
-    assert refusal_to(roll, 8) == Refusal("run-1", "labels", reason)
+    # At the site, lines after the first are indented: none looks like one of its own program.
+    assert refusal_to(roll, 8) == Refusal("run-1", "labels", reason.replace("\n", "\n    "))
     assert [sent_to(roll, node) for node in NAMES] == [[ROLL_CALL], [ROLL_CALL, REFUSAL], [ROLL_CALL]]
     assert roll.members.keys() == {7, 9}
     assert roll.refused == {8: reason}

@@ -12,6 +12,7 @@ from flwr.clientapp import ClientApp
 from common.config import ParticipationSection, Plan
 from common.errors import BadInput
 from common.models.state import Head, ModelState
+from common.plain_text import MOST_WORDS
 from common.records import EvaluateReply, EvaluateRequest, Groups, RollCall, RollCallAnswer, TrainReply, TrainRequest
 from common.wire import decode, encode, payload_bytes
 from server.backends import inline
@@ -21,6 +22,7 @@ from strategies.registry import method_named
 from strategies.replies import Replies
 from strategies.rounds import RoundStrategy, array_record
 from tests.harms import FORMS, Harm
+from tests.words import raw_in
 
 CLASSES = {"east": ("c", "a"), "north": ("a", "b"), "south": ("b",)}
 STEP = {"east": -3.0, "north": 1.0, "south": 0.5}
@@ -140,7 +142,7 @@ def run(
     **participation: Any,
 ) -> Ran:
     """Run surgical aggregation over these sites."""
-    participation = {"roll_call_deadline_s": 5.0, **participation}
+    participation = {"roll_call_deadline_s": 5.0, "guard": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
     strategy = RoundStrategy(method_named("surgical", parameters), plan(seed), section, "run-1")
     ran: list[Ran] = []
@@ -163,6 +165,10 @@ ALL = (EAST, NORTH, SOUTH)
 
 def raising(reply: TrainReply) -> TrainReply:
     raise OSError("disk full")
+
+
+def endless(reply: TrainReply) -> TrainReply:
+    raise OSError("\x1b[2J" * 3_500_000)  # 14 MB
 
 
 def with_update(**changes: Any) -> Callable[[TrainReply], TrainReply]:
@@ -211,6 +217,7 @@ def test_the_order_in_which_sites_answer_changes_nothing() -> None:
     ("spoil", "reason"),
     [
         (raising, "disk full"),
+        (endless, " characters cut)"),
         (with_update(trunk=np.array([np.nan, 1], np.float32)), "trunk holds values that are not finite"),
         (with_update(trunk=np.ones(3, np.float32)), "trunk has shape (3,), expected (2,)"),
         (with_update(trunk=None), "trunk was expected"),
@@ -226,6 +233,21 @@ def test_the_order_in_which_sites_answer_changes_nothing() -> None:
             "TrainReply.train_loss is not a number; leave it out where it is not defined.",
         ),
         (lambda reply: replace(reply, validation_loss=float("inf")), "TrainReply.validation_loss must be finite."),
+        (lambda reply: replace(reply, epochs=2), "says that it trained 2 epochs, and was asked for at most 1"),
+        (
+            lambda reply: replace(reply, seconds=1e5),
+            "says that it trained for 100,000 s, and was asked at most 60 s ago",
+        ),
+        (lambda reply: replace(reply, seconds=-1.0), "TrainReply.seconds must be from 0 to 1e+08, not -1."),
+        (
+            lambda reply: replace(reply, validation_auroc=1.5),
+            "TrainReply.validation_auroc must be from 0 to 1, not 1.5.",
+        ),
+        (lambda reply: replace(reply, epsilon=1e300), "TrainReply.epsilon must be from 0 to 1e+09, not 1e+300."),
+        (
+            lambda reply: replace(reply, site="sou\u202eth"),
+            r"that can be seen, on one line, not 6 characters: sou\u202eth.",
+        ),
         (lambda reply: encode(RollCall("run-1", "{}")), "expected TrainReply, got 'RollCall'."),
         (lambda reply: RecordDict(), "without a wire version"),
     ],
@@ -234,6 +256,8 @@ def test_a_reply_that_cannot_count_costs_only_its_own_update_and_has_its_reason(
     ran = run((EAST, NORTH, replace(SOUTH, spoil=spoil)), min_sites=2)
     assert set(ran.rounds[0].absent) == {"south"}
     assert reason in ran.rounds[0].absent["south"]
+    assert len(ran.rounds[0].absent["south"]) <= MOST_WORDS
+    assert raw_in(ran.rounds[0].absent["south"], "") == set()
     assert ran.rounds[0].sites == ("east", "north")
     np.testing.assert_array_equal(ran.model.trunk, [0.25 - 1, -4 - 1])  # (-3 + 1) / 2
     assert dict(ran.strategy.state.counted) == {"east": 1, "north": 1}
@@ -289,6 +313,16 @@ def test_why_a_reply_did_not_count_outlives_the_coordinator() -> None:
     strategy = run((EAST, NORTH, replace(SOUTH, tested=("q",))), min_sites=2).strategy
     kept = of_bytes(to_bytes(strategy.state)).left_out
     assert kept == strategy.state.left_out == {"south": 'evaluation: tested "q", which it does not annotate'}
+
+
+def test_the_lowest_losses_outlive_the_coordinator_and_a_checkpoint_of_an_earlier_release_begins_with_the_best() -> (
+    None
+):
+    state = run(ALL, rounds=2).strategy.state
+    assert set(state.lowest_losses) == {"east", "north", "south"}
+    assert of_bytes(to_bytes(state)).lowest_losses == state.lowest_losses
+    earlier = replace(state, lowest_losses={})
+    assert of_bytes(to_bytes(earlier)).lowest_losses == state.best_losses
 
 
 def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:
@@ -444,6 +478,14 @@ def test_weighting_by_samples_weighs_a_site_by_its_training_images() -> None:
     # (10 * 1 + 40 * 0.5) / 50 = 0.6, for the trunk and for row b; row a is north's alone
     np.testing.assert_allclose(after.trunk, [0.85, -3.4], rtol=1e-6)
     np.testing.assert_allclose(after.head.weight, [[-2 + 1, -1 + 1], [0.6, 1.6]], rtol=1e-6)
+
+
+def test_a_site_that_says_it_has_a_billion_images_weighs_no_more_than_the_largest_share() -> None:
+    claims = (NORTH, replace(SOUTH, samples=10**9))
+    after = run(claims, parameters={"weighting": "samples"}, largest_share=0.5).model
+    np.testing.assert_allclose(after.trunk, [0.25 + 0.75, -4 + 0.75], rtol=1e-6)  # (10 * 1 + 10 * 0.5) / 20
+    believed = run(claims, parameters={"weighting": "samples"}).model
+    np.testing.assert_allclose(believed.trunk, [0.75, -3.5], rtol=1e-6)  # 0.5: south alone
 
 
 def test_a_site_cannot_claim_another_weight_than_at_the_roll_call() -> None:

@@ -1,5 +1,7 @@
 """Which model is best, by whom it was judged."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from common.models.state import Head, ModelState
@@ -13,8 +15,7 @@ ONE = ModelState(
 def best_after(*judgements: dict[str, float]) -> int:
     state = FederationState(0, ONE)
     for server_round, losses in enumerate(judgements):
-        moved = FederationState(server_round, ONE, state.best, state.best_round, state.best_losses)
-        state = with_validation(moved, losses)
+        state = with_validation(replace(state, round=server_round), losses)
     return state.best_round
 
 

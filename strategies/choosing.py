@@ -1,0 +1,58 @@
+"""Which of two models is better, by losses that the sites state: the mean decides, the majority has a veto.
+
+The rule of the paper's code is the lowest uniform mean (specs 1.4). Alone it lets one site choose: who states 0 for one
+model, or a huge loss for all others, moves the mean as far as it likes. So each site's loss is also compared with the
+lowest that the same site ever stated: their ratio is the site's *regret* for a model, 1 at its own best. A model's
+regret is the smallest one that more than half of the sites stay within: one site alone moves it no further than to
+the regret of an honest neighbour. Of two models whose regrets are both at most :data:`TOLERATED`, the lower mean is
+better, as in the paper. Otherwise the smaller regret is better.
+
+What influence one lying site keeps, of n that judged both models:
+
+==== =============================================================================================================
+n    it decides
+==== =============================================================================================================
+1, 2 everything: nothing tells which of two is lying
+3    between models that both honest sites hold within 25 % of their best, and where those two disagree
+4    the same, and it needs two of the three honest sites on its side
+10   the same, and it needs five of the nine
+==== =============================================================================================================
+
+Where the honest sites agree about which models are good, the chosen one is so within 25 % of the best one's loss.
+"""
+
+from collections.abc import Mapping
+
+FEWEST = 3
+"""Sites of which a majority can outvote one."""
+TOLERATED = 1.25
+"""Honest losses near their lowest go up and down by some percent from round to round; the mean settles those."""
+SMALL = 0.02
+"""Added to both losses of a ratio, in nats: below it a ratio says nothing."""
+
+Losses = Mapping[str, float]
+
+
+def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
+    """Whether the model of ``now`` is better than the one of ``before``, over the sites that judged both.
+
+    Args:
+        now, before: Validation loss of each model, by site.
+        lowest: The lowest loss that each site stated up to now, for any model.
+    """
+    common = sorted(set(now) & set(before))
+    regrets = [regret({site: found[site] for site in common}, lowest) for found in (now, before)]
+    if len(common) >= FEWEST and max(regrets) > TOLERATED:
+        return regrets[0] < regrets[1]
+    return sum(now[site] for site in common) < sum(before[site] for site in common)
+
+
+def regret(losses: Losses, lowest: Losses) -> float:
+    """How many times its lowest loss a model costs a site, at most, for more than half of the sites."""
+    ratios = sorted((loss + SMALL) / (lowest[site] + SMALL) for site, loss in losses.items())
+    return ratios[len(ratios) // 2] if ratios else 1.0
+
+
+def lowest_of(losses: Losses, lowest: Losses) -> dict[str, float]:
+    """The lowest losses, these taken in."""
+    return {**lowest, **{site: min(loss, lowest.get(site, loss)) for site, loss in losses.items()}}

@@ -1,0 +1,358 @@
+"""What a coordinator may ask of a hospital: plans that would cost too much are declined before anything is built."""
+
+import json
+import signal
+import time
+import tracemalloc
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from client import app as site_app
+from client import costs
+from client.asked import Asked
+from client.gate import DECLINED
+from client.incoming import asked_of
+from client.memory import KEPT_RUNS
+from client.policy import Policy
+from client.rules import of_request
+from client.runs import KEPT
+from client.site import Site
+from common.config import Plan, plan_of, read_experiment
+from common.models.architectures import new_backbone
+from common.models.spec import TRAITS
+from common.records import RollCall
+from common.wire import WIRE_VERSION, encode
+from strategies.registry import method_of
+from strategies.roll_call import ROLL_CALL
+from tests.client.test_gate import asked, judged, log, trained
+from tests.client.test_rounds import beginning, plan, request, site
+
+WITHIN_S = 1.0
+LITTLE_BYTES = 16 * 2**20
+EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
+EXPERIMENTS = [path for path in EXPERIMENTS if path.name != "study.toml"]  # a list of the others
+ORDINARY = plan("surgical", {})
+HUGE = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _flower_knows_where_it_is() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
+
+
+def changed(of: Plan, changes: Mapping[str, Any]) -> str:
+    """A plan as JSON, with other values at dotted keys: nobody checks what a coordinator writes there."""
+    tree = json.loads(of.model_dump_json())
+    for key, value in changes.items():
+        *tables, last = key.split(".")
+        table = tree
+        for name in tables:
+            table = table[name]
+        table[last] = value
+    return json.dumps(tree)
+
+
+def roll_call(run: str, text: str) -> RecordDict:
+    """The record of a roll call, its plan unchecked."""
+    content = encode(RollCall("run", ORDINARY.model_dump_json()))
+    fields = dict(content["fields"])  # type: ignore[call-overload]
+    content["fields"] = ConfigRecord(fields | {"run": run, "plan": text})
+    return content
+
+
+def called(at: Site, text: str, run: str = "run") -> Message:
+    return asked(at, ROLL_CALL, roll_call(run, text))
+
+
+def hospital(folder: Path, **policy: Any) -> Site:
+    return replace(site(folder), policy=Policy(smallest_count=0, **policy))
+
+
+def fit(of: Plan, **training: Any) -> Plan:
+    return of.model_copy(update={"training": of.training.model_copy(update=training)})
+
+
+UNIFED = plan("unifed", {})
+FEDIRM = plan("fedirm", {})
+FEDBN = plan("fedbn", {})
+PRIVATE = ORDINARY.privacy.model_dump() | {"level": "update"}
+EXCESSIVE: dict[str, tuple[Plan, dict[str, Any], str]] = {
+    "rounds": (ORDINARY, {"run.rounds": HUGE}, "policy.maximum_rounds"),
+    "epochs": (ORDINARY, {"training.epochs": HUGE}, "policy.maximum_epochs"),
+    "epochs of all rounds": (ORDINARY, {"training.epochs": 400, "run.rounds": 9000}, "policy.maximum_total_epochs"),
+    "warm-up epochs": (ORDINARY, {"method.warm_up_epochs": HUGE}, "policy.maximum_epochs"),
+    "epochs until a loss settles": (UNIFED, {"method.epoch_cap": HUGE}, "policy.maximum_epochs"),
+    "batch size": (ORDINARY, {"training.batch_size": HUGE}, "policy.maximum_batch_size"),
+    "threads": (ORDINARY, {"training.threads": 1024}, "policy.maximum_threads"),
+    "image size": (ORDINARY, {"model.image_size": 4096}, "policy.maximum_image_size"),
+    "image size out of the schema": (ORDINARY, {"model.image_size": 10**6}, "plan.form"),
+    "neck": (ORDINARY, {"model.neck": HUGE}, "plan.form"),
+    "a wide neck": (
+        ORDINARY,
+        {"model.architecture": "unifed_vgg11", "model.image_size": 64, "model.neck": 65536},
+        "policy.maximum_parameters",
+    ),
+    "parameters": (
+        ORDINARY,
+        {"model.architecture": "femnist_cnn", "model.image_size": 1024},
+        "policy.maximum_parameters",
+    ),
+    "a dense layer as wide as the image": (
+        ORDINARY,
+        {"model.architecture": "fedsld_cnn", "model.image_size": 1000},
+        "policy.maximum_parameters",
+    ),
+    "memory": (
+        fit(ORDINARY, batch_size=64),
+        {"model.architecture": "densenet121", "model.image_size": 1024, "model.norm": "group"},
+        "policy.maximum_memory_gb",
+    ),
+    "noise that no search finds": (
+        plan("fedavg", {}),
+        {"model.norm": "group", "privacy": PRIVATE | {"epsilon": 1e300}},
+        "plan.privacy",
+    ),
+    "noise for a delta that nothing reaches": (
+        plan("fedavg", {}),
+        {"model.norm": "group", "privacy": PRIVATE | {"epsilon": 0.01, "delta": 1e-300}},
+        "plan.privacy",
+    ),
+    "passes": (FEDIRM, {"method.passes": HUGE}, "policy.maximum_method_number"),
+    "a number of the method": (
+        ORDINARY,
+        {"method.mean": {"kind": "krum", "byzantine": HUGE, "keep": 1}},
+        "policy.maximum_method_number",
+    ),
+    "no such method": (ORDINARY, {"run.method": "m" * 400}, "plan.method"),
+    "a long name": (ORDINARY, {"run.name": "n" * 10_000}, "plan.form"),
+    "a plan of megabytes": (ORDINARY, {"run.name": "n" * 10**7}, "policy.maximum_plan_kb"),
+    "an unknown table": (ORDINARY, {"extra": {"code": "import os"}}, "plan.form"),
+    "a negative learning rate": (ORDINARY, {"training.lr": -1}, "plan.form"),
+    "not a number": (ORDINARY, {"training.lr": float("nan")}, "plan.form"),
+    "infinite": (ORDINARY, {"method.proximal_mu": float("inf")}, "plan.form"),
+    "a number of 10,000 digits": (ORDINARY, {"run.rounds": "DIGITS"}, "plan.form"),
+    "a fraction of 10,000 digits": (ORDINARY, {"training.lr": "FRACTION"}, "plan.form"),
+    "beyond float64": (ORDINARY, {"training.lr": "LARGE"}, "plan.form"),
+    "a seed beyond 64 bits": (ORDINARY, {"run.seed": 2**70}, "plan.form"),
+    "nested lists": (ORDINARY, {"method.mean": "NESTED"}, "plan.form"),
+    "a key twice": (ORDINARY, {"training.epochs": "TWICE"}, "plan.form"),
+    "many keys": (ORDINARY, {"method": {f"k{number}": number for number in range(20_000)}}, "policy.maximum_plan_kb"),
+    "a lone surrogate": (ORDINARY, {"run.method": "\ud800"}, "plan.form"),
+}
+RAW = {
+    '"DIGITS"': "1" + "0" * 10_000,
+    '"FRACTION"': "0." + "1" * 10_000,
+    '"LARGE"': "1e999",
+    '"NESTED"': "[" * 9000 + "]" * 9000,
+    '"TWICE"': '1, "epochs": 2',
+}
+
+
+def excessive(name: str) -> str:
+    of, changes, _ = EXCESSIVE[name]
+    text = changed(of, changes)
+    for mark, raw in RAW.items():
+        text = text.replace(mark, raw)
+    return text
+
+
+@pytest.fixture(autouse=True)
+def _a_machine_of_16_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.limits.machine_memory", lambda device: 16 * 10**9)
+
+
+@pytest.mark.parametrize("name", EXCESSIVE)
+def test_an_excessive_plan_is_declined_at_the_roll_call_at_once_with_little_memory_and_a_line_of_the_audit(
+    name: str, tmp_path: Path
+) -> None:
+    at, text, rule = hospital(tmp_path), excessive(name), EXCESSIVE[name][2]
+    tracemalloc.start()
+    began = time.perf_counter()
+    reply = called(at, text)
+    seconds, (_, peak) = time.perf_counter() - began, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert reply.has_error(), reply
+    assert (reply.error.code, reply.error.reason.split(": ")[:2]) == (DECLINED, ["declines", rule])
+    assert len(reply.error.reason) < 600
+    assert reply.error.reason.isprintable()
+    came, left = log(at)
+    assert (came["record"], came["decision"], came["rule"]) == ("RollCall", "deny", rule)
+    assert (left["record"], left["kind"]) == ("Error", "declined")
+    assert seconds < WITHIN_S
+    assert peak < LITTLE_BYTES + 8 * len(text)
+    assert {path.name.split(".")[0] for path in tmp_path.iterdir()} == {"audit"}
+
+
+@pytest.mark.parametrize("name", ["epochs", "image size", "nested lists", "many keys"])
+def test_a_plan_that_was_never_announced_is_declined_with_every_request_too(name: str, tmp_path: Path) -> None:
+    at = hospital(tmp_path)
+    content = encode(request(ORDINARY, beginning(ORDINARY)))
+    fields = dict(content["fields"])  # type: ignore[call-overload]
+    content["fields"] = ConfigRecord(fields | {"plan": excessive(name)})
+    reply = asked(at, "train", content)
+    assert reply.error.reason.startswith(f"declines: {EXCESSIVE[name][2]}: ")
+    assert [line["rule"] for line in log(at) if line["direction"] == "in"] == [EXCESSIVE[name][2]]
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("scale", ["full", "small"])
+def test_no_experiment_of_ours_meets_a_limit(path: Path, scale: str, tmp_path: Path) -> None:
+    experiment = read_experiment(path, [f"scale={scale}"] if "[small]" in path.read_text(encoding="utf-8") else ())
+    text = plan_of(experiment.experiment).model_dump_json()
+    found = asked_of({"plan": text, "wire.version": WIRE_VERSION}, hospital(tmp_path))
+    assert found is not None
+    as_large_as_any = replace(found, images=10**6, rows=100)
+    assert str(of_request(Policy(), as_large_as_any)) == "policy: ."
+
+
+# ---------------------------------------------------------------------- one run, one plan
+
+
+def test_a_plan_that_differs_from_that_of_the_roll_call_is_declined(tmp_path: Path) -> None:
+    at, other = hospital(tmp_path), fit(ORDINARY, epochs=3)
+    assert not called(at, ORDINARY.model_dump_json()).has_error()
+    for reply in (trained(at, other), judged(at, other), called(at, other.model_dump_json())):
+        assert reply.error.code == DECLINED
+        assert reply.error.reason == (
+            "declines: run.plan: this run was announced with another plan; another plan needs a new run."
+        )
+    assert not trained(at, ORDINARY).has_error()
+    assert [line["rule"] for line in log(at) if line["decision"] == "deny"] == ["run.plan"] * 3
+
+
+def test_a_run_goes_on_with_its_plan_at_a_site_whose_disk_was_lost(tmp_path: Path) -> None:
+    assert not trained(hospital(tmp_path), ORDINARY).has_error()
+
+
+def test_more_rounds_than_the_plan_announces_are_declined(tmp_path: Path) -> None:
+    reply = asked(hospital(tmp_path), "train", encode(request(ORDINARY, beginning(ORDINARY), server_round=21)))
+    assert reply.error.reason == "declines: plan.rounds: the run has 20 rounds, and this is round 21."
+
+
+def test_any_number_of_new_runs_leave_little_on_the_disk(tmp_path: Path) -> None:
+    at = hospital(tmp_path)
+    keeping = plan("surgical", {}, reset_optimizer=False)
+    remembered = request(keeping, beginning(keeping))
+    for number in range(KEPT_RUNS + 5):
+        assert not asked(at, "train", encode(replace(remembered, run=f"kept-{number}"))).has_error()
+    for number in range(KEPT + 20):
+        called(at, ORDINARY.model_dump_json(), f"run-{number}")
+    assert len(list((tmp_path / "memory").iterdir())) <= KEPT_RUNS + 1
+    assert len(json.loads((tmp_path / "runs.json").read_bytes())) == KEPT
+    without_audit = sum(
+        path.stat().st_size for path in tmp_path.rglob("*") if path.is_file() and "audit" not in path.name
+    )
+    assert without_audit < 200 * 10**6
+
+
+# ---------------------------------------------------------------------- time
+
+
+def slow(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A round that takes longer than any test."""
+
+    def training(*arguments: Any) -> Any:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            sum(range(1000))
+        raise AssertionError("nobody stopped it")
+
+    monkeypatch.setattr(site_app, "private_round", training)
+
+
+def test_work_on_one_request_is_stopped_by_the_site_itself_and_the_next_one_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = hospital(tmp_path, maximum_hours=0.3 / 3600)
+    with monkeypatch.context() as patched:
+        slow(patched, 60)
+        reply = trained(at, ORDINARY)
+    assert reply.error.code == DECLINED
+    assert reply.error.reason.startswith("stopped its work: policy.maximum_hours: it is 8.3")
+    assert [(line["direction"], line["decision"], line.get("rule")) for line in log(at)] == [
+        ("in", "allow", "policy"),
+        ("in", "deny", "policy.maximum_hours"),
+        ("out", "allow", None),
+    ]
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    patient = replace(at, policy=at.policy.model_copy(update={"maximum_hours": 24.0}))
+    assert not trained(patient, ORDINARY).has_error()
+
+
+def test_work_on_a_run_ends_when_its_requests_together_took_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = replace(hospital(tmp_path, maximum_run_hours=0.3 / 3600), durable=True)
+    slow(monkeypatch, 60)
+    said = [trained(at, ORDINARY).error.reason for _ in range(2)]
+    assert said[0].startswith("stopped its work: policy.maximum_run_hours: ")
+    assert said[1].startswith("declines: policy.maximum_run_hours: ")
+    assert trained_in(at, "another").error.reason.startswith("stopped its work")  # a new run has its own time
+
+
+def trained_in(at: Site, run: str) -> Message:
+    return asked(at, "train", encode(replace(request(ORDINARY, beginning(ORDINARY)), run=run)))
+
+
+# ---------------------------------------------------------------------- what the figures are worth
+
+
+@pytest.mark.parametrize("architecture", TRAITS)
+@pytest.mark.parametrize("size", [64, 224])
+def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture: Any, size: int) -> None:
+    spec = ORDINARY.model.model_copy(update={"architecture": architecture, "channels": 3, "image_size": size})
+    held = dict[int, torch.Tensor]()
+
+    def noted(value: torch.Tensor) -> torch.Tensor:
+        held[value.untyped_storage()._cdata] = value  # kept alive: no other storage takes its place
+        return value
+
+    with torch.device("meta"), torch.autograd.graph.saved_tensors_hooks(noted, lambda value: value):
+        backbone, width = new_backbone(architecture, 3, size)
+        own = {value.untyped_storage()._cdata for value in (*backbone.parameters(), *backbone.buffers())}
+        backbone.train()(torch.empty(2, 3, size, size))
+    activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2
+    neck_and_head = (width + 1) * 8 + 9 * 3
+    parameters = sum(value.numel() for value in backbone.parameters()) + neck_and_head
+    found = costs.footprint(spec, rows=3)
+    assert costs.WIDTHS[architecture] == width
+    assert 0.95 * parameters <= found.parameters <= parameters
+    assert 0.7 * activations <= found.activations <= activations
+
+
+def test_gradients_of_every_image_are_counted_where_a_plan_asks_for_them() -> None:
+    # tiny_cnn, a neck of 8 and two rows: 52,000 + 97 * 8 + 9 * 2 numbers of 4 bytes; batches of 8 images.
+    private = ORDINARY.privacy.model_copy(update={"level": "sample", "noise_multiplier": 1.0})
+    bare, shielded = (
+        costs.memory_bytes(of, rows=2, images=40, device="cpu")
+        for of in (ORDINARY, ORDINARY.model_copy(update={"privacy": private}))
+    )
+    assert shielded - bare == 8 * 4 * 52_794
+
+
+def test_no_batch_holds_more_images_than_the_site_has() -> None:
+    many = fit(ORDINARY, batch_size=4096)
+    assert costs.memory_bytes(many, rows=2, images=8, device="cpu") == costs.memory_bytes(
+        ORDINARY, rows=2, images=8, device="cpu"
+    )
+
+
+def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
+    # 52,794 numbers: the message at work; of two rounds, Adam's two moments where the optimiser is kept.
+    model = 4 * 52_794
+    fresh = fit(ORDINARY, reset_optimizer=True)
+    assert costs.disk_bytes(fresh, method_of(fresh), rows=2) == model
+    assert costs.disk_bytes(ORDINARY, method_of(ORDINARY), rows=2) == (1 + 2 * 2) * model
+    # fedbn keeps parts of its own: three states in each file, and a model of its own.
+    own = fit(FEDBN, reset_optimizer=True)
+    assert costs.disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
+    at = Policy(maximum_disk_gb=5 * model / 1e9), Policy(maximum_disk_gb=4 * model / 1e9)
+    verdicts = [of_request(policy, Asked(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at]
+    assert [verdict.rule for verdict in verdicts] == ["policy", "policy.maximum_disk_gb"]

@@ -1,0 +1,255 @@
+"""A site signs what it sends and refuses what the coordinator did not sign for it."""
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from flwr.app import RecordDict
+
+from client.statements import RUNS_KEPT, Statements, taken
+from common.identity import fingerprint, public_line
+from common.record_bytes import record_sha256
+from common.records import RefusalNoted, RollCall, RollCallAnswer
+from common.signatures import (
+    RequestStatement,
+    SignatureFault,
+    refuse_another_record,
+    sign,
+    signature_of,
+    verified_reply,
+)
+from common.wire import decode, encode, payload_bytes
+from server.authority import _builder, _named, issue_server_certificate, make_authority, signing_identity
+from server.coordinator import Coordinator, CoordinatorFile
+
+RUN, MESSAGE, OTHER_MESSAGE = "0123456789abcdef", "a" * 64, "b" * 64
+SITE_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
+NONCE = "c" * 32
+
+
+def coordinator_in(folder: Path) -> Coordinator:
+    made = Coordinator(folder, CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000))
+    make_authority(made)
+    issue_server_certificate(made)
+    return made
+
+
+@dataclass
+class Side:
+    """A coordinator's key and certificate for requests."""
+
+    coordinator: Coordinator
+
+    def request(
+        self,
+        content: RecordDict,
+        site: str = "north",
+        key: str = "",
+        nonce: str = NONCE,
+        sha256: str = "",
+        run: str = RUN,
+        server_round: int = 0,
+        record: str = "RollCall",
+        by: tuple[ec.EllipticCurvePrivateKey, bytes] | None = None,
+    ) -> RecordDict:
+        statement = RequestStatement(
+            site=site,
+            key=key or fingerprint(public_line(SITE_KEY, "")),
+            run=run,
+            round=server_round,
+            record=record,
+            sha256=sha256 or record_sha256(content),
+            nonce=nonce,
+        )
+        signing, certificate = by or signing_identity(self.coordinator)
+        return sign(content, statement, signing, certificate=certificate)
+
+
+@pytest.fixture
+def side(tmp_path: Path) -> Side:
+    return Side(coordinator_in(tmp_path / "coordinator"))
+
+
+@pytest.fixture
+def statements(side: Side, tmp_path: Path) -> Statements:
+    (tmp_path / "state").mkdir()
+    authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
+    return Statements(tmp_path / "state", "north", SITE_KEY, authority)
+
+
+def call(run: str = RUN) -> RecordDict:
+    return encode(RollCall(run, "{}"))
+
+
+def answer(run: str = RUN) -> RecordDict:
+    return encode(
+        RollCallAnswer(run, "north", ("1",), ("one",), 100, 20, 50, "layout", "0.1.0", (40,), (60,))
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------------- what the site sends
+
+
+def test_a_signed_record_is_the_same_record_with_the_same_hash_and_size(statements: Statements) -> None:
+    plain = answer()
+    signed = statements.signed(plain, MESSAGE)
+    assert decode(signed, RollCallAnswer) == decode(plain, RollCallAnswer)
+    assert record_sha256(signed) == record_sha256(plain)
+    assert payload_bytes(signed) == payload_bytes(plain)
+
+
+def test_what_a_site_signs_says_who_sends_it_and_what_it_answers(statements: Statements) -> None:
+    signed = statements.signed(answer(), MESSAGE)
+    statement = verified_reply(signature_of(signed)[0], public_line(SITE_KEY, ""))
+    assert (statement.site, statement.run, statement.round) == ("north", RUN, 0)
+    assert (statement.record, statement.message, statement.number) == ("RollCallAnswer", MESSAGE, 1)
+    refuse_another_record(statement, signed)
+    with pytest.raises(SignatureFault, match="about another record"):
+        refuse_another_record(statement, answer("another"))
+    with pytest.raises(SignatureFault, match="not by the key"):
+        verified_reply(signature_of(signed)[0], public_line(OTHER_KEY, ""))
+
+
+def numbers(statements: Statements, *messages: str) -> list[tuple[int, str]]:
+    """Number and message before of the statements with which these messages would be answered, one after the other."""
+    found = []
+    for message in messages:
+        signed = statements.signed(answer(), message)
+        statement = verified_reply(signature_of(signed)[0], public_line(SITE_KEY, ""))
+        found.append((statement.number, statement.before))
+        statements.was_taken(signed, message)
+    return found
+
+
+def test_replies_that_were_taken_are_counted_from_1_and_each_names_the_one_before(statements: Statements) -> None:
+    assert numbers(statements, MESSAGE, OTHER_MESSAGE, "d" * 64) == [(1, ""), (2, MESSAGE), (3, OTHER_MESSAGE)]
+
+
+def test_a_reply_that_was_not_taken_is_not_counted_and_one_that_is_told_twice_counts_once(
+    statements: Statements, tmp_path: Path
+) -> None:
+    statements.signed(answer(), MESSAGE)
+    assert taken(tmp_path / "state", RUN).count == 0
+    signed = statements.signed(answer(), MESSAGE)
+    statements.was_taken(signed, MESSAGE)
+    statements.was_taken(signed, MESSAGE)
+    assert taken(tmp_path / "state", RUN).count == 1
+
+
+def test_each_run_is_counted_by_itself_and_the_newest_runs_are_kept(statements: Statements, tmp_path: Path) -> None:
+    for number in range(RUNS_KEPT + 3):
+        statements.was_taken(answer(f"run{number}"), MESSAGE)
+    counts = [taken(tmp_path / "state", f"run{number}").count for number in range(RUNS_KEPT + 3)]
+    assert counts == [0, 0, 0] + [1] * RUNS_KEPT
+
+
+def test_records_that_are_no_part_of_a_round_are_signed_and_not_counted(statements: Statements, tmp_path: Path) -> None:
+    signed = statements.signed(encode(RefusalNoted(RUN, "north")), MESSAGE)
+    assert verified_reply(signature_of(signed)[0], public_line(SITE_KEY, "")).number == 0
+    statements.was_taken(signed, MESSAGE)
+    assert taken(tmp_path / "state", RUN).count == 0
+
+
+# ---------------------------------------------------------------------- what the site takes
+
+
+def test_a_request_of_the_coordinator_is_taken_and_taken_up_again_after_a_kill(
+    side: Side, statements: Statements
+) -> None:
+    request = side.request(call())
+    statements.accept(request, MESSAGE)
+    statements.accept(request, MESSAGE)
+
+
+def other_authority(side: Side) -> RecordDict:
+    folder = side.coordinator.folder.parent / "stranger"
+    return side.request(call(), by=signing_identity(coordinator_in(folder)))
+
+
+def servers_key(side: Side) -> RecordDict:
+    folder = side.coordinator.authority
+    key = load_pem_private_key((folder / "server.key").read_bytes(), None)
+    certificate = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return side.request(call(), by=(key, certificate.public_bytes(Encoding.DER)))
+
+
+def right_certificate_wrong_key(side: Side) -> RecordDict:
+    return side.request(call(), by=(OTHER_KEY, signing_identity(side.coordinator)[1]))
+
+
+def own_certificate(side: Side) -> RecordDict:
+    """A certificate with the right purpose that the forger issued to itself in the authority's name."""
+    name = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes()).subject
+    made = (
+        _builder(_named("trial (Polyclinic requests)"), name, OTHER_KEY.public_key(), 30)
+        .add_extension(x509.ExtendedKeyUsage([x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")]), critical=True)
+        .sign(OTHER_KEY, hashes.SHA256())
+    )
+    return side.request(call(), by=(OTHER_KEY, made.public_bytes(Encoding.DER)))
+
+
+def other_content(side: Side) -> RecordDict:
+    signed = side.request(call())
+    signed["fields"]["plan"] = '{"another": "plan"}'
+    return signed
+
+
+def no_signature(side: Side) -> RecordDict:
+    return call()
+
+
+FORGED: list[tuple[Callable[[Side], RecordDict], str]] = [
+    (no_signature, "it is not signed"),
+    (lambda side: side.request(call(), site="east"), 'it calls itself "north", but its key is registered for "east"'),
+    (lambda side: side.request(call(), "east", fingerprint(public_line(OTHER_KEY, ""))), "it is meant for east"),
+    (lambda side: side.request(call(), key=fingerprint(public_line(OTHER_KEY, ""))), "it is meant for north"),
+    (lambda side: side.request(call(), run="another"), "another run, round or record"),
+    (lambda side: side.request(call(), server_round=3), "another run, round or record"),
+    (lambda side: side.request(call(), record="TrainRequest"), "another run, round or record"),
+    (lambda side: side.request(call(), sha256="d" * 64), "about another record"),
+    (other_content, "about another record"),
+    (other_authority, "its certificate is not one of this coordinator"),
+    (servers_key, "its certificate is for another purpose"),
+    (right_certificate_wrong_key, "the signature is not by the key"),
+    (own_certificate, "its certificate is not one of this coordinator"),
+    (lambda side: side.request(call(), by=(OTHER_KEY, b"no certificate")), "its certificate is not one of this"),
+]
+
+
+@pytest.mark.parametrize(("forge", "said"), FORGED, ids=[said + str(n) for n, (_, said) in enumerate(FORGED)])
+def test_a_request_that_the_coordinator_did_not_sign_for_this_site_is_refused(
+    forge: Callable[[Side], RecordDict], said: str, side: Side, statements: Statements
+) -> None:
+    with pytest.raises(SignatureFault, match=said):
+        statements.accept(forge(side), MESSAGE)
+
+
+def test_a_request_that_comes_again_by_another_message_is_refused_also_by_a_new_process(
+    side: Side, statements: Statements, tmp_path: Path
+) -> None:
+    request = side.request(call())
+    statements.accept(request, MESSAGE)
+    authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
+    for process in (statements, Statements(tmp_path / "state", "north", SITE_KEY, authority)):
+        with pytest.raises(SignatureFault, match="it came before, by another message"):
+            process.accept(request, OTHER_MESSAGE)
+
+
+def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_expire(side: Side) -> None:
+    first = signing_identity(side.coordinator)[1]
+    assert signing_identity(side.coordinator)[1] == first
+    certificate = x509.load_der_x509_certificate(first)
+    assert certificate.not_valid_after_utc - dt.datetime.now(dt.UTC) > dt.timedelta(days=390)
+    assert (side.coordinator.authority / "signing.key").stat().st_mode & 0o777 == 0o600
+    purposes = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert ExtendedKeyUsageOID.SERVER_AUTH not in purposes
+    (side.coordinator.authority / "signing.crt").write_text("damaged", encoding="ascii")
+    assert signing_identity(side.coordinator)[1] != first

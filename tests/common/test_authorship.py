@@ -1,0 +1,230 @@
+"""From a receipt alone: a forged, a swapped, a replayed and a withheld reply are found, and nothing else is.
+
+Whoever changes the receipt here may write anything into it and has every key but the victim's.
+"""
+
+import copy
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.authorship import check_authorship
+from common.identity import public_line
+from common.signatures import OF_A_REPLY, SIGNED_WITH
+from tests.receipts import message_of, signed_reply, the_receipt
+
+KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "north")}
+LINES = {site: public_line(key, "") for site, key in KEYS.items()}
+FORGER = ec.generate_private_key(ec.SECP256R1())
+SCHEDULE = [("RollCallAnswer", 0), ("TrainReply", 1), ("TrainReply", 2), ("TrainReply", 3), ("EvaluateReply", 3)]
+Receipt = dict[str, Any]
+
+
+def sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture
+def receipt() -> Receipt:
+    replies = [
+        signed_reply(key, site, record, server_round, number, sha(f"{site} {record} {server_round}"))
+        for number, (record, server_round) in enumerate(SCHEDULE, 1)
+        for site, key in KEYS.items()
+    ]
+    return the_receipt(LINES, replies)
+
+
+def reply(receipt: Receipt, site: str, record: str, server_round: int) -> dict[str, Any]:
+    (found,) = [
+        one for one in receipt["replies"] if (one["site"], one["record"], one["round"]) == (site, record, server_round)
+    ]
+    return dict(found)
+
+
+def replace(receipt: Receipt, old: dict[str, Any], new: dict[str, Any] | None) -> None:
+    """Put one reply in the place of another, also in what the round was made of."""
+    place = receipt["replies"].index(old)
+    receipt["replies"][place : place + 1] = [new] if new else []
+    for one in receipt["rounds"]:
+        if one["round"] == old["round"] and one["sites"].get(old["site"]) == old["sha256"]:
+            one["sites"].pop(old["site"])
+            if new:
+                one["sites"][old["site"]] = new["sha256"]
+
+
+def problems(receipt: Receipt, keys: dict[str, str] | None = None) -> str:
+    return " ".join(map(str, check_authorship(receipt, keys or {}).faults))
+
+
+def test_a_receipt_whose_sites_signed_everything_is_right(receipt: Receipt) -> None:
+    found = check_authorship(receipt, LINES)
+    assert (found.faults, found.notes) == ([], [])
+    assert found.right == ["signatures: 10 replies, each signed by its site"]
+
+
+def by_another_key(receipt: Receipt) -> None:
+    old = reply(receipt, "north", "TrainReply", 2)
+    replace(receipt, old, signed_reply(FORGER, "north", "TrainReply", 2, 3, sha("poison")))
+
+
+def by_another_sites_key(receipt: Receipt) -> None:
+    old = reply(receipt, "north", "TrainReply", 2)
+    replace(receipt, old, signed_reply(KEYS["east"], "north", "TrainReply", 2, 3, sha("poison")))
+
+
+def unsigned(receipt: Receipt) -> None:
+    old = reply(receipt, "north", "TrainReply", 2)
+    replace(receipt, old, {**old, "sha256": sha("poison"), "statement": "", "signature": ""})
+
+
+def other_content(receipt: Receipt) -> None:
+    old = reply(receipt, "north", "TrainReply", 2)
+    replace(receipt, old, {**old, "sha256": sha("poison")})
+
+
+def of_another_round(receipt: Receipt) -> None:
+    old, other = reply(receipt, "north", "TrainReply", 2), reply(receipt, "north", "TrainReply", 1)
+    replace(receipt, old, {**other, "round": 2})
+
+
+def of_another_site(receipt: Receipt) -> None:
+    old, other = reply(receipt, "north", "TrainReply", 2), reply(receipt, "east", "TrainReply", 2)
+    replace(receipt, old, {**other, "site": "north"})
+
+
+def of_another_kind(receipt: Receipt) -> None:
+    old, other = reply(receipt, "north", "TrainReply", 3), reply(receipt, "north", "EvaluateReply", 3)
+    replace(receipt, old, {**other, "record": "TrainReply"})
+
+
+def of_another_run(receipt: Receipt) -> None:
+    receipt["run"] = "fedcba9876543210"
+
+
+def rounds_of_other_replies(receipt: Receipt) -> None:
+    first, second = receipt["rounds"][0]["sites"], receipt["rounds"][1]["sites"]
+    first["north"], second["north"] = second["north"], first["north"]
+
+
+def blamed(receipt: Receipt) -> None:
+    receipt["rounds"][1]["left_out"] = {"north": "its update is far from the others'"}
+
+
+def repeated(receipt: Receipt) -> None:
+    receipt["replies"].append(reply(receipt, "north", "TrainReply", 2))
+
+
+def withheld(receipt: Receipt) -> None:
+    replace(receipt, reply(receipt, "north", "TrainReply", 2), None)
+
+
+def withheld_twice_with_one_excuse(receipt: Receipt) -> None:
+    replace(receipt, reply(receipt, "north", "TrainReply", 1), None)
+    replace(receipt, reply(receipt, "north", "TrainReply", 2), None)
+    receipt["absences"] = [{"site": "north", "where": "round 2", "reason": "no reply within 60 s"}]
+
+
+def a_stranger(receipt: Receipt) -> None:
+    receipt["replies"].append(signed_reply(FORGER, "south", "TrainReply", 2, 1, sha("poison")))
+
+
+def no_key(receipt: Receipt) -> None:
+    receipt["sites"]["north"]["public_key"] = ""
+
+
+def statement_that_is_none(receipt: Receipt) -> None:
+    old = reply(receipt, "north", "TrainReply", 2)
+    text = "polyclinic"
+    signature = KEYS["north"].sign(OF_A_REPLY + text.encode(), SIGNED_WITH).hex()
+    replace(receipt, old, {**old, "statement": text, "signature": signature})
+
+
+CHANGES: list[tuple[Callable[[Receipt], None], str]] = [
+    (by_another_key, "the signature is not by the key of the one in whose name it came"),
+    (by_another_sites_key, "the signature is not by the key of the one in whose name it came"),
+    (unsigned, "it is not signed"),
+    (other_content, "for another run, round, record or content: swapped"),
+    (of_another_round, "swapped"),
+    (of_another_site, "is not this site's"),
+    (of_another_kind, "swapped"),
+    (of_another_run, "swapped"),
+    (rounds_of_other_replies, "no reply of that round: swapped"),
+    (blamed, "round 2 counts north and leaves it out"),
+    (repeated, "the reply to one message is there twice, as TrainReply of round 2: replayed"),
+    (
+        withheld,
+        "1 reply of north (number 3 by its own count): taken from the site, and not in the receipt: withheld",
+    ),
+    (withheld_twice_with_one_excuse, "2 replies of north (number 2, 3 by its own count)"),
+    (a_stranger, "names south, which does not take part: forged"),
+    (no_key, "does not name this site's own public key"),
+    (statement_that_is_none, "its statement cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+def test_a_changed_receipt_is_found_out(change: Callable[[Receipt], None], said: str, receipt: Receipt) -> None:
+    before = copy.deepcopy(receipt)
+    change(receipt)
+    assert receipt != before
+    assert said in problems(receipt)
+    assert "east:" not in problems(receipt) or change is of_another_run
+
+
+def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_known(receipt: Receipt) -> None:
+    keys = {site: ec.generate_private_key(ec.SECP256R1()) for site in KEYS}
+    replies = [
+        signed_reply(keys[one["site"]], one["site"], one["record"], one["round"], number // 2 + 1, one["sha256"])
+        for number, one in enumerate(receipt["replies"])
+    ]
+    forged = the_receipt({site: public_line(key, "") for site, key in keys.items()}, replies)
+    assert problems(forged) == ""
+    assert "receipt.json: north: the receipt does not name this site's own public key: forged." in problems(
+        forged, LINES
+    )
+
+
+def test_a_reply_that_came_too_late_is_explained_by_the_receipt(receipt: Receipt) -> None:
+    withheld(receipt)
+    receipt["absences"] = [{"site": "north", "where": "round 2", "reason": "no reply within 60 s"}]
+    found = check_authorship(receipt, LINES)
+    assert found.faults == []
+    (note,) = found.notes
+    assert note.startswith("1 reply of north (number 3 by its own count): taken from the site")
+    assert note.endswith("not in the receipt: no reply within 60 s")
+
+
+def test_another_sites_absence_explains_nothing(receipt: Receipt) -> None:
+    withheld(receipt)
+    receipt["absences"] = [{"site": "east", "where": "round 2", "reason": "no reply within 60 s"}]
+    assert "withheld" in problems(receipt)
+
+
+def test_a_reply_that_was_sent_anew_after_a_kill_under_the_same_number_is_no_fault(receipt: Receipt) -> None:
+    old = reply(receipt, "north", "TrainReply", 3)
+    again = signed_reply(KEYS["north"], "north", "TrainReply", 3, 3, sha("again"))
+    statement = again["statement"].replace(message_of("north", 3), message_of("north", 99))
+    signature = KEYS["north"].sign(OF_A_REPLY + statement.encode(), SIGNED_WITH).hex()
+    replace(receipt, old, {**again, "statement": statement, "signature": signature})
+    number_five = reply(receipt, "north", "EvaluateReply", 3)
+    replace(receipt, number_five, signed_reply(KEYS["north"], "north", "EvaluateReply", 3, 4, number_five["sha256"]))
+    assert problems(receipt) == ""
+
+
+def test_a_simulation_has_no_signatures_and_says_so(receipt: Receipt) -> None:
+    receipt["replies"] = []
+    for site in receipt["sites"].values():
+        site["public_key"] = ""
+    found = check_authorship(receipt, {})
+    assert (found.faults, found.notes) == ([], ["signatures: there are none, as in every simulation"])
+
+
+def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt) -> None:
+    receipt["replies"] = []
+    assert "no reply of that round: swapped" in problems(receipt)
+    for site in receipt["sites"].values():
+        site["public_key"] = ""
+    assert "forged" in problems(receipt, LINES)

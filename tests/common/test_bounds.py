@@ -1,0 +1,176 @@
+"""Every text and every number of every record has a bound, and what is outside is refused or made harmless."""
+
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+
+from common.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, loss_told
+from common.masking_records import (
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
+from common.plain_text import MOST_LINES, MOST_WORDS, shown
+from common.records import (
+    EvaluateRequest,
+    Record,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    field_names,
+)
+from common.wire import decode, encode
+from common.wire_errors import WireError
+from tests.bad_input.wire_records import ANSWER, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.words import HOSTILE_TEXTS, raw_in
+
+RECORDS: tuple[Any, ...] = (
+    RollCall("run", "{}"),
+    ANSWER,
+    Refusal("run", "name", "why"),
+    RefusalNoted("run", "north"),
+    REQUEST,
+    EvaluateRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "", MODEL, True),
+    REPLY,
+    SCORES,
+    SPREAD,
+    KeysRequest("run", 4),
+    KeysAnswer("run", 4, "north", b"{}", b"", "line"),
+    SharesRequest("run", 4, (b"{}",), (b"",), ("line",)),
+    SharesAnswer("run", 4, "north", ("south",), (b"letter",)),
+    MaskedRequest("run", 4, ("south",), (b"letter",), 12.0, 3),
+    MaskedAnswer("run", 4, "north", np.array([0, 7], np.uint32)),
+    RevealRequest("run", 4, ("north",)),
+    RevealAnswer("run", 4, "north", ("north",), ("b",), (b"1",), ("west",), (b"2",)),
+)
+HOSTILE_NUMBERS = (1e300, -1e300, float("nan"), float("inf"), float("-inf"), 77.0, -1e-3, 1.5)
+HOSTILE_INTEGERS = (2**63 - 1, -(2**63), -(2**40), 2**40, 10**12, -2, 77)
+PLAIN_TYPES = (str, int, float)
+
+
+def kind_in(hint: Any) -> type | None:
+    """Text or number that a field holds, by itself, in a tuple, or perhaps; None for anything else."""
+    arrays = typing.get_origin(hint) is Mapping  # their names are checked where they are read
+    inner = [one for one in typing.get_args(hint) if one in PLAIN_TYPES and not arrays] or [hint]
+    return inner[0] if inner[0] in PLAIN_TYPES else None
+
+
+def texts_and_numbers(kind: type) -> dict[str, type]:
+    hints = typing.get_type_hints(kind)
+    found = {name: kind_in(hints[name]) for name in field_names(kind)}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def test_every_kind_of_record_is_here() -> None:
+    assert {type(record) for record in RECORDS} == set(typing.get_args(Record)) - {typing.get_origin(Record)}
+
+
+@pytest.mark.parametrize("kind", typing.get_args(Record), ids=lambda kind: kind.__name__)
+def test_every_text_and_number_has_a_bound_beside_its_type(kind: type) -> None:
+    assert bounds_of(kind).keys() == texts_and_numbers(kind).keys()
+    assert all(isinstance(bound, BOUNDS) for bound in bounds_of(kind).values())
+
+
+def changed(record: Any, name: str, value: object) -> Any:
+    """A good record, one of its fields changed as it travels: the first entry where it is a list."""
+    content = encode(record)
+    old = content["fields"].get(name)
+    new = [value, *old[1:]] if isinstance(old, list) else value
+    content["fields"] = ConfigRecord({**content["fields"], name: new})  # type: ignore[dict-item]
+    return content
+
+
+def cases(kinds: tuple[type, ...], values: tuple[object, ...]) -> list[Any]:
+    return [
+        pytest.param(record, name, values, id=f"{type(record).__name__}.{name}")
+        for record in RECORDS
+        for name, kind in texts_and_numbers(type(record)).items()
+        if kind in kinds
+    ]
+
+
+def refusal_of(record: Any, name: str, value: object) -> tuple[str, Any]:
+    """Why it is refused, as both sides repeat it; or what it was taken for."""
+    try:
+        return "", decode(changed(record, name, value), type(record))
+    except WireError as error:
+        return shown(str(error)), None
+
+
+def harmless(value: object, bound: object) -> bool:
+    """Whether a text that was accepted can be shown to anybody, or is a document that nobody reads."""
+    if isinstance(bound, Document):
+        return len(str(value)) <= bound.longest
+    texts = [value] if isinstance(value, str) else list(typing.cast(Any, value))
+    most = MOST_LINES * (MOST_WORDS + 4) if isinstance(bound, Words) else 1_000
+    return all(raw_in(text, "\n" if isinstance(bound, Words) else "") == set() and len(text) <= most for text in texts)
+
+
+@pytest.mark.parametrize(("record", "name", "texts"), cases((str,), tuple(HOSTILE_TEXTS.items())))
+def test_a_hostile_text_is_refused_or_harmless(record: Any, name: str, texts: tuple[tuple[str, str], ...]) -> None:
+    for what, text in texts:
+        why, taken = refusal_of(record, name, text)
+        assert raw_in(why, "") == set(), what
+        assert len(why) <= MOST_WORDS, what
+        assert why or harmless(getattr(taken, name), bounds_of(type(record))[name]), what
+
+
+@pytest.mark.parametrize(("record", "name", "texts"), cases((str,), tuple(HOSTILE_TEXTS.items())))
+def test_a_name_of_hostile_characters_is_never_accepted(
+    record: Any, name: str, texts: tuple[tuple[str, str], ...]
+) -> None:
+    named = not isinstance(bounds_of(type(record))[name], Words | Document)
+    accepted = [what for what, text in texts if not refusal_of(record, name, text)[0]]
+    assert (not accepted) or not named, accepted
+
+
+@pytest.mark.parametrize(("record", "name", "numbers"), cases((float,), HOSTILE_NUMBERS))
+def test_a_hostile_figure_is_refused_or_within_its_range(record: Any, name: str, numbers: tuple[float, ...]) -> None:
+    _check_figures(record, name, numbers)
+
+
+@pytest.mark.parametrize(("record", "name", "numbers"), cases((int,), HOSTILE_INTEGERS))
+def test_a_hostile_count_is_refused_or_within_its_range(record: Any, name: str, numbers: tuple[int, ...]) -> None:
+    _check_figures(record, name, numbers)
+
+
+def _check_figures(record: Any, name: str, numbers: tuple[float, ...]) -> None:
+    bound = bounds_of(type(record))[name]
+    span: Any = getattr(bound, "bound", bound)
+    for number in numbers:
+        why, taken = refusal_of(record, name, number)
+        found = getattr(taken, name) if not why else ()
+        entries = found if isinstance(found, tuple) else (found,)
+        assert why or all(np.isnan(one) or span.least <= one <= span.most for one in entries), number
+        assert abs(span.most) < 1e16
+
+
+@pytest.mark.parametrize("name", ["update.classes", "statistics.names"])
+@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
+def test_names_of_head_rows_and_statistics_are_bounded_too(name: str, text: str) -> None:
+    why, taken = refusal_of(REPLY, name, text)
+    assert taken is None
+    assert raw_in(why, "") == set()
+    assert len(why) <= MOST_WORDS
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
+def test_a_field_that_nobody_knows_is_named_harmlessly(text: str) -> None:
+    why, taken = refusal_of(REPLY, text, 1)
+    assert taken is None
+    assert raw_in(why, "") == set()
+    assert "TrainReply does not have" in why
+
+
+def test_a_site_tells_the_largest_loss_for_any_larger_one_and_for_none_at_all() -> None:
+    told = [loss_told(loss) for loss in (None, 0.5, 1e30, float("inf"), float("nan"))]
+    assert told == [None, 0.5, MOST_LOSS, MOST_LOSS, MOST_LOSS]

@@ -1,0 +1,131 @@
+"""Words of somebody else become harmless, stay readable, and have an end."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.plain_text import (
+    MOST_LINES,
+    MOST_WORDS,
+    at_terminal,
+    escaped,
+    in_page,
+    is_plain,
+    json_text,
+    shown,
+    shown_lines,
+)
+from tests.words import HOSTILE_TEXTS, raw_in
+
+any_text = st.text(st.characters(), max_size=200)
+"""Surrogates and controls too."""
+
+
+@pytest.mark.parametrize("text", HOSTILE_TEXTS.values(), ids=HOSTILE_TEXTS)
+def test_no_hostile_text_is_a_name_but_for_its_length(text: str) -> None:
+    assert not is_plain(text) or len(text) > 200
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "Pleural Effusion",
+        "Stauungszeichen (beidseits), > 2 cm",
+        "胸水",
+        "плеврит",
+        "épanchement\u00a0pleural",
+        "ẹ̀jẹ̀",
+        "0",
+    ],
+)
+def test_names_of_any_language_are_plain(name: str) -> None:
+    assert is_plain(name)
+    assert shown(name) == name
+
+
+def test_what_cannot_be_seen_is_written_out() -> None:
+    assert shown("\x1b[2Ja\nb\u202e\U000e0041") == r"\x1b[2Ja\nb\u202e\U000e0041"
+
+
+def test_what_is_too_long_is_cut_and_says_by_how_much() -> None:
+    said = shown("x" * 14_000_000)
+    assert len(said) == MOST_WORDS
+    assert said.endswith("x ... (13,999,532 characters cut)")
+    assert said.count("x") == 468
+
+
+@given(any_text, st.integers(40, 600))
+def test_shown_text_is_plain_bounded_and_shown_once_for_all(text: str, most: int) -> None:
+    said = shown(text, most)
+    assert raw_in(said, allowed="") == set()
+    assert len(said) <= most
+    assert shown(said, most) == said
+
+
+@given(st.lists(any_text, max_size=60).map("\n".join))
+def test_lines_are_plain_few_and_none_but_the_first_begins_where_ours_do(text: str) -> None:
+    said = shown_lines(text)
+    lines = said.split("\n")
+    assert raw_in(said) == set()
+    assert len(lines) <= MOST_LINES
+    assert all(line.startswith("    ") for line in lines[1:])
+    assert shown_lines(said) == said
+
+
+@given(any_text)
+def test_at_a_terminal_and_in_a_page_nothing_but_line_feeds_stays(text: str) -> None:
+    assert raw_in(at_terminal(text)) == set()
+    assert in_page(text) == at_terminal(text)
+
+
+@given(any_text)
+def test_json_holds_the_same_text_and_no_raw_character(text: str) -> None:
+    line = json_text({"reason": text})
+    assert json.loads(line) == {"reason": text}
+    assert raw_in(line, allowed="") == set()
+
+
+@given(any_text.filter(is_plain))
+def test_plain_text_stays_as_it_is_everywhere(text: str) -> None:
+    assert escaped(text) == at_terminal(text) == shown(text) == text
+    assert text in json_text({"a": text}) or '"' in text or "\\" in text
+
+
+@pytest.mark.parametrize("text", ["x" * 14_000_000, "\x1b" * 14_000_000, "\n" * 14_000_000], ids=["x", "esc", "lf"])
+def test_an_endless_text_costs_no_time(text: str) -> None:
+    """Only as much of it is looked at as is shown: a walk over 14 million characters would take seconds."""
+    looked_at = _Counted(text)
+    assert len(shown(looked_at)) <= MOST_WORDS
+    assert len(shown_lines(looked_at)) <= MOST_LINES * (MOST_WORDS + 4)
+    assert looked_at.most_taken <= 2 * MOST_LINES * MOST_WORDS
+
+
+class _Counted(str):
+    """Text that notes how many characters are taken of it at most."""
+
+    most_taken = 0
+
+    def __iter__(self):  # type: ignore[no-untyped-def]
+        raise AssertionError("all of it is looked at")
+
+    def __getitem__(self, key: object) -> str:
+        taken = super().__getitem__(key)  # type: ignore[index]
+        self.most_taken = max(self.most_taken, len(taken))
+        return taken
+
+
+NOT_OF_OTHERS = ["common/plain_text.py", "common/toml_files.py", "server/exported_model.py"]
+"""The function itself; a person's own settings; what goes inside a model's file."""
+
+
+def test_the_programs_write_no_json_and_open_no_console_in_another_way() -> None:
+    """``json.dumps(..., ensure_ascii=False)`` and rich's own console let control characters through."""
+    root = Path(__file__).parents[2]
+    own = [path for package in ("common", "strategies", "server", "client") for path in (root / package).rglob("*.py")]
+    texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in own}
+    raw_json = [name for name, text in texts.items() if "ensure_ascii=False" in text]
+    assert sorted(raw_json) == NOT_OF_OTHERS
+    assert [name for name, text in texts.items() if " Console(" in text.replace("Console(quiet=True)", "")] == []

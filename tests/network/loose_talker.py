@@ -1,0 +1,85 @@
+"""A hospital whose program says what no honest one can: hostile words and figures in its replies.
+
+Round 1 fails with an error text as long as the coordinator's door lets through; each round after it says one more
+thing, and its answers to the test are better than can be. ``python -m tests.network.loose_talker start FOLDER``.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from flwr.app import Error, Message
+
+import client.cli
+from client.service import Service
+from server.superlink.fleet import LONGEST_WORDS
+from tests.words import FORGED
+
+LONG = ("\x1b[2J\u202e<script>alert(1)</script>" * 1_000)[: LONGEST_WORDS // 2]
+"""Longer ones never get in: a reply whose words are above ``LONGEST_WORDS`` is refused as it comes."""
+WORDS = "\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202egnp.exe" + FORGED
+Spoil = Callable[[Message, Message], Message]
+"""Makes of what was asked, and the honest reply, the reply that leaves."""
+
+
+def error(text: str) -> Spoil:
+    """Fail with this text."""
+    return lambda asked, reply: Message(Error(999, text), reply_to=asked)
+
+
+def says(**fields: object) -> Spoil:
+    """Say something else in small fields."""
+
+    def spoil(asked: Message, reply: Message) -> Message:
+        for name, value in fields.items():
+            reply.content["fields"][name.replace("__", ".")] = value
+        return reply
+
+    return spoil
+
+
+TRAINING: tuple[tuple[Spoil, str], ...] = (
+    (error(LONG), "characters cut)"),
+    (error(WORDS), r"\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202egnp.exe\n12:00:00  round 9 of 9"),
+    (says(validation_loss=-1e300), "TrainReply.validation_loss must be from 0 to 1e+06, not -1e+300"),
+    (says(train_loss=1e300), "TrainReply.train_loss must be from -1 to 1e+06, not 1e+300"),
+    (says(validation_auroc=55.0), "TrainReply.validation_auroc must be from 0 to 1, not 55"),
+    (says(seconds=-1e12), "TrainReply.seconds must be from 0 to 1e+08, not -1e+12"),
+    (says(seconds=1e6), "says that it trained for 1,000,000 s, and was asked at most"),
+    (says(epochs=-(2**40)), "TrainReply.epochs must be from 0 to 1,000,000, not -1,099,511,627,776"),
+    (says(epochs=77), "says that it trained 77 epochs, and was asked for at most 1"),
+    (says(epsilon=-1.0), "TrainReply.epsilon must be from 0 to 1e+09, not -1"),
+    (says(site=WORDS), r"TrainReply.site must be at most 200 characters that can be seen, on one line"),
+    (says(**{WORDS: 1}), r"TrainReply does not have \x1b]0;PWNED"),
+    (says(update__classes=[WORDS]), r"class names of update"),
+)
+"""By round, from 1: what is said, and words of the reason."""
+TEST: tuple[Spoil, str] = (says(auroc=[77.0] * 4), "EvaluateReply.auroc entry 1: must be from 0 to 1, not 77")
+
+Replied = Callable[[Service, Message], Message]
+
+
+def loose(replied: Replied) -> Replied:
+    """Change each reply to training and to the test before it is sent."""
+
+    def changed(service: Service, asked: Message) -> Message:
+        kind, reply = asked.metadata.message_type, replied(service, asked)
+        if not reply.has_content() or kind not in ("train", "evaluate"):
+            return reply
+        fields = reply.content["fields"]
+        if kind == "train":
+            return TRAINING[int(fields["round"]) - 1][0](asked, reply)  # type: ignore[arg-type]
+        return TEST[0](asked, reply) if fields["class_names"] else reply
+
+    return changed
+
+
+def main() -> None:
+    """``flwr-client`` with another way to reply."""
+    replied: Any = Service._replied
+    Service._replied = loose(replied)  # type: ignore[method-assign]
+    client.cli.main(sys.argv[1:])
+
+
+if __name__ == "__main__":
+    main()

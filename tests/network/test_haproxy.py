@@ -1,0 +1,96 @@
+"""The reverse proxy that docker/ ships: its configuration, other ports, the real program, between real programs."""
+
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests.network.federated import Federation, admitted, hash_in, undisturbed
+from tests.network.real import PARTIAL, ROOT, eventually, free_ports, listens
+
+HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
+CONFIGURATION = ROOT / "docker" / "haproxy.cfg"
+A_CROWD, FROM_ONE_ADDRESS = 400, 256
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(HAPROXY is None, reason="HAProxy is not installed: apt-get install haproxy"),
+]
+
+
+def with_ports(port: int, to: int) -> str:
+    """The shipped configuration, where the proxy and the coordinator are on this machine."""
+    text = CONFIGURATION.read_text(encoding="utf-8")
+    for old, new in (("bind :9092", f"bind 127.0.0.1:{port}"), (" coordinator:9092 ", f" 127.0.0.1:{to} ")):
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+@contextmanager
+def proxy(folder: Path, to: int) -> Iterator[int]:
+    """A running HAProxy; its port."""
+    (port,) = free_ports(1)
+    (folder / "haproxy.cfg").write_text(with_ports(port, to), encoding="utf-8")
+    with (folder / "haproxy.log").open("wb") as log:
+        process = subprocess.Popen(
+            [str(HAPROXY), "-db", "-f", folder / "haproxy.cfg"], stdout=log, stderr=log, stdin=subprocess.DEVNULL
+        )
+    try:
+        eventually(lambda: listens(port), "HAProxy listens")
+        yield port
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def closed(connection: socket.socket) -> bool:
+    """Whether the proxy has closed it."""
+    connection.settimeout(0.05)
+    try:
+        return connection.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+@pytest.fixture
+def behind(tmp_path: Path) -> Iterator[tuple[Federation, int]]:
+    """Three sites that reach their coordinator through the proxy, and the proxy's port."""
+    with admitted(tmp_path, PARTIAL) as federation, proxy(tmp_path, federation.coordinator.port) as port:
+        federation.coordinator.start()
+        for site in federation.sites:
+            site.edit(site.kit, (f"127.0.0.1:{federation.coordinator.port}", f"127.0.0.1:{port}"))
+            site.start()
+        federation.coordinator.sees(*federation.sites)
+        yield federation, port
+
+
+def test_the_configuration_is_valid_as_it_is_shipped() -> None:
+    checked = subprocess.run([str(HAPROXY), "-c", "-f", CONFIGURATION], capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_a_run_through_the_proxy_goes_on_while_a_crowd_is_kept_away_from_the_coordinator(
+    behind: tuple[Federation, int], tmp_path: Path
+) -> None:
+    federation, port = behind
+    superlink = federation.coordinator.superlink
+    files = superlink.num_fds()
+    run = federation.run(tmp_path / "run", "run.rounds=4")
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(socket.socket()) for _ in range(A_CROWD)]
+        for one in crowd:
+            one.settimeout(20)
+            with suppress(OSError):  # the proxy may close it before it is open here
+                one.connect(("127.0.0.1", port))
+        eventually(lambda: sum(map(closed, crowd)) >= A_CROWD - FROM_ONE_ADDRESS, "those beyond the limit are closed")
+        assert superlink.num_fds() <= files + 10  # who says nothing is not let through
+        assert run.ends() == 0
+        eventually(lambda: all(map(closed, crowd)), "who says nothing is closed")
+    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "alone", "run.rounds=4")

@@ -1,0 +1,92 @@
+"""Over the network: excessive plans, a site of another layout, another site's classes, and a damaged database."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.audit import Audit
+from tests.network.federated import SLOW, Federation, admitted, events, hash_in, undisturbed
+from tests.network.real import PARTIAL, eventually, flwr_server, lines_of
+
+pytestmark = pytest.mark.slow
+
+EXCESSIVE = {
+    "training.epochs=1000000000": "policy.maximum_epochs",
+    "training.batch_size=1000000000": "policy.maximum_batch_size",
+    "training.threads=1024": "policy.maximum_threads",
+    "model.image_size=4096": "policy.maximum_image_size",
+    "method.warm_up_epochs=1000000": "policy.maximum_epochs",
+}
+
+
+@pytest.mark.parametrize("key", EXCESSIVE)
+def test_every_site_declines_an_excessive_plan_and_works_on(key: str, federation: Federation, tmp_path: Path) -> None:
+    run = federation.run(tmp_path / "run", key)
+    assert run.ends() == 1
+    assert run.said.count(f"declines: {EXCESSIVE[key]}: ") >= 3
+    for site in federation.sites:
+        denied = [line for line in Audit(site.folder / "state").entries() if line.get("decision") == "deny"]
+        assert (denied[-1]["record"], denied[-1]["rule"]) == ("RollCall", EXCESSIVE[key])
+        assert site.program.runs
+
+
+LIAR = """
+import sys
+from dataclasses import replace
+from client import app
+honest = app.answer
+app.answer = lambda site, call: replace(honest(site, call), **LIE)
+from client.cli import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def liar(federation: Federation) -> Iterator[None]:
+    """South ends with its refusal; it comes back honest."""
+    yield
+    federation.south.program.stop()
+    federation.gather()
+
+
+@pytest.mark.parametrize(
+    ("lie", "reason"),
+    [
+        ('{"layout": "another"}', "builds another model from this plan"),
+        ('{"names": ("5", "secret"), "class_names": ("5", "secret")}', "which it was not admitted for"),
+    ],
+    ids=["layout", "claims"],
+)
+@pytest.mark.usefixtures("liar")
+def test_a_site_that_does_not_fit_is_left_out_with_its_reason_and_two_go_on(
+    lie: str, reason: str, federation: Federation, tmp_path: Path
+) -> None:
+    request = federation.south.folder / "south.request"
+    assert flwr_server("admit", federation.coordinator.folder, request, "--yes", "--classes", "0,1,5,6").code == 0
+    federation.south.program.stop()
+    program = f"LIE = {lie}{LIAR}"
+    federation.south.start_by("-c", program, "start", federation.south.folder)
+    federation.coordinator.sees(*federation.sites)
+    run = federation.run(tmp_path / "run", "participation.min_sites=2", "run.rounds=1")
+    assert run.ends() == 0, run.said
+    (left,) = events(tmp_path / "run", "left_out")
+    assert left["site"] == "south"
+    assert reason in left["reason"]
+    assert [line["sites"] for line in lines_of(tmp_path / "run" / "rounds.jsonl")] == [["east", "north"]]
+    assert reason in federation.south.program.said
+
+
+def test_a_damaged_database_is_made_anew_and_the_run_ends_in_the_same_model(tmp_path: Path) -> None:
+    with admitted(tmp_path, PARTIAL) as federation:
+        coordinator = federation.coordinator
+        coordinator.start()
+        federation.gather()
+        run = federation.run(tmp_path / "run", SLOW, "run.rounds=4")
+        eventually(lambda: (tmp_path / "run" / "rounds.jsonl").exists(), "a round")
+        coordinator.program.stop()
+        database = coordinator.folder / "state" / "superlink.db"
+        database.write_bytes(database.read_bytes()[:5000])
+        coordinator.start().says("state/superlink.db is damaged")
+        assert run.ends() == 0, run.said
+        assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=4")

@@ -1,0 +1,154 @@
+"""A damaged database of the SuperLink is set aside and made anew; a sound one never is."""
+
+import random
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+from flwr.supercore.object_store.sql_object_store import SqlObjectStore
+from flwr.superlink.federation import NoOpFederationManager
+
+from server.coordinator import Coordinator, CoordinatorFile
+from server.superlink import database as module
+from server.superlink.database import BESIDE, FILE, damage, database, set_aside_if_damaged
+
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
+
+
+def opened(path: Path) -> SqlLinkState:
+    """Flower's own state on a file, as its SuperLink makes it."""
+    store = SqlObjectStore(str(path))
+    store.initialize()
+    state = SqlLinkState(str(path), NoOpFederationManager(), store)
+    state.initialize()
+    return state
+
+
+def closed(state: SqlLinkState) -> None:
+    """Close both of its connections: SQLite then writes everything into the one file."""
+    for one in (state, state.object_store):
+        assert one._engine
+        one._engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with rows of ours in Flower's tables."""
+    path = tmp_path_factory.mktemp("sound") / FILE
+    state = opened(path)
+    for number in range(50):
+        state.create_node("owner", f"site-{number}", b"key %d" % number, 30)
+    closed(state)
+    return path
+
+
+@pytest.fixture
+def coordinator(tmp_path: Path, sound: Path) -> Coordinator:
+    made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=1, control_port=2))
+    made.state.mkdir()
+    for path in sound.parent.iterdir():
+        shutil.copy(path, made.state)
+    return made
+
+
+@pytest.fixture(params=["nothing", 1, 50, 100, 1000, 4096, 5000, 0.5, 0.9, "garbage", "random", "header", "page"])
+def damaged(request: pytest.FixtureRequest, coordinator: Coordinator) -> Coordinator:
+    """Cut at several lengths, or with other bytes in it."""
+    path, how = database(coordinator), request.param
+    content = path.read_bytes()
+    other = random.Random(5).randbytes(len(content))
+    if how in ("garbage", "random"):
+        content = b"not a database\n" * 500 if how == "garbage" else other
+    elif how == "header":
+        content = other[:100] + content[100:]
+    elif how == "page":
+        content = content[:4096] + other[: len(content) // 2] + content[4096 + len(content) // 2 :]
+    else:
+        content = content[: 0 if how == "nothing" else int(how * len(content)) if how < 1 else int(how)]
+    path.write_bytes(content)
+    return coordinator
+
+
+def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damaged: Coordinator) -> None:
+    before = database(damaged).read_bytes()
+    said = set_aside_if_damaged(damaged)
+    assert said.startswith("state/superlink.db is damaged (")
+    assert "\n" not in said
+    assert not any(database(damaged).with_name(FILE + ending).exists() for ending in BESIDE)
+    (aside,) = [path for path in damaged.state.iterdir() if path.name.endswith("Z")]
+    assert aside.name in said
+    assert aside.read_bytes() == before
+    state = opened(database(damaged))
+    assert state.create_node("owner", "site-1", b"key 1", 30)
+    closed(state)
+    assert set_aside_if_damaged(damaged) == ""
+
+
+def test_a_sound_database_stays(coordinator: Coordinator) -> None:
+    content = database(coordinator).read_bytes()
+    assert set_aside_if_damaged(coordinator) == ""
+    assert database(coordinator).read_bytes() == content
+
+
+def test_where_none_is_nothing_happens(coordinator: Coordinator) -> None:
+    for path in coordinator.state.iterdir():
+        path.unlink()
+    assert set_aside_if_damaged(coordinator) == ""
+
+
+def test_a_sound_database_whose_last_writes_are_in_its_journal_stays_with_them(coordinator: Coordinator) -> None:
+    path = database(coordinator)
+    with closing(sqlite3.connect(path)) as writer:
+        writer.execute("PRAGMA journal_mode=WAL")
+        writer.execute("CREATE TABLE more (value)")
+        writer.execute("INSERT INTO more VALUES (7)")
+        writer.commit()
+        killed = path.parent / "killed"
+        killed.mkdir()
+        for ending in ("", "-wal"):  # as a kill leaves them: nobody has closed them
+            shutil.copy(path.with_name(FILE + ending), killed)
+    assert damage(killed / FILE) == ""
+    with closing(sqlite3.connect(killed / FILE)) as reader:
+        assert reader.execute("SELECT value FROM more").fetchall() == [(7,)]
+
+
+@pytest.mark.parametrize("cut", [0, 10, 40, 1000])
+def test_a_journal_that_is_cut_off_or_random_loses_its_own_writes_only(cut: int, coordinator: Coordinator) -> None:
+    path = database(coordinator)
+    path.with_name(f"{FILE}-wal").write_bytes(random.Random(7).randbytes(cut))
+    assert set_aside_if_damaged(coordinator) == ""
+    with closing(sqlite3.connect(path)) as reader:
+        assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_parts_without_their_database_are_set_aside(coordinator: Coordinator) -> None:
+    path = database(coordinator)
+    path.rename(path.with_name(f"{FILE}-wal"))
+    assert "only parts of it are left" in set_aside_if_damaged(coordinator)
+    assert not path.with_name(f"{FILE}-wal").exists()
+
+
+def test_a_locked_database_is_no_damaged_one(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+    monkeypatch.setattr(module.sqlite3, "connect", lambda path, timeout: connect(path, timeout=0.05))
+    with closing(connect(database(coordinator))) as other:
+        other.execute("PRAGMA journal_mode=DELETE")
+        other.execute("BEGIN EXCLUSIVE")
+        assert set_aside_if_damaged(coordinator) == ""
+    assert database(coordinator).exists()
+
+
+@pytest.mark.parametrize("code", ["SQLITE_FULL", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_CANTOPEN", "SQLITE_READONLY"])
+def test_what_a_disk_answers_is_no_damage(code: str, coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = sqlite3.OperationalError(code)
+    error.sqlite_errorcode = getattr(sqlite3, code)
+
+    def failing(*arguments: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module.sqlite3, "connect", failing)
+    assert set_aside_if_damaged(coordinator) == ""
+    assert database(coordinator).exists()

@@ -1,0 +1,83 @@
+"""Who is blamed: by hand, at the edges of each rule, and never an honest site by one liar's word."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strategies.guard.signs import Alignment, Signs
+from strategies.guard.verdict import Judged, condemned, odd
+
+ALIKE = Signs({"trunk": 1.0}, Alignment(0.9, 0.9))
+TURNED = Signs({"trunk": 1.0}, Alignment(-0.9, 0.9))
+BEFORE = {"east": 0.7, "north": 0.7, "south": 0.7, "west": 0.7}
+
+
+def judged(**losses: float) -> Judged:
+    return Judged(losses, {})
+
+
+def test_an_update_four_times_as_long_as_usual_is_odd_and_a_shorter_one_is_not() -> None:
+    signs = {"east": Signs({"trunk": 4.0}), "north": Signs({"trunk": 1.0}), "south": Signs({"trunk": 1.0})}
+    assert odd(signs, {})["east"].reason == "its trunk moves 4 times as far as usual"
+    assert odd({**signs, "east": Signs({"trunk": 3.99})}, {})["east"].reason == ""
+
+
+def test_what_was_usual_earlier_counts_where_a_round_is_short() -> None:
+    signs = {"east": Signs({"trunk": 4.0}), "north": Signs({"trunk": 1.0})}
+    earlier = {"east": {"trunk": 3.0}, "north": {"trunk": 2.0}}
+    assert odd(signs, earlier)["east"].times == pytest.approx(4 / 2.5)
+
+
+def test_of_two_alone_the_longer_one_is_odd_without_any_earlier_round() -> None:
+    oddities = odd({"east": Signs({"trunk": 1e30}), "north": Signs({"trunk": 1.0})}, {})
+    assert oddities["east"].times == 1e30
+    assert oddities["north"].reason == ""
+
+
+def test_who_is_against_others_that_agree_is_opposed_and_whose_others_do_not_agree_is_not() -> None:
+    assert odd({"east": TURNED, "north": ALIKE}, {})["east"].opposed
+    apart = Signs({"trunk": 1.0}, Alignment(-0.9, 0.5))
+    assert not odd({"east": apart, "north": ALIKE}, {})["east"].opposed
+
+
+def test_a_short_update_that_points_elsewhere_is_not_odd() -> None:
+    signs = {"east": Signs({"trunk": 0.4}, Alignment(0.0, 0.9)), "north": ALIKE, "south": ALIKE}
+    assert odd(signs, {})["east"].reason == ""
+
+
+def four(loss_without_east: float, signs: Signs) -> dict[str, str]:
+    """Four sites, all of which judge; the loss with all updates is 1."""
+    oddities = odd({"east": signs, "north": ALIKE, "south": ALIKE, "west": ALIKE}, {})
+    without = judged(east=9, north=loss_without_east, south=loss_without_east, west=1)
+    return condemned(oddities, judged(east=1, north=1, south=1, west=1), {"east": without}, judges=BEFORE)
+
+
+def test_two_of_three_judges_condemn_an_update_against_the_others() -> None:
+    assert four(math.exp(-0.06), TURNED).keys() == {"east"}
+    assert four(math.exp(-0.04), TURNED) == {}
+
+
+def test_an_update_that_is_not_odd_is_condemned_only_where_it_breaks_the_model() -> None:
+    assert four(math.exp(-1.4), ALIKE) == {}
+    assert four(math.exp(-1.6), ALIKE).keys() == {"east"}
+
+
+def test_among_two_each_has_to_say_the_same() -> None:
+    pair = {"east": Signs({"trunk": 1.0}, Alignment(-0.9)), "north": Signs({"trunk": 1.0}, Alignment(-0.9))}
+    whole, oddities = judged(east=1, north=1), odd(pair, {})
+    agreed = {"east": judged(east=2, north=0.5), "north": judged(east=2, north=2)}
+    assert condemned(oddities, whole, agreed, judges=BEFORE).keys() == {"east"}
+    each_blames_the_other = {"east": judged(east=2, north=0.5), "north": judged(east=0.5, north=2)}
+    assert condemned(oddities, whole, each_blames_the_other, judges=BEFORE) == {}
+
+
+@given(st.floats(0, math.inf), st.floats(0, math.inf), st.integers(3, 10))
+def test_no_liars_word_condemns_an_honest_site(with_all: float, without: float, sites: int) -> None:
+    """Honest judges find every update useful; whatever one of them says alone changes nothing."""
+    names = [f"site-{n}" for n in range(sites)]
+    oddities = odd(dict.fromkeys(names, ALIKE), {})
+    whole = Judged({**dict.fromkeys(names, 0.5), "site-0": with_all}, {})
+    each = {site: Judged({**dict.fromkeys(names, 0.55), "site-0": without}, {}) for site in names}
+    assert condemned(oddities, whole, each, judges=dict.fromkeys(names, 0.6)) == {}

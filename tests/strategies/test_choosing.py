@@ -1,0 +1,133 @@
+"""One site that lies about its losses cannot have a bad round chosen, nor keep a good one from it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.bounds import MOST_LOSS
+from common.models.state import Head, ModelState
+from strategies.choosing import SMALL, TOLERATED, is_better, lowest_of, regret
+from strategies.state import FederationState, with_validation
+
+ONE = ModelState(
+    np.ones(1, np.float32), np.ones(0, np.float32), Head(("a",), np.ones((1, 1), np.float32), np.ones(1, np.float32))
+)
+NOISE = 1.05
+"""Honest sites judge a round alike, up to this factor."""
+BOUND = TOLERATED * NOISE**3
+"""Of the chosen round's honest mean loss over the lowest: the tolerated regret; noise in the chosen loss, in the lowest
+one that it is held against, and in the lowest mean."""
+Judgements = Sequence[Mapping[str, float]]
+
+
+def chosen(rounds: Judgements) -> int:
+    """The best round after all of them, from 0."""
+    state = FederationState(0, ONE)
+    for server_round, losses in enumerate(rounds):
+        state = with_validation(replace(state, round=server_round), losses)
+    return state.best_round
+
+
+def with_liar(honest: Judgements, lies: Sequence[float]) -> list[dict[str, float]]:
+    return [{**losses, "liar": lie} for losses, lie in zip(honest, lies, strict=True)]
+
+
+def honest_mean(losses: Mapping[str, float]) -> float:
+    return float(np.mean([loss for site, loss in losses.items() if site != "liar"]))
+
+
+def falling(sites: int) -> list[dict[str, float]]:
+    """Losses that fall by a tenth a round at each site, which begin at 0.7 and 0.6, 0.5, ..., and rise at the end."""
+    course = [0.9**step for step in range(12)] + [0.9 ** (12 - 3 * step) for step in range(1, 4)]
+    return [{f"site {n}": (0.7 - 0.05 * n) * share for n in range(sites)} for share in course]
+
+
+LIES = {
+    "always 0": lambda n: 0.0,
+    "0 in the first round, then the most": lambda n: 0.0 if n == 0 else MOST_LOSS,
+    "0 in the last round, else the most": lambda n: 0.0 if n == 14 else MOST_LOSS,
+    "alternating": lambda n: 0.0 if n % 2 else MOST_LOSS,
+    "always the most": lambda n: MOST_LOSS,
+    "rising": lambda n: 0.01 * 2**n,
+    "falling": lambda n: 1e5 * 0.5**n,
+    "turned round": lambda n: 1.0 - 0.9**n,
+}
+
+
+@pytest.mark.parametrize("sites", [3, 4, 10])
+@pytest.mark.parametrize("lie", LIES)
+def test_no_course_of_lies_has_a_bad_round_chosen(sites: int, lie: str) -> None:
+    honest = falling(sites - 1)
+    best = min(map(honest_mean, honest))
+    found = chosen(with_liar(honest, [LIES[lie](n) for n in range(len(honest))]))
+    assert honest_mean(honest[found]) <= TOLERATED * best + SMALL
+
+
+def test_by_the_mean_alone_one_site_would_choose_the_worst_round() -> None:
+    """The attack that the majority is against: 0 in the last round, which is 1.9 times as bad as the best one."""
+    rounds = with_liar(falling(3), [LIES["0 in the last round, else the most"](n) for n in range(15)])
+    assert min(range(15), key=lambda n: sum(rounds[n].values())) == 14
+    assert honest_mean(rounds[14]) > 1.8 * min(map(honest_mean, rounds))
+    assert chosen(rounds) != 14
+
+
+def test_of_two_sites_one_still_decides_because_nothing_tells_which_one_lies() -> None:
+    assert chosen([{"honest": 0.1, "liar": 1.0}, {"honest": 0.6, "liar": 0.0}]) == 1
+
+
+lies = st.one_of(st.floats(0, MOST_LOSS), st.floats(0, 2), st.sampled_from([0.0, MOST_LOSS]))
+
+
+@given(data=st.data(), sites=st.sampled_from([3, 4, 5, 10]), rounds=st.integers(2, 12))
+def test_where_honest_sites_agree_a_liar_costs_no_more_than_the_stated_bound(
+    data: st.DataObject, sites: int, rounds: int
+) -> None:
+    course = data.draw(st.lists(st.floats(0.01, 3), min_size=rounds, max_size=rounds), label="course")
+    scales = data.draw(st.lists(st.floats(0.2, 5), min_size=sites - 1, max_size=sites - 1), label="scales")
+    noise = st.lists(st.floats(1, NOISE), min_size=sites - 1, max_size=sites - 1)
+    honest = [
+        {f"site {n}": scale * level * one for n, (scale, one) in enumerate(zip(scales, data.draw(noise), strict=True))}
+        for level in course
+    ]
+    told = data.draw(st.lists(st.one_of(st.none(), lies), min_size=rounds, max_size=rounds), label="lies")
+    judged = [losses if lie is None else {**losses, "liar": lie} for losses, lie in zip(honest, told, strict=True)]
+    found = chosen(judged)
+    assert honest_mean(honest[found]) <= BOUND * min(map(honest_mean, honest)) + SMALL
+
+
+@given(
+    sites=st.integers(1, 6),
+    seed=st.integers(0, 2**16),
+    rounds=st.integers(1, 20),
+    jitter=st.floats(0, 0.1),
+)
+def test_an_honest_course_is_judged_by_the_mean_alone(sites: int, seed: int, rounds: int, jitter: float) -> None:
+    """Losses that fall and level off, and go up and down by up to a tenth at each site."""
+    generator = np.random.default_rng(seed)
+    level = 0.3 + 0.7 * np.exp(-np.arange(rounds) / 4)
+    own = generator.uniform(0.2, 1.0, sites)
+    losses = level[:, None] * own * (1 + jitter * generator.uniform(-1, 1, (rounds, sites)))  # (rounds, sites)
+    judged = [dict(zip("abcdef", row.tolist(), strict=False)) for row in losses]
+    sums = [sum(row[site] for site in sorted(row)) for row in judged]
+    assert chosen(judged) == sums.index(min(sums))
+
+
+def test_the_regret_is_the_smallest_one_that_more_than_half_of_the_sites_stay_within() -> None:
+    lowest = {"a": 0.18, "b": 0.38, "c": 0.08, "d": 0.48}  # each with 0.02 more: 0.2, 0.4, 0.1, 0.5
+    losses = {"a": 0.18, "b": 0.48, "c": 0.18, "d": 0.98}  # over them: 1, 1.25, 2, 2
+    assert regret(losses, lowest) == pytest.approx(2.0)
+    assert regret({site: losses[site] for site in "abc"}, lowest) == pytest.approx(1.25)
+
+
+def test_the_lowest_losses_are_of_each_site_by_itself() -> None:
+    assert lowest_of({"a": 0.5, "b": 0.1}, {"a": 0.4, "c": 0.3}) == {"a": 0.4, "b": 0.1, "c": 0.3}
+
+
+def test_a_clearly_worse_mean_is_no_reason_where_most_sites_say_better() -> None:
+    lowest = {"a": 0.1, "b": 0.1, "c": 0.1}
+    assert is_better({"a": 0.1, "b": 0.1, "c": 1000.0}, {"a": 0.5, "b": 0.5, "c": 0.1}, lowest)
+    assert not is_better({"a": 0.5, "b": 0.5, "c": 0.0}, {"a": 0.1, "b": 0.1, "c": 1000.0}, lowest)

@@ -1,0 +1,149 @@
+"""Sites whose claims, labels or layout do not fit are left out while others go on; one site cannot push others out."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from common.config import ParticipationSection
+from common.errors import BadInput
+from common.records import RefusalNoted, RollCallAnswer
+from common.wire import encode
+from strategies.claims import Claims
+from strategies.membership import Membership
+from strategies.registry import method_of
+from strategies.roll_call import REFUSAL
+from tests.client.test_rounds import plan
+from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
+
+HONEST = ("Effusion", "Nodule")
+NAMES = ("north", "south", "east", "west")
+
+
+def answer(name: str, classes: tuple[str, ...], **changes: Any) -> RollCallAnswer:
+    said = RollCallAnswer("run-1", name, classes, classes, 10, 5, 9, "layout", "0.1.0")
+    return replace(said, **changes)
+
+
+def hospital(said: RollCallAnswer) -> Site:
+    noted = encode(RefusalNoted("run-1", said.site))
+    replies: list[Callable[[Message], Message]] = [
+        lambda message: Message(encode(said), reply_to=message),
+        lambda message: Message(noted, reply_to=message),
+    ]
+    return Site([Answer(0, make) for make in replies])
+
+
+def gathered(
+    clock: Clock,
+    *said: RollCallAnswer,
+    min_sites: int,
+    method: str = "surgical",
+    claims: Mapping[str, Claims] | None = None,
+) -> tuple[Membership, Any]:
+    """The members of a run after the roll call, and the network that carried it."""
+    of = plan(method, {})
+    nodes = {number: one.site for number, one in enumerate(said, start=7)}
+    grid: Any = ScriptedGrid({number: hospital(one) for number, one in enumerate(said, start=7)}, clock)
+    members = Membership(method_of(of), of, ParticipationSection(min_sites=min_sites), "run-1")
+    members.registered, members.claims = lambda: nodes, lambda: claims or {}
+    members.roll_call(grid, len(said))
+    return members, grid
+
+
+def test_a_site_that_claims_a_class_it_was_not_admitted_for_is_told_and_the_others_go_on(clock: Clock) -> None:
+    all_of_them = answer("west", (*HONEST, "Mass"))
+    lists = dict.fromkeys(NAMES, Claims(frozenset(HONEST)))
+    honest = [answer(name, HONEST) for name in ("north", "south")]
+    members, grid = gathered(clock, *honest, all_of_them, min_sites=2, claims=lists)
+    assert members.members.keys() == {"north", "south"}
+    assert members.contract.class_names == HONEST
+    assert 'claims "Mass", which it was not admitted for' in members.left_out["west"]
+    assert [message.metadata.message_type for message in grid.to(9)][-1] == REFUSAL
+
+
+def test_a_site_that_claims_more_images_than_it_was_admitted_for_is_left_out(clock: Clock) -> None:
+    many = answer("west", HONEST, train_samples=10**9)
+    lists = {"west": Claims(images=5000), "north": Claims(images=10)}
+    members, _ = gathered(clock, answer("north", HONEST), many, min_sites=1, claims=lists)
+    assert members.members.keys() == {"north"}
+    assert "claims 1,000,000,000 training images; it was admitted for 5,000 at most" in members.left_out["west"]
+
+
+def test_what_a_site_may_claim_counts_where_every_site_is_needed_too(clock: Clock) -> None:
+    lists = {"west": Claims(frozenset({"Effusion"}))}
+    with pytest.raises(BadInput, match="was not admitted for"):
+        gathered(clock, answer("north", HONEST), answer("west", HONEST), min_sites=0, claims=lists)
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_one_site_that_spells_a_class_otherwise_is_left_out_whatever_its_name(position: int, clock: Clock) -> None:
+    said = [answer(name, HONEST) for name in NAMES[:3]]
+    said[position] = answer(NAMES[position], ("effusion", "Nodule"))
+    members, _ = gathered(clock, *said, min_sites=2)
+    assert members.members.keys() == set(NAMES[:3]) - {NAMES[position]}
+    assert '"effusion" = "Effusion"' in members.left_out[NAMES[position]]
+    assert members.contract.class_names == HONEST
+
+
+def test_a_tie_is_nobodys_fault_and_stops_the_run(clock: Clock) -> None:
+    said = [answer("north", HONEST), answer("south", ("Nodule",)), answer("west", ("effusion",))]
+    with pytest.raises(BadInput, match="look like one class"):
+        gathered(clock, *said, min_sites=1)
+
+
+def test_where_every_site_is_needed_the_run_stops_as_it_always_did(clock: Clock) -> None:
+    said = [answer("north", HONEST), answer("south", HONEST), answer("west", ("effusion",))]
+    with pytest.raises(BadInput, match=r'"effusion" \(site west\) look like one class'):
+        gathered(clock, *said, min_sites=0)
+
+
+def test_with_too_few_sites_left_the_run_stops_with_the_reason(clock: Clock) -> None:
+    said = [answer("north", HONEST), answer("south", HONEST), answer("west", ("effusion",))]
+    with pytest.raises(BadInput, match=r"site.toml of west"):
+        gathered(clock, *said, min_sites=3)
+
+
+def test_a_site_that_contradicts_itself_has_no_vote(clock: Clock) -> None:
+    both = [answer(name, ("Effusion", "effusion")) for name in ("east", "west")]
+    members, _ = gathered(clock, answer("north", ("Effusion",)), *both, min_sites=1)
+    assert members.members.keys() == {"north"}
+    assert '"Effusion", "effusion" look like one class' in members.left_out["east"]
+
+
+@pytest.mark.parametrize("classes", [(), ("Nodule", "Nodule")], ids=["none", "one twice"])
+def test_a_site_without_good_labels_is_left_out(classes: tuple[str, ...], clock: Clock) -> None:
+    said = [answer("north", HONEST), answer("west", classes)]
+    members, _ = gathered(clock, *said, min_sites=1)
+    assert members.members.keys() == {"north"}
+
+
+def test_one_site_with_another_class_does_not_stop_a_method_that_needs_the_same_classes_everywhere(
+    clock: Clock,
+) -> None:
+    said = [answer(name, HONEST) for name in NAMES[:3]] + [answer("west", (*HONEST, "Mass"))]
+    members, _ = gathered(clock, *said, min_sites=2, method="fedavg")
+    assert members.members.keys() == set(NAMES[:3])
+    assert "fedavg needs the same classes at every site" in members.left_out["west"]
+
+
+def test_sites_that_build_another_model_are_left_out_with_their_classes(clock: Clock) -> None:
+    said = [answer("north", HONEST), answer("south", HONEST), answer("west", (*HONEST, "Mass"), layout="other")]
+    members, _ = gathered(clock, *said, min_sites=2)
+    assert members.contract.class_names == ("Effusion", "Mass", "Nodule")
+    settled = members.settle_model("layout")
+    assert members.members.keys() == {"north", "south"} == set(settled.sites)
+    assert settled.class_names == HONEST
+    assert "builds another model" in members.left_out["west"]
+    sent = members.bytes_down["north"]
+    assert members.settle_model("layout") == settled
+    assert members.bytes_down["north"] == sent
+
+
+def test_where_most_build_another_model_than_the_coordinator_the_run_stops(clock: Clock) -> None:
+    said = [answer(name, HONEST, layout="other") for name in NAMES[:2]] + [answer("west", HONEST)]
+    members, _ = gathered(clock, *said, min_sites=2)
+    with pytest.raises(BadInput, match="builds another model"):
+        members.settle_model("layout")
