@@ -2,9 +2,13 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from common.errors import Fault, quoted
-from strategies.roll_call import Member
+
+# For its type alone: commands that admit a site do not wait for torch.
+if TYPE_CHECKING:
+    from strategies.roll_call import Member
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,12 @@ def no_lists() -> Mapping[str, Claims]:
     return {}
 
 
-def claim_faults(members: Iterable[Member], claims: Mapping[str, Claims]) -> list[Fault]:
+def claim_faults(members: Iterable["Member"], claims: Mapping[str, Claims]) -> list[Fault]:
     """The sites that claim more than they were admitted for."""
     return [fault for member in members for fault in _faults(member, claims.get(member.answer.site, ANYTHING))]
 
 
-def _faults(member: Member, may: Claims) -> list[Fault]:
+def _faults(member: "Member", may: Claims) -> list[Fault]:
     answer, found = member.answer, list[Fault]()
     foreign = sorted(set(answer.class_names) - may.classes) if may.classes else []
     if foreign:

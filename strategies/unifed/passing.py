@@ -183,7 +183,9 @@ class PassingStrategy(RoundStrategy):
             return fault
         earlier = {site: one for site, one in self.state.guard.lengths.items() if site not in self.state.guard.liars}
         if not earlier and not done.lengths:  # nothing else to go by
-            earlier = {"the model": lengths_of(Groups.of_model(done.model))}
+            own = lengths_of(Groups.of_model(done.model))
+            # A part that begins at zero says nothing of how far a site may move it.
+            earlier = {"the model": {part: length for part, length in own.items() if length}}
         hops = {name: Signs(one) for name, one in {**done.lengths, reply.site: lengths_of(reply.update)}.items()}
         oddity = odd(hops, earlier)[reply.site]
         return oddity.reason if oddity.times >= ABSURD else ""

@@ -33,7 +33,7 @@ def auroc(folder: Path, *overrides: str) -> float:
     """Of the last model, over all classes, on the test part."""
     folder.mkdir()
     five = ("partition.sites=5", "partition.shared=10", "participation.min_sites=3", "participation.guard=off")
-    file = experiment(folder, *five, *overrides)
+    file = experiment(folder, f"run.rounds={ROUNDS}", *five, *overrides)
     model = lead(file, folder / "run", ROUNDS).strategy.state.model
     network, test = (
         build(file.experiment.model, model.head.class_names, 0),

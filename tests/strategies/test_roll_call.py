@@ -234,9 +234,9 @@ def test_every_site_that_builds_another_model_is_named_with_its_release() -> Non
     assert [str(fault) for fault in model_faults(members, "layout")] == [
         f"site {site}: builds another model from this plan (its release is {version})."
         " Install the coordinator's release there."
-        for site, version in (("south", "0.0.9"), ("east", "0.2.0"))
+        for site, version in (("east", "0.2.0"), ("south", "0.0.9"))
     ]
-    assert [fault.site for fault in model_faults(members, "layout")] == ["south", "east"]
+    assert [fault.site for fault in model_faults(members, "layout")] == ["east", "south"]
 
 
 def test_whoever_has_to_mend_something_is_told_all_of_it_in_one_message_and_is_out_and_nobody_else(
