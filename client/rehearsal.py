@@ -181,7 +181,7 @@ def shown(content: RecordDict) -> Table:
 
 
 def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
-    """Write the exact bytes of each record, whose SHA-256 an audit would name, and what it says as JSON.
+    """Write the exact bytes of each record, whose first line has the SHA-256 that an audit would name, and it as JSON.
 
     Raises:
         BadInput: If the folder holds anything already.

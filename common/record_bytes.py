@@ -1,8 +1,10 @@
 """A record as it leaves, in one fixed form of bytes: what audits hash, previews write and receipts are checked by.
 
 The form does not depend on the order in which Flower keeps things, nor on how it cuts them for the wire: one line of
-JSON, its keys sorted, says what the records hold; the bytes that it announces follow in the same order. So the site,
-before anything leaves, and the coordinator, after it came, find the same SHA-256, and ``sha256sum`` finds it too.
+JSON, its keys sorted, says what the records hold and names the SHA-256 of every run of bytes; those bytes follow in the
+same order. A record's hash is the SHA-256 of that first line (``head -n 1 FILE | sha256sum``), so the site, before
+anything leaves, and the coordinator, after it came, find the same one, and an array that is sent to many sites or
+looked at several times is hashed once.
 """
 
 import hashlib
@@ -17,33 +19,27 @@ FIELDS = "fields"
 """The ConfigRecord that holds everything small of one of our records."""
 SIGNATURE = "signature."
 """What begins so in it is about the record and no part of it, see :mod:`common.signatures`."""
-_BYTES = "bytes"
+_BYTES, _SHA256 = "bytes", "sha256"
+_KEPT = "_polyclinic_sha256"
 
 
 def pieces(content: RecordDict) -> Iterator[bytes]:
     """The form, piece by piece: an array of a model is not copied."""
-    described: dict[str, dict[str, Any]] = {}
-    held: list[bytes] = []
-    for name in sorted(content):
-        record = content[name]
-        described[name] = {key: _described(record[key], held) for key in sorted(record) if _counts(name, key)}
-    yield json.dumps(described, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    line, held = _first_line(content)
+    yield line
     yield from held
 
 
 def record_sha256(content: RecordDict) -> str:
-    """SHA-256 of :func:`pieces`, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for piece in pieces(content):
-        digest.update(piece)
-    return digest.hexdigest()
+    """SHA-256 of the first line of :func:`pieces`, in hexadecimal digits."""
+    return hashlib.sha256(_first_line(content)[0]).hexdigest()
 
 
 def of_bytes(data: bytes) -> RecordDict:
     """The inverse of :func:`pieces`.
 
     Raises:
-        ValueError: If the bytes are not in this form.
+        ValueError: If the bytes are not in this form, or are not those that the first line names.
     """
     head, newline, rest = data.partition(b"\n")
     described = json.loads(head)
@@ -54,6 +50,8 @@ def of_bytes(data: bytes) -> RecordDict:
         content[name] = reader.record(entries)
     if reader.left:
         raise ValueError(f"{reader.left} bytes more than the first line announces")
+    if _first_line(content)[0] != head + newline:
+        raise ValueError("the bytes are not those that the first line names")
     return content
 
 
@@ -68,18 +66,36 @@ def _counts(name: str, key: str) -> bool:
     return name != FIELDS or not key.startswith(SIGNATURE)
 
 
+def _first_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
+    """The line of JSON, and the bytes that it announces."""
+    described: dict[str, dict[str, Any]] = {}
+    held: list[bytes] = []
+    for name in sorted(content):
+        record = content[name]
+        described[name] = {key: _described(record[key], held) for key in sorted(record) if _counts(name, key)}
+    return json.dumps(described, sort_keys=True, separators=(",", ":")).encode() + b"\n", held
+
+
 def _described(value: Any, held: list[bytes]) -> Any:
     if isinstance(value, Array):
         held.append(value.data)
         facts = {"dtype": value.dtype, "shape": list(value.shape), "stype": value.stype}
-        return {**facts, _BYTES: len(value.data)}
+        return {**facts, _BYTES: len(value.data), _SHA256: _array_sha256(value)}
     if isinstance(value, bytes):
         held.append(value)
-        return {_BYTES: len(value)}
+        return {_BYTES: len(value), _SHA256: hashlib.sha256(value).hexdigest()}
     if _of_bytes(value):
         held.extend(value)
-        return {_BYTES: [len(one) for one in value]}
+        return {_BYTES: [len(one) for one in value], _SHA256: [hashlib.sha256(one).hexdigest() for one in value]}
     return value
+
+
+def _array_sha256(array: Array) -> str:
+    """SHA-256 of an array's bytes, kept on the array itself: it lives as long, and other bytes are hashed anew."""
+    kept = vars(array).get(_KEPT)
+    if kept is None or kept[0] is not array.data:
+        kept = vars(array)[_KEPT] = array.data, hashlib.sha256(array.data).hexdigest()
+    return str(kept[1])
 
 
 def _of_bytes(value: Any) -> bool:

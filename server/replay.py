@@ -1,6 +1,5 @@
 """A run added up again from the updates that it kept, by the method's own rules: do they make each round's model?"""
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from common.contract import Declaration, merge
 from common.errors import Fault
 from common.models.network import build
 from common.models.state import Layout, ModelState, layout_of, state_sha256
-from common.record_bytes import of_bytes
+from common.record_bytes import of_bytes, record_sha256
 from common.records import Arrays, RollCallAnswer, TrainReply, no_arrays
 from common.wire import R, decode
 from common.wire_errors import WireError
@@ -128,11 +127,15 @@ class Replay:
         return Known(task, contract, answers, self.statistics, server_round, seed)
 
     def _record(self, where: Path, sha256: str, kind: type[R]) -> R:
-        content = _content(self.updates, where)
-        if (found := hashlib.sha256(content).hexdigest()) != sha256:
+        data = _content(self.updates, where)
+        try:
+            content = of_bytes(data)
+        except (ValueError, TypeError, KeyError) as error:
+            raise Altered(where, f"is no record that was kept ({error}): changed.") from None
+        if (found := record_sha256(content)) != sha256:
             raise Altered(where, f"has SHA-256 {found}, the receipt names {sha256}: changed.")
         try:
-            return decode(of_bytes(content), kind)
+            return decode(content, kind)
         except (WireError, ValueError) as error:
             raise Altered(where, f"is none of this release's records: {error}") from None
 

@@ -35,7 +35,7 @@ def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path
     assert counted.train_samples == decode(trained, TrainReply).train_samples > 0
     assert (counted.positives, decode(tested, EvaluateReply).told_classes) == ((), ())
     described = json.loads((tmp_path / "seen" / "2-TrainReply.json").read_text(encoding="utf-8"))
-    assert described["sha256"] == hashlib.sha256(seen[1].read_bytes()).hexdigest()
+    assert described["sha256"] == hashlib.sha256(seen[1].read_bytes().splitlines(keepends=True)[0]).hexdigest()
     assert not (tmp_path / "state").exists()
 
 

@@ -25,7 +25,24 @@ def test_a_record_comes_back_from_its_bytes_and_has_their_hash() -> None:
     again = of_bytes(data)
     assert b"".join(pieces(again)) == data
     assert decode(again, TrainReply).update.head.class_names == ("a", "b")  # type: ignore[union-attr]
-    assert record_sha256(content) == hashlib.sha256(data).hexdigest()
+    assert record_sha256(content) == hashlib.sha256(data.partition(b"\n")[0] + b"\n").hexdigest()
+
+
+def test_an_array_whose_bytes_are_replaced_is_hashed_anew() -> None:
+    content = encode(reply())
+    before = record_sha256(content)
+    array = content.array_records["update"]["trunk"]
+    array.data = bytes(len(array.data))
+    assert record_sha256(content) != before
+
+
+def test_every_byte_of_a_kept_record_is_held_to_its_hash() -> None:
+    data = b"".join(pieces(encode(reply())))
+    begin = data.index(b"\n") + 1
+    for place in range(begin, len(data)):
+        changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        with pytest.raises(ValueError, match="not those that the first line names"):
+            of_bytes(changed)
 
 
 def test_the_order_in_which_fields_are_kept_does_not_matter() -> None:

@@ -96,8 +96,8 @@ def of_value(name: str) -> Change:
 
 
 SPOILED: list[tuple[str, Change, str]] = [
-    ("updates/round-000001/site-2.record", middle, "updates/round-000001/site-2.record: has SHA-256 "),
-    ("updates/roll-call/site-1.record", middle, "updates/roll-call/site-1.record: has SHA-256 "),
+    ("updates/round-000001/site-2.record", middle, "updates/round-000001/site-2.record: is no record that was kept"),
+    ("updates/roll-call/site-1.record", middle, "updates/roll-call/site-1.record: is no record that was kept"),
     ("updates/initial.safetensors", middle, "updates/initial.safetensors: "),
     ("model.safetensors", middle, "model.safetensors: has SHA-256 "),
     ("audit.jsonl", middle, "audit.jsonl line "),
