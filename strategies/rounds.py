@@ -218,9 +218,8 @@ class RoundStrategy(Strategy):
             model_of, partial(self._judged, server_round, sorted(accepted)), self._variances(self.state.model)
         )
         losses = validation_of(accepted).loss
-        guard, reasons = trial.held(
-            server_round, updates, self.sites.contract.sites, guard=self.state.guard, judges=losses
-        )
+        lengths, annotated = intake.lengths(accepted), self.sites.contract.sites
+        guard, reasons = trial.held(server_round, updates, lengths, annotated, guard=self.state.guard, judges=losses)
         self.state = replace(self.state, guard=guard)
         self._condemn(server_round, reasons)
         return reasons

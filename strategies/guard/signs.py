@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from common.records import Groups
 from strategies.averaging import BLOCK
-from strategies.far_updates import Lengths, lengths_of
+from strategies.far_updates import Lengths
 
 Float64 = NDArray[np.float64]
 FEW = 12
@@ -85,17 +85,21 @@ class Variances:
 
 
 def signs_of(
-    updates: Mapping[str, Groups], annotated: Mapping[str, Collection[str]], variances: Variances
+    updates: Mapping[str, Groups],
+    lengths: Mapping[str, Lengths],
+    annotated: Mapping[str, Collection[str]],
+    variances: Variances,
 ) -> dict[str, Signs]:
     """Compare the updates of a round.
 
     Args:
         updates: By site name.
+        lengths: Of each update, :func:`strategies.far_updates.lengths_of`.
         annotated: Site -> the classes that it annotates; rows of other classes are not compared.
     """
     heads = _cosines(updates, annotated)
     return {
-        site: Signs(lengths_of(update), _alignment(heads, site), impossible(update, variances))
+        site: Signs(lengths[site], _alignment(heads, site), impossible(update, variances))
         for site, update in updates.items()
     }
 
@@ -170,4 +174,6 @@ def impossible(update: Groups, variances: Variances) -> str:
 
 
 def _one_number(array: NDArray[np.float32]) -> bool:
-    return array.size >= FEWEST_NUMBERS and bool(array[0] != 0) and bool((array == array[0]).all())
+    if array.size < FEWEST_NUMBERS or array[0] == 0 or (array[:FEWEST_NUMBERS] != array[0]).any():
+        return False  # of a trained part the first numbers differ; then the others need not be read
+    return bool((array == array[0]).all())

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from common.models.state import ModelState
 from common.records import Groups
+from strategies.far_updates import Lengths
 from strategies.guard.broken import broken
 from strategies.guard.memory import GuardMemory
 from strategies.guard.signs import Variances, signs_of
@@ -32,6 +33,7 @@ class Trial:
         self,
         server_round: int,
         updates: Mapping[str, Groups],
+        lengths: Mapping[str, Lengths],
         annotated: Mapping[str, Collection[str]],
         *,
         guard: GuardMemory,
@@ -40,7 +42,7 @@ class Trial:
         """Judge what is odd; judge every update where the model has become worse, or was broken by this very round.
 
         Args:
-            updates: By site.
+            updates, lengths: By site.
             annotated: Site -> its classes.
             guard: What is known from earlier rounds.
             judges: Site -> its loss of the model that the round began with.
@@ -54,7 +56,7 @@ class Trial:
         worse = not quiet and bool(broken(judges, {}, guard.losses, RISE))
         for _ in range(max((len(updates) - 1) // 2, 1)):
             left = {site: update for site, update in updates.items() if site not in found}
-            new = self._one(left, annotated, guard, judges, quiet=quiet, all_of=repeated or worse)
+            new = self._one(left, lengths, annotated, guard, judges, quiet=quiet, all_of=repeated or worse)
             if new is None:
                 return guard, found
             if not new:
@@ -65,6 +67,7 @@ class Trial:
     def _one(
         self,
         updates: Mapping[str, Groups],
+        lengths: Mapping[str, Lengths],
         annotated: Mapping[str, Collection[str]],
         guard: GuardMemory,
         judges: Mapping[str, float],
@@ -76,7 +79,7 @@ class Trial:
         if len(updates) < 2:
             return None
         earlier = {site: lengths for site, lengths in guard.lengths.items() if site not in guard.liars}
-        oddities = odd(signs_of(updates, annotated, self.variances), earlier)
+        oddities = odd(signs_of(updates, lengths, annotated, self.variances), earlier)
         suspects = [site for site, one in oddities.items() if one.reason]
         certain = any(oddities[site].opposed or oddities[site].impossible for site in suspects)
         if not (all_of or (suspects and (certain or not quiet))):

@@ -1,5 +1,7 @@
 """What an update looks like beside others: by hand."""
 
+from collections.abc import Collection, Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 
 from common.models.state import Head
 from common.records import Groups
-from strategies.guard.signs import Variances, impossible, signs_of
+from strategies.far_updates import lengths_of
+from strategies.guard.signs import Signs, Variances, impossible, signs_of
 
 NO_VARIANCES = Variances(np.zeros(2, np.float32))
 
@@ -18,13 +21,20 @@ def update(row: tuple[float, float, float], norm: tuple[float, float] = (1, 2), 
     return Groups(np.array([1, -2], np.float32), np.array(norm, np.float32), head)
 
 
+def signs_beside(
+    updates: Mapping[str, Groups], annotated: Mapping[str, Collection[str]], variances: Variances
+) -> dict[str, Signs]:
+    """The signs of updates whose lengths were taken as they came."""
+    return signs_of(updates, {site: lengths_of(one) for site, one in updates.items()}, annotated, variances)
+
+
 def owning(*sites: str, name: str = "a") -> dict[str, tuple[str, ...]]:
     return dict.fromkeys(sites, (name,))
 
 
 def test_the_alignment_of_rows_by_hand() -> None:
     updates = {"east": update((3, 0, 4)), "north": update((0, 0, 7)), "south": update((-3, 0, -4))}
-    signs = signs_of(updates, owning(*updates), NO_VARIANCES)
+    signs = signs_beside(updates, owning(*updates), NO_VARIANCES)
     # Unit rows: (.6, 0, .8), (0, 0, 1), (-.6, 0, -.8). North and south together: (-.6, 0, .2), of length sqrt(.4).
     assert signs["east"].head.own == pytest.approx((-0.36 + 0.16) / 0.4**0.5)
     # East and south cancel out: there is nothing to point to.
@@ -35,13 +45,13 @@ def test_the_alignment_of_rows_by_hand() -> None:
 
 def test_a_row_of_a_class_that_a_site_does_not_annotate_is_not_compared() -> None:
     updates = {"east": update((1, 0, 0)), "north": update((-1, 0, 0))}
-    signs = signs_of(updates, {"east": ("a",), "north": ()}, NO_VARIANCES)
+    signs = signs_beside(updates, {"east": ("a",), "north": ()}, NO_VARIANCES)
     assert signs["east"].head.own is None
 
 
 def test_without_rows_the_trunks_are_compared() -> None:
     trunks = {"east": np.array([3, 4], np.float32), "north": np.array([-4, 3], np.float32)}
-    signs = signs_of({site: Groups(trunk) for site, trunk in trunks.items()}, owning(*trunks), NO_VARIANCES)
+    signs = signs_beside({site: Groups(trunk) for site, trunk in trunks.items()}, owning(*trunks), NO_VARIANCES)
     assert signs["east"].head.own == pytest.approx(0)
 
 
@@ -51,7 +61,7 @@ def test_no_length_of_one_site_moves_how_the_others_are_aligned(times: float, ro
     length = float(np.linalg.norm(row)) or 1.0
     long = tuple(np.float32(times * value / length) for value in row)
     small, large = (
-        signs_of({**others, "south": update(lie)}, owning("east", "north", "south"), NO_VARIANCES)
+        signs_beside({**others, "south": update(lie)}, owning("east", "north", "south"), NO_VARIANCES)
         for lie in (tuple(value / length for value in row), long)
     )
     assert small["south"].head.others == large["south"].head.others
