@@ -1,4 +1,4 @@
-"""A site that does everything but train: for measuring what is left.
+"""A site that does everything but train, gate and audit as in any site: for measuring what is left.
 
 python benchmarks/idle_site.py SITE_FOLDER
 """
@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from client.app import SiteOf, answer
+from client.gate import gate
 from client.service import Service, alone_in
 from client.settings import open_site, read_credentials, read_settings
 from client.status import Status
@@ -29,7 +30,7 @@ CHANGED = 1000
 
 def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Callable[[str], None]) -> ClientApp:
     """Answers every request at once, with an update that is new in every part each round: nothing can be sent twice."""
-    app, random = ClientApp(), np.random.default_rng(0)
+    app, random = ClientApp(mods=[gate(site_of)]), np.random.default_rng(0)
     base: dict[int, Any] = {}
 
     def noise(like: Any) -> Any:
