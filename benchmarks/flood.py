@@ -24,7 +24,7 @@ from network import BIN, EXPERIMENT, HERE, Federation, Processes, eventually, pr
 ROOT = HERE.parent
 SETTLES_S = 3.0
 """After the flood begins or ends, left out."""
-ROUNDS = 100_000
+ROUNDS = 10_000
 
 
 class Large(Federation):
