@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from common.memory import give_back
 from server.superlink.call_limits import CallLimits
 from server.superlink.refusals import Refusals
-from server.superlink.sockets import Peer, accepted, deafen, hear, parsed_peer, shut
+from server.superlink.sockets import Accepted, Peer, parsed_peer
 from server.superlink.strangers import REFUSED_CALLS, Connection, Limits, surplus, unheard
 
 _log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Guard:
     refusals: Refusals = field(default_factory=Refusals)
     calls: CallLimits = field(default_factory=CallLimits)
     port: int = 0
+    _accepted: Accepted = field(default_factory=lambda: Accepted(0))
     _known: dict[Peer, Connection] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _wake: threading.Event = field(default_factory=threading.Event)
@@ -49,7 +50,7 @@ class Guard:
 
     def start(self, port: int) -> None:
         """Watch this port."""
-        self.port = port
+        self.port, self._accepted = port, Accepted(port)
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def stop(self) -> None:
@@ -90,13 +91,13 @@ class Guard:
 
     def look(self) -> None:
         """Look at all connections once, and close what is too much."""
-        now, there = time.monotonic(), accepted(self.port)
+        now, there = time.monotonic(), self._accepted.peers()
         with self._lock:
             self._update(there, now)
             chosen = surplus(self._known.values(), self.limits, now)
-            silenced = {peer: why for peer, why in self._unheard().items() if peer not in chosen}
-        deafen(self.port, silenced.keys())
-        for peer in shut(self.port, chosen.keys()):
+            silenced = {peer: why for peer, why in self._unheard(now).items() if peer not in chosen}
+        self._accepted.deafen(silenced.keys())
+        for peer in self._accepted.shut(chosen.keys()):
             self._closed, self._last_closed = self._closed + 1, now
             self.refusals.count(peer.network, chosen[peer])
         for peer, why in silenced.items():
@@ -105,11 +106,11 @@ class Guard:
             self.refusals.count(site, "a call that took too long")
         self._calm(now)
 
-    def _unheard(self) -> Mapping[Peer, str]:
+    def _unheard(self, now: float) -> Mapping[Peer, str]:
         """Note whom we listen to no more; and listen again to one who proves to be a hospital after all."""
         known = self._known.values()
-        hear(self.port, {one.peer for one in known if one.site and one.deaf})
-        found = unheard(known, self.limits)
+        self._accepted.hear({one.peer for one in known if one.site and one.deaf})
+        found = unheard(known, self.limits, now)
         for one in known:
             one.deaf = not one.site and (one.deaf or one.peer in found)
         return found

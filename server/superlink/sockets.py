@@ -48,37 +48,70 @@ def _peer(address: str, port: int) -> Peer:
     return Peer(address.partition("%")[0].removeprefix("::ffff:"), port)
 
 
-def accepted(port: int) -> dict[Peer, int]:
-    """The other ends of all connections to this port, each with the kernel's number of its socket."""
-    return {peer: os.fstat(connection.fileno()).st_ino for peer, connection in _connections(port)}
+class Accepted:
+    """The connections to one port, looked at again and again: a socket is asked once who its other end is.
 
-
-def shut(port: int, peers: Collection[Peer]) -> list[Peer]:
-    """Shut these connections, both ways; gRPC then frees what it holds. Returns those that were still there."""
-    return _for_each(port, peers, _shut)
-
-
-def deafen(port: int, peers: Collection[Peer]) -> list[Peer]:
-    """Have the kernel drop all data that comes in on these connections, until they are shut.
-
-    To close one at once would have it come back at once, and its next TLS handshake costs a thousand times as much.
+    Args:
+        port: Of the listening socket.
     """
-    return _for_each(port, peers, _deafen)
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._seen: dict[int, tuple[int, Peer | None]] = {}  # by file descriptor: the kernel's number, the other end
+
+    def peers(self) -> dict[Peer, int]:
+        """The other ends of all connections, each with the kernel's number of its socket."""
+        self._look()
+        return {peer: number for number, peer in self._seen.values() if peer is not None}
+
+    def shut(self, peers: Collection[Peer]) -> list[Peer]:
+        """Shut these connections, both ways; gRPC then frees what it holds. Returns those that were still there."""
+        return self._for_each(peers, _shut)
+
+    def deafen(self, peers: Collection[Peer]) -> list[Peer]:
+        """Have the kernel drop all data that comes in on these connections, until they are shut.
+
+        To close one at once would have it come back at once, and its next TLS handshake costs a thousand times as much.
+        """
+        return self._for_each(peers, _deafen)
+
+    def hear(self, peers: Collection[Peer]) -> list[Peer]:
+        """Listen again to connections that were deafened; the other end sends again what was dropped meanwhile."""
+        return self._for_each(peers, _hear)
+
+    def _look(self) -> None:
+        found: dict[int, tuple[int, Peer | None]] = {}
+        for name in os.listdir(_OPEN):
+            descriptor = int(name)
+            with suppress(OSError):  # closed meanwhile
+                number = os.fstat(descriptor).st_ino
+                before = self._seen.get(descriptor)
+                found[descriptor] = before if before and before[0] == number else (number, self._peer(descriptor))
+        self._seen = found
+
+    def _peer(self, descriptor: int) -> Peer | None:
+        with suppress(OSError), _same(descriptor) as connection:  # no socket, or the one that listens
+            where = connection.getsockname()
+            if isinstance(where, tuple) and len(where) >= 2 and where[1] == self._port:
+                return _peer(*connection.getpeername()[:2])
+        return None
+
+    def _for_each(self, peers: Collection[Peer], work: Callable[[socket.socket], None]) -> list[Peer]:
+        done = []
+        for descriptor, (number, peer) in self._seen.items() if peers else ():
+            if peer is None or peer not in peers:
+                continue
+            with suppress(OSError), _same(descriptor) as connection:
+                if os.fstat(connection.fileno()).st_ino == number:
+                    with suppress(OSError):  # the other side was faster
+                        work(connection)
+                    done.append(peer)
+        return done
 
 
-def hear(port: int, peers: Collection[Peer]) -> list[Peer]:
-    """Listen again to connections that were deafened; what was dropped meanwhile is sent again by the other end."""
-    return _for_each(port, peers, _hear)
-
-
-def _for_each(port: int, peers: Collection[Peer], work: Callable[[socket.socket], None]) -> list[Peer]:
-    done = []
-    for peer, connection in _connections(port) if peers else ():
-        if peer in peers:
-            with suppress(OSError):  # the other side was faster
-                work(connection)
-            done.append(peer)
-    return done
+def accepted(port: int) -> dict[Peer, int]:
+    """:meth:`Accepted.peers`, once."""
+    return Accepted(port).peers()
 
 
 def _shut(connection: socket.socket) -> None:
@@ -95,15 +128,6 @@ def _deafen(connection: socket.socket) -> None:
     """Attach a program for the kernel's packet filter, of one instruction: keep 0 bytes of each packet."""
     program = ctypes.create_string_buffer(struct.pack("=HBBI", _RETURN, 0, 0, 0))
     connection.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, struct.pack("@HP", 1, ctypes.addressof(program)))
-
-
-def _connections(port: int) -> Iterator[tuple[Peer, socket.socket]]:
-    for name in os.listdir(_OPEN):
-        with suppress(OSError), _same(int(name)) as connection:  # closed meanwhile, or no socket
-            where = connection.getsockname()
-            if isinstance(where, tuple) and len(where) >= 2 and where[1] == port:
-                address, other_port = connection.getpeername()[:2]  # OSError for the socket that listens
-                yield _peer(address, other_port), connection
 
 
 @contextmanager

@@ -17,7 +17,8 @@ SILENT_S = 300.0
 REFUSED_CALLS = 8
 """On one connection; a site that is not admitted yet, and asks whether it is, has one or two refused."""
 DEAF_S = 30.0
-"""From the start of a connection on which more were refused to its end; meanwhile nobody listens to it."""
+"""From the start of a connection on which more were refused to its end; meanwhile nobody listens to it. So long, too,
+where an address has more than :data:`PLACES_KEPT` strangers that have made no authenticated call in time."""
 PLACES_KEPT = 16
 """For strangers at any address, and in all, however many hospitals are connected: everybody begins as a stranger."""
 HELD = 2
@@ -26,6 +27,7 @@ CONNECTIONS_PER_SITE = 8
 """A hospital uses one; those that it left behind when its line was cut may still count."""
 
 FROM_ONE_ADDRESS, TOO_MANY_REFUSED = "too many connections from one address", "too many refused calls"
+TOO_LATE = "no authenticated call in time"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,10 @@ class Connection:
 
 def surplus(connections: Collection[Connection], limits: Limits, now: float) -> dict[Peer, str]:
     """Choose the connections to close, each with the reason; a hospital's never gives way to a stranger's."""
-    chosen = {one.peer: reason for one in connections if (reason := _reason(one, now))}
+    crowded = _crowded(connections)
+    chosen = {
+        one.peer: reason for one in connections if (reason := _reason(one, now, crowded=one.peer.network in crowded))
+    }
     left = [one for one in connections if one.peer not in chosen]
     chosen |= dict.fromkeys(_of_one_site(one for one in left if one.site), "too many connections of one hospital")
     by_address, rooms = _strangers(left), _rooms(left, limits)
@@ -71,13 +76,25 @@ def surplus(connections: Collection[Connection], limits: Limits, now: float) -> 
     return chosen | dict.fromkeys(_of_the_most(by_address, room), "too many connections")
 
 
-def unheard(connections: Collection[Connection], limits: Limits) -> dict[Peer, str]:
+def unheard(connections: Collection[Connection], limits: Limits, now: float) -> dict[Peer, str]:
     """Choose the connections that are not listened to any more, with what is noted of it: of each the first time."""
     strangers, rooms = _strangers(connections), _rooms(connections, limits)
     older = [one for network, its in strangers.items() for one in its[: -rooms[network]]]
     chosen = {one.peer: FROM_ONE_ADDRESS for one in older if not one.deaf}
     loud = [one for its in strangers.values() for one in its if one.refused >= REFUSED_CALLS and not one.deaf]
-    return chosen | {one.peer: TOO_MANY_REFUSED for one in loud}
+    crowded = _crowded(connections)
+    late = [
+        one
+        for network, its in strangers.items()
+        for one in its
+        if network in crowded and now - one.since > FIRST_CALL_S and not one.deaf
+    ]
+    return chosen | dict.fromkeys((one.peer for one in late), TOO_LATE) | {one.peer: TOO_MANY_REFUSED for one in loud}
+
+
+def _crowded(connections: Iterable[Connection]) -> set[str]:
+    """Addresses with so many strangers that each one closed is likely to come back at once."""
+    return {network for network, its in _strangers(connections).items() if len(its) > PLACES_KEPT}
 
 
 def _strangers(connections: Iterable[Connection]) -> dict[str, list[Connection]]:
@@ -98,13 +115,13 @@ def _rooms(connections: Iterable[Connection], limits: Limits) -> Mapping[str, in
     return rooms
 
 
-def _reason(one: Connection, now: float) -> str:
+def _reason(one: Connection, now: float, *, crowded: bool) -> str:
     """Why this connection is to be closed whoever else is connected; empty if it is not."""
     if one.site:
         return "no authenticated call for too long" if now - one.called > SILENT_S else ""
     if one.refused >= REFUSED_CALLS:
         return TOO_MANY_REFUSED if now - one.since > DEAF_S else ""
-    return "no authenticated call in time" if now - one.since > FIRST_CALL_S else ""
+    return TOO_LATE if now - one.since > (DEAF_S if crowded else FIRST_CALL_S) else ""
 
 
 def _of_one_site(known: Iterable[Connection]) -> list[Peer]:

@@ -32,6 +32,8 @@ SHORT = 0.5
 """An update under this part of the usual length does no harm by being unlike the others."""
 LONG_GAIN, FAR_TOO_LONG_GAIN = 0.7, 0.3
 """Gain that condemns an update of such a length."""
+ONLY_GAIN = 0.4
+"""The same for a long update, where the model is better without it and not better without any other."""
 BROKEN = 1.5
 """A gain (4.5 times the loss) that condemns without any other sign. Honest sites with unlike images reached 0.65."""
 
@@ -148,7 +150,8 @@ def _why(
         return said if _one_of_two(site, oddities, whole, without, judges) else ""
     least = BROKEN
     if oddity.times >= LONG:
-        least = FAR_TOO_LONG_GAIN if oddity.times >= FAR_TOO_LONG else LONG_GAIN
+        long = ONLY_GAIN if _only(site, whole, without, judges, sites) else LONG_GAIN
+        least = FAR_TOO_LONG_GAIN if oddity.times >= FAR_TOO_LONG else long
     if oddity.unlike:
         least = UNLIKE / sites
     if oddity.opposed:
@@ -156,6 +159,12 @@ def _why(
     if least == -math.inf:
         return said
     return said if gains and _more_than_half(gain >= least for gain in gains) else ""
+
+
+def _only(site: str, whole: Judged, without: Mapping[str, Judged], judges: Mapping[str, float], sites: int) -> bool:
+    """Whether the model is no better without any other site; False where not every site was left out once."""
+    others = [_middle(_gains(one, whole, judged, judges)) for one, judged in without.items() if one != site]
+    return len(without) == sites and max(others) <= 0
 
 
 def _one_of_two(

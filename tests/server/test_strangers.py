@@ -51,7 +51,7 @@ def test_no_hospital_gives_way_to_strangers_and_strangers_keep_within_the_limits
     room = {"a": max(40 - sites, PLACES_KEPT)}
     by_address = Counter(one.peer.address for one in left)
     assert all(count <= HELD * room.get(at, 40) for at, count in by_address.items())
-    silenced = unheard([*known, *left], LIMITS)
+    silenced = unheard([*known, *left], LIMITS, NOW)
     heard = Counter(one.peer.address for one in left if one.peer not in silenced)
     assert all(heard[at] == min(count, room.get(at, 40)) for at, count in by_address.items())
     assert not silenced.keys() & {one.peer for one in known}
@@ -66,11 +66,20 @@ def test_one_address_does_not_crowd_out_another() -> None:
     assert chosen.keys() == {one.peer for one in crowd[:25]}  # room for 16 strangers: 15 of the crowd and the newcomer
 
 
+def test_in_a_crowd_one_that_is_late_is_ignored_first_and_closed_later() -> None:
+    crowd = strangers("198.51.100.9", PLACES_KEPT)
+    late = Connection(Peer("198.51.100.9", 9), NOW - FIRST_CALL_S - 1)
+    assert surplus([late, *crowd], LIMITS, NOW) == {}
+    assert unheard([late, *crowd], LIMITS, NOW) == {late.peer: "no authenticated call in time"}
+    assert surplus([late, *crowd], LIMITS, NOW + DEAF_S).keys() >= {late.peer}
+    assert surplus([late, *crowd[1:]], LIMITS, NOW).keys() == {late.peer}  # no crowd
+
+
 def test_addresses_of_one_ipv6_network_count_as_one() -> None:
     crowd = [Connection(Peer(f"2001:db8::{n:x}", 1000), NOW - 5 + n / 100) for n in range(85)]
     limits = Limits(connections=1000, per_address=40)
     assert surplus(crowd, limits, NOW) == {one.peer: FROM_ONE_ADDRESS for one in crowd[:5]}
-    assert unheard(crowd[5:], limits) == {one.peer: FROM_ONE_ADDRESS for one in crowd[5:45]}
+    assert unheard(crowd[5:], limits, NOW) == {one.peer: FROM_ONE_ADDRESS for one in crowd[5:45]}
 
 
 def test_of_one_hospitals_connections_those_go_that_were_used_longest_ago() -> None:
@@ -86,8 +95,8 @@ def test_times_and_refusals_close_whoever_else_is_there() -> None:
         Connection(Peer(name, 1), NOW - 9e3, 0, name, NOW - SILENT_S + off) for name, off in (("e", -0.1), ("f", 0.1))
     )
     assert REFUSED_CALLS == 8
-    assert unheard([loud, quiet, deaf], LIMITS) == {}
-    assert unheard([Connection(Peer("h", 1), NOW, refused=8)], LIMITS) == {Peer("h", 1): TOO_MANY_REFUSED}
+    assert unheard([loud, quiet, deaf], LIMITS, NOW) == {}
+    assert unheard([Connection(Peer("h", 1), NOW, refused=8)], LIMITS, NOW) == {Peer("h", 1): TOO_MANY_REFUSED}
     assert surplus([late, early, loud, quiet, deaf, silent, alive], LIMITS, NOW) == {
         late.peer: "no authenticated call in time",
         loud.peer: "too many refused calls",

@@ -64,6 +64,25 @@ def test_an_update_that_is_not_odd_is_condemned_only_where_it_breaks_the_model()
     assert four(math.exp(-1.6), ALIKE).keys() == {"east"}
 
 
+def long_one(gain: float, gain_without_north: float) -> dict[str, str]:
+    """Three sites, each left out once; the update of the east is five times as long as the others'."""
+    oddities = odd({"east": Signs({"trunk": 5.0}), "north": ALIKE, "south": ALIKE}, {})
+    better, as_before = math.exp(-gain), judged(east=1, north=1, south=1)
+    without = {
+        "east": judged(east=9, north=better, south=better),
+        "north": judged(east=math.exp(-gain_without_north), north=9, south=math.exp(-gain_without_north)),
+        "south": as_before,
+    }
+    return condemned(oddities, as_before, without, judges=BEFORE)
+
+
+def test_a_long_update_is_condemned_sooner_where_the_model_is_better_without_no_other() -> None:
+    assert long_one(0.41, 0).keys() == {"east"}
+    assert long_one(0.39, 0) == {}
+    assert long_one(0.69, 0.01) == {}
+    assert long_one(0.71, 0.01).keys() == {"east"}
+
+
 def test_among_two_each_has_to_say_the_same() -> None:
     pair = {"east": Signs({"trunk": 1.0}, Alignment(-0.9)), "north": Signs({"trunk": 1.0}, Alignment(-0.9))}
     whole, oddities = judged(east=1, north=1), odd(pair, {})
