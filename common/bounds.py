@@ -50,15 +50,16 @@ class Range:
 
 @dataclass(frozen=True)
 class Name:
-    """One line of characters that can be seen, at most ``longest`` of them."""
+    """One line of printable characters, at most ``longest`` of them."""
 
     longest: int = 200
 
     def fault(self, value: Any) -> str:
         if len(value) <= self.longest and is_plain(value):
             return ""
-        wanted = f"must be at most {self.longest} characters that can be seen, on one line"
-        return f"{wanted}, not {len(value):,} characters: {shown(value, 80)}"
+        wanted = f"must be one line of at most {self.longest} printable characters"
+        came = "characters that cannot be printed" if len(value) <= self.longest else f"{len(value):,} characters"
+        return f"{wanted}; it has {came}: {shown(value, 80)}"
 
 
 @dataclass(frozen=True)

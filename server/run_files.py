@@ -111,6 +111,7 @@ class RunSummary(_Record):
     client_accuracy: ClientAccuracy | None = None
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
     ensemble: Ensemble | None = None
+    condemned: dict[str, str] = Field(default_factory=dict)
     learned: Learned = Learned()
     privacy: Privacy | None = None
     seconds: dict[str, float | None] = Field(default_factory=dict)

@@ -115,6 +115,7 @@ def limits(run: Run, saved: SavedModel) -> Iterator[str]:
             verb, them = ("is", "it") if len(alone) == 1 else ("are", "them")
             reading = f"the model has learned that site's way of reading {them}"
             yield f"{wording.listed(alone)} {verb} annotated by {site} alone: {reading}."
+    yield from (wording.condemned(site, reason) for site, reason in summary.condemned.items())
     yield from _absences(run)
     if summary.test.note != GLOBAL_MODEL:
         yield (

@@ -13,6 +13,7 @@ __all__ = (
     "MEASURE_NAMES",
     "NOT_APPLICABLE",
     "bounded",
+    "condemned",
     "count",
     "counted",
     "deciding_test",
@@ -190,3 +191,8 @@ def _verdict(reference: str, contrast: Contrast) -> str:
         f"{reference} is {standing(test)} {link} {other}: mean difference in AUROC {signed(test.mean_difference)} "
         f"(95 % interval {interval(test)}; {probability(test.holm_p)} after Holm's correction; {test.pairs} classes)."
     )
+
+
+def condemned(site: str, reason: str) -> str:
+    """A site that the guard left out."""
+    return f"{site} harmed the model and was left out for the rest of the run: {reason}."

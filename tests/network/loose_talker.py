@@ -49,7 +49,7 @@ TRAINING: tuple[tuple[Spoil, str], ...] = (
     (says(epochs=-(2**40)), "TrainReply.epochs must be from 0 to 1,000,000, not -1,099,511,627,776"),
     (says(epochs=77), "says that it trained 77 epochs, and was asked for at most 1"),
     (says(epsilon=-1.0), "TrainReply.epsilon must be from 0 to 1e+09, not -1"),
-    (says(site=WORDS), r"TrainReply.site must be at most 200 characters that can be seen, on one line"),
+    (says(site=WORDS), r"TrainReply.site must be one line of at most 200 printable characters"),
     (says(**{WORDS: 1}), r"TrainReply does not have \x1b]0;PWNED"),
     (says(update__classes=[WORDS]), r"class names of update"),
 )

@@ -13,7 +13,7 @@ from common.data.spec import DigitsSpec
 from common.errors import BadInput
 from common.models.saved import load_model, read_description
 from server.prediction import picture_scores
-from server.report import write_model_card
+from server.report import write_model_card, write_run_report
 from server.report.model_card import escaped, model_card
 from tests.federations import federation
 
@@ -111,6 +111,16 @@ def test_absences_and_what_was_scored_are_limits(tmp_path: Path) -> None:
     assert row(card, "site-1")[-1] == "2 of 2"
     assert "trained by 3 sites that kept their images" in card
     assert "in simulation" not in card
+
+
+def test_card_and_report_name_a_site_that_harmed_the_model(tmp_path: Path) -> None:
+    federation(tmp_path)
+    path = tmp_path / "run" / "summary.json"
+    condemned = {"site-3": "its trunk moves 40 times as far as usual"}
+    path.write_text(json.dumps(summary(path.parent) | {"condemned": condemned}), encoding="utf-8")
+    said = f"site-3 harmed the model and was left out for the rest of the run: {condemned['site-3']}."
+    assert f"- {said}\n" in model_card(path.parent)
+    assert said in write_run_report(path.parent).read_text(encoding="utf-8")
 
 
 def test_counts_are_told_as_far_as_policies_do(run: Path) -> None:
