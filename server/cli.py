@@ -292,37 +292,6 @@ def revoke(
 
 
 @app.command()
-def plan(
-    run_folder: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
-    drop: Annotated[
-        list[str], typer.Option("--drop", metavar="SITE", help="A site that is never there. Repeatable.")
-    ] = [],  # noqa: B006
-    late: Annotated[
-        list[str],
-        typer.Option("--late", metavar="SITE=TIME", help="A site that takes so much longer, e.g. 2h. Repeatable."),
-    ] = [],  # noqa: B006
-    min_sites: Annotated[int | None, typer.Option("--min-sites", min=0, help="To try; the run's own else.")] = None,
-    deadline: Annotated[
-        str | None, typer.Option("--deadline", metavar="TIME", help="Of a round, to try, e.g. 90m; the run's own else.")
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Replay a run's recorded times: what would min_sites and round_deadline_s have done?
-
-    Example: flwr-server plan runs/first --drop south --late north=2h --min-sites 2 --deadline 90m
-    """
-    from server import planning_tables
-    from server.planning import past_of, what_if_of
-
-    past = past_of(run_folder)
-    found = planning_tables.plan_of(past, what_if_of(past, drop, late, min_sites, deadline))
-    if as_json:
-        print(json_text(planning_tables.as_json(found), allow_nan=True))
-    else:
-        console.print(planning_tables.in_words(found), highlight=False)
-
-
-@app.command()
 def deadlines(
     folder: Folder,
     experiment: Annotated[Path | None, typer.Argument(help="Experiment file, for a run's own deadlines.")] = None,
