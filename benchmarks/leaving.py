@@ -18,7 +18,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.asked import Asked
+from client.asked import RequestedWork
 from client.gate import gate
 from client.policy import Policy
 from client.rules import of_reply, of_request
@@ -31,7 +31,7 @@ from common.models.state import Layout, layout_of, read_state
 from common.record_bytes import record_sha256
 from common.records import Groups, TrainReply, TrainRequest
 from common.wire import encode
-from server.ledger import Ledger
+from server.ledger import RunAudit
 from strategies.records import Arrival
 from strategies.registry import method_of
 
@@ -75,7 +75,7 @@ def passage(durable: bool) -> Check:
 
 def policy_alone(one: Round) -> Callable[[], object]:
     """The rules, without reading the record back; with a bound on the length, which is measured."""
-    policy, asked = one.site(durable=False).policy, Asked(one.plan, method_of(one.plan), 1)
+    policy, asked = one.site(durable=False).policy, RequestedWork(one.plan, method_of(one.plan), 1)
     return lambda: (of_request(policy, asked), of_reply(policy, asked, one.reply))
 
 
@@ -89,7 +89,7 @@ def coordinator(keep: bool) -> Check:
     """The coordinator's line for a reply, with its hash; and the reply itself, where updates are kept."""
 
     def prepared(one: Round) -> Callable[[], object]:
-        ledger = Ledger(one.folder / "run", one.layout, keep=keep, durable=True)
+        ledger = RunAudit(one.folder / "run", one.layout, keep=keep, durable=True)
         arrival = Arrival("TrainReply", 1, "north", encode(one.reply), "")
         return lambda: ledger.arrived(arrival)
 

@@ -16,8 +16,8 @@ from common.masking_records import KeysRequest, MaskedRequest, RevealRequest, Sh
 from common.models.head import Head
 from common.records import Groups, Record
 from common.wire import R, decode, encode, payload_bytes
-from strategies.masking.coordinator import Asked, Summing
-from strategies.masking.segments import Layout
+from strategies.masking.coordinator import Summing, SumRequest
+from strategies.masking.segments import SegmentLayout
 from strategies.masking.site import SiteRound, Terms
 
 CLASSES = tuple(f"class {number:02}" for number in range(14))
@@ -77,8 +77,8 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     }
     held = time.process_time() - began
     meter = Meter(rounds)
-    layout = Layout(trunk, 0, features)
-    asked = Asked(*ROUND, dict.fromkeys(names, 1.0), rows, CLASSES, layout, 16.0)
+    layout = SegmentLayout(trunk, 0, features)
+    asked = SumRequest(*ROUND, dict.fromkeys(names, 1.0), rows, CLASSES, layout, 16.0)
     began = time.process_time()
     Summing(asked, meter).opened()
     coordinator = time.process_time() - began - meter.cpu_s

@@ -8,7 +8,7 @@ from strategies.method import Method
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedWork:
     """What a coordinator asks for.
 
     Attributes:

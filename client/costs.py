@@ -64,7 +64,7 @@ ACTIVATIONS: Mapping[Architecture, int] = {
 
 @dataclass(frozen=True)
 class Footprint:
-    """Of a network.
+    """Memory that a network takes.
 
     Attributes:
         parameters: How many numbers it has.
@@ -124,7 +124,7 @@ def machine_memory(device: str) -> int:
 
 
 def _backbone_parameters(spec: ModelSpec) -> int:
-    """Of the architectures with a dense layer as wide as the image, laid out without memory; of others as listed."""
+    """Count parameters: built without memory where a dense layer is as wide as the image, else as listed."""
     if (listed := PARAMETERS.get(spec.architecture)) is not None:
         return listed
     with torch.random.fork_rng(devices=[]), torch.device("meta"):

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from client.asked import Asked
+from client.asked import RequestedWork
 from client.incoming import Incoming
 from client.rules import Verdict, of_reply
 from client.site import Site
@@ -21,7 +21,7 @@ from common import __version__
 from common.audit import Audit, Torn
 from common.masking_records import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 from common.plain_text import json_text, shown
-from common.record_bytes import Part, parts, record_sha256, small_fields
+from common.record_bytes import RecordField, parts, record_sha256, small_fields
 from common.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
 from common.signatures import SignatureFault, about, signature_of
 from common.wire import decode, payload_bytes
@@ -125,8 +125,8 @@ class Passage:
         self._note_record("out", reply.content, verdict)
         return reply if verdict.allowed else self._declined(f"does not send this: {verdict}")
 
-    def _verdict(self, asked: Asked | None, content: RecordDict) -> Verdict:
-        """Of the records as they would leave; what the wire does not know is in none of our records."""
+    def _verdict(self, asked: RequestedWork | None, content: RecordDict) -> Verdict:
+        """Judge the records as they would leave; a record that the wire does not know is refused."""
         try:
             record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
         except (WireError, KeyError) as error:
@@ -162,7 +162,7 @@ class Passage:
         self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
 
 
-def listed(found: Sequence[Part]) -> list[Any]:
+def listed(found: Sequence[RecordField]) -> list[Any]:
     """A record's parts for one line of the audit: name, shape and bytes of each, at most ``LISTED_BYTES`` of JSON.
 
     An ordinary record has some thirty. Of a longer list the rest is counted: whoever sends a record must not decide how

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from client.asked import Asked
+from client.asked import RequestedWork
 from client.memory import forget_other_runs
 from client.plan_text import PlanRefused, read_plan, refused
 from client.rules import Verdict, of_request
@@ -30,7 +30,7 @@ class Incoming:
         self._runs = Runs(site.folder, durable=site.durable)
         self._known = self._runs.known(self._run)
 
-    def judged(self) -> tuple[Asked | None, Verdict]:
+    def judged(self) -> tuple[RequestedWork | None, Verdict]:
         """What is asked, and whether the site takes part in it."""
         try:
             asked = asked_of(self._fields, self._site)
@@ -87,7 +87,7 @@ class Incoming:
         return self._known.seconds if self._known else 0.0
 
 
-def asked_of(fields: Mapping[str, Any], site: Site) -> Asked | None:
+def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
     """What is asked; None where the record has no plan, or is of another release: its handler says what is wrong.
 
     Raises:
@@ -101,7 +101,7 @@ def asked_of(fields: Mapping[str, Any], site: Site) -> Asked | None:
     except BadInput as error:
         raise refused(error) from None
     names, server_round = fields.get("class_names"), fields.get("round", 0)
-    return Asked(
+    return RequestedWork(
         plan,
         method,
         server_round if isinstance(server_round, int) else 0,

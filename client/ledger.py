@@ -23,7 +23,7 @@ FOLDER = "privacy"
 
 
 @dataclass(frozen=True)
-class Entry:
+class BudgetEntry:
     """One reply that may have left.
 
     Attributes:
@@ -53,18 +53,18 @@ def fingerprint(request: TrainRequest) -> str:
     return digest.hexdigest()
 
 
-class Ledger:
+class PrivacyBudgetLedger:
     """The ledger in a site's folder."""
 
     def __init__(self, site: Path, *, durable: bool = True) -> None:
         self._folder, self._durable = site / FOLDER, durable
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
-        """In the order in which they were written."""
+    def entries(self) -> tuple[BudgetEntry, ...]:
+        """Return the entries in the order in which they were written."""
         if not self._path.exists():
             return ()
-        return tuple(Entry(**one) for one in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
+        return tuple(BudgetEntry(**one) for one in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
 
     def epsilon(self, delta: float, more: Sequence[Steps] = ()) -> float:
         """What all runs have cost, with ``more`` steps on top; by Renyi divergences."""
@@ -87,18 +87,18 @@ class Ledger:
         update = replace(Groups.of_named(below("update", arrays), classes), form=form)
         return TrainReply(**facts, update=update, statistics=below("statistics", arrays))
 
-    def note(self, entry: Entry, reply: TrainReply) -> None:
+    def note(self, entry: BudgetEntry, reply: TrainReply) -> None:
         """Write down a reply and what it costs, before it leaves."""
         write_atomically(self._reply_path, _saved(reply, entry.request), durable=self._durable)
         self._add(entry)
 
-    def note_again(self, entry: Entry) -> None:
+    def note_again(self, entry: BudgetEntry) -> None:
         """Write down what the reply on the disk costs, unless that is done: it may have been cut off before."""
         entries = self.entries
         if not entries or entries[-1].request != entry.request:
             self._add(entry)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: BudgetEntry) -> None:
         text = json.dumps({"entries": [asdict(one) for one in (*self.entries, entry)]}, indent=1)
         write_atomically(self._path, text.encode(), durable=self._durable)
 
@@ -111,7 +111,7 @@ class Ledger:
         return self._folder / "last-reply.safetensors"
 
     @staticmethod
-    def _cost(entries: Sequence[Entry], delta: float, accountant: Accountant, more: Sequence[Steps]) -> float:
+    def _cost(entries: Sequence[BudgetEntry], delta: float, accountant: Accountant, more: Sequence[Steps]) -> float:
         return epsilon_of(_joined([*(entry.steps for entry in entries), *more]), delta, accountant)
 
 

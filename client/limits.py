@@ -6,7 +6,7 @@ Cheap rules come first, and none builds the network: see :mod:`client.costs`.
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from client.asked import Asked
+from client.asked import RequestedWork
 from client.costs import disk_bytes, footprint, machine_memory, memory_bytes
 from client.policy import Policy
 from common.amounts import size
@@ -20,59 +20,59 @@ PRIVACY: Mapping[str, tuple[float, float]] = {
 """Smallest and largest of each, in a plan with privacy; a noise multiplier of 0 stands for no noise."""
 
 
-def _rounds(policy: Policy, asked: Asked) -> str:
+def _rounds(policy: Policy, asked: RequestedWork) -> str:
     rounds, most = max(asked.plan.run.rounds, asked.round), policy.maximum_rounds
     return f"it is {most}, and the run has {rounds} rounds" if most is not None and rounds > most else ""
 
 
-def _rounds_announced(policy: Policy, asked: Asked) -> str:
+def _rounds_announced(policy: Policy, asked: RequestedWork) -> str:
     rounds = asked.plan.run.rounds
     return "" if 0 <= asked.round <= rounds else f"the run has {rounds} rounds, and this is round {asked.round}"
 
 
-def epochs_of(asked: Asked) -> int:
+def epochs_of(asked: RequestedWork) -> int:
     """Local epochs in one round, the most that a method can train where it trains until its loss settles."""
     settling = asked.method.settling
     return asked.plan.training.epochs if settling is None else settling.cap
 
 
-def _epochs(policy: Policy, asked: Asked) -> str:
+def _epochs(policy: Policy, asked: RequestedWork) -> str:
     warm_up = asked.method.warm_up.epochs
     return _beyond(max(epochs_of(asked), warm_up), policy.maximum_epochs, "epochs a round")
 
 
-def _total_epochs(policy: Policy, asked: Asked) -> str:
+def _total_epochs(policy: Policy, asked: RequestedWork) -> str:
     total = asked.plan.run.rounds * epochs_of(asked) + asked.method.warm_up.epochs
     return _beyond(total, policy.maximum_total_epochs, "epochs in all")
 
 
-def _batch_size(policy: Policy, asked: Asked) -> str:
+def _batch_size(policy: Policy, asked: RequestedWork) -> str:
     return _beyond(asked.plan.training.batch_size, policy.maximum_batch_size, "images a batch")
 
 
-def _image_size(policy: Policy, asked: Asked) -> str:
+def _image_size(policy: Policy, asked: RequestedWork) -> str:
     return _beyond(asked.plan.model.image_size, policy.maximum_image_size, "pixels a side")
 
 
-def _threads(policy: Policy, asked: Asked) -> str:
+def _threads(policy: Policy, asked: RequestedWork) -> str:
     return _beyond(asked.plan.training.threads, policy.maximum_threads, "threads")
 
 
-def _classes(policy: Policy, asked: Asked) -> str:
+def _classes(policy: Policy, asked: RequestedWork) -> str:
     return _beyond(asked.rows, policy.maximum_classes, "head rows")
 
 
-def _method_number(policy: Policy, asked: Asked) -> str:
+def _method_number(policy: Policy, asked: RequestedWork) -> str:
     largest = max(_whole_numbers(asked.plan.method), default=0)
     return _beyond(largest, policy.maximum_method_number, "in [method] as one of its numbers")
 
 
-def _tests(policy: Policy, asked: Asked) -> str:
+def _tests(policy: Policy, asked: RequestedWork) -> str:
     tests = asked.plan.evaluation.test_each_round
     return "it is false, and the plan tests every round" if tests and not policy.test_each_round else ""
 
 
-def _privacy(policy: Policy, asked: Asked) -> str:
+def _privacy(policy: Policy, asked: RequestedWork) -> str:
     """Figures of privacy for which the accountants find noise in seconds; beyond, some search for ever."""
     section = asked.plan.privacy
     if section.level == "none":
@@ -88,12 +88,12 @@ def _privacy(policy: Policy, asked: Asked) -> str:
     )
 
 
-def _parameters(policy: Policy, asked: Asked) -> str:
+def _parameters(policy: Policy, asked: RequestedWork) -> str:
     most = policy.maximum_parameters
     return "" if most is None else _beyond(footprint(asked.plan.model, asked.rows).parameters, most, "numbers a model")
 
 
-def _memory(policy: Policy, asked: Asked) -> str:
+def _memory(policy: Policy, asked: RequestedWork) -> str:
     most = policy.maximum_memory_gb
     if most is None:
         return ""
@@ -101,12 +101,12 @@ def _memory(policy: Policy, asked: Asked) -> str:
     return _larger(memory_bytes(asked.plan, asked.rows, asked.images, asked.device), room, "memory")
 
 
-def _disk(policy: Policy, asked: Asked) -> str:
+def _disk(policy: Policy, asked: RequestedWork) -> str:
     most = policy.maximum_disk_gb
     return "" if most is None else _larger(disk_bytes(asked.plan, asked.method, asked.rows), int(most * GB), "disk")
 
 
-LIMIT_RULES: Mapping[str, Callable[[Policy, Asked], str]] = {
+LIMIT_RULES: Mapping[str, Callable[[Policy, RequestedWork], str]] = {
     "policy.maximum_rounds": _rounds,
     "plan.rounds": _rounds_announced,
     "policy.maximum_epochs": _epochs,

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from client.asked import Asked
+from client.asked import RequestedWork
 from client.rules import of_reply
 from client.site import Site
 from common.config import Plan
@@ -46,7 +46,7 @@ class Masks:
         if not plan.privacy.secure_aggregation:
             return reply
         method = method_of(plan)
-        verdict = of_reply(site.policy, Asked(plan, method, request.round), reply)
+        verdict = of_reply(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         terms = Terms(
@@ -65,7 +65,7 @@ class Masks:
         return self._round(site).keys(request)
 
     def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
-        """Also say which head rows nobody else's can hide."""
+        """Make this site's shares; tell the hospital which of its head rows no other site's can hide."""
         held = self._round(site)
         answer = held.shares(request)
         if held.rows_alone:

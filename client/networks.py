@@ -23,8 +23,9 @@ def empty_network(spec: ModelSpec, class_names: tuple[str, ...], device: str) ->
 
 @lru_cache(maxsize=1)
 def _networks(spec: ModelSpec, device: str) -> dict[tuple[str, ...], SplitNetwork]:
-    """By their head's rows, all around one backbone; those of the last model that was asked for, so that a process
-    that lasts for many runs keeps no other.
+    """Networks by their head's rows, all around one backbone.
+
+    Only those of the newest model are kept, so that a process that lasts for many runs does not fill the memory.
     """
     return {(): build(spec, ("",), seed=0).to(device)}
 

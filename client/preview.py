@@ -11,9 +11,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.check.pictures import Look, look_at
+from client.check.pictures import PictureFacts, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
-from client.check.training import Work, work_of
+from client.check.training import PlannedTraining, work_of
 from client.settings import Settings, data_faults_of, declaration_of, read_file_only
 from common.augmentation import AugmentationSpec, augment
 from common.config import Experiment, Plan
@@ -51,7 +51,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Row:
+class LabelCountsRow:
     """A class in the label table: present, absent and unknown in each part."""
 
     name: str
@@ -85,7 +85,7 @@ def _names(settings: Settings, source: Source) -> tuple[str, ...]:
 
 
 def _groups(settings: Settings, source: Source, plan: Plan, each: int) -> Iterator[Group]:
-    """Of each class, and of no class, some training images, spread evenly over the table."""
+    """Choose training images of each class, and of no class, spread evenly over the table."""
     names = _names(settings, source)
     labels = source.labels[:, [source.class_names.index(name) for name in names]]
     training = source.parts == "train"
@@ -101,7 +101,7 @@ def _groups(settings: Settings, source: Source, plan: Plan, each: int) -> Iterat
         yield Group(name, len(rows), tiles)
 
 
-def _tile(source: Source, look: Look, plan: Plan, generator: torch.Generator) -> Tile:
+def _tile(source: Source, look: PictureFacts, plan: Plan, generator: torch.Generator) -> Tile:
     assert look.pixels is not None
     pixels = channels_first(look.pixels[None]).float()
     views = [augment(pixels, plan.augmentation, generator) for _ in range(VIEWS if _augments(plan) else 0)]
@@ -123,9 +123,9 @@ def _base64(pixels: NDArray[np.uint8]) -> str:
     return base64.b64encode(png(pixels, SIDE)).decode()
 
 
-def _rows(settings: Settings, source: Source) -> tuple[Row, ...]:
+def _rows(settings: Settings, source: Source) -> tuple[LabelCountsRow, ...]:
     return tuple(
-        Row(
+        LabelCountsRow(
             name,
             settings.synonyms.get(name, name),
             tuple(_three(source.labels[source.parts == part, source.class_names.index(name)]) for part in PARTS),
@@ -138,7 +138,13 @@ def _three(column: NDArray[np.float32]) -> tuple[int, int, int]:
     return int((column == 1).sum()), int((column == 0).sum()), int(np.isnan(column).sum())
 
 
-def _rendered(settings: Settings, work: Work, groups: tuple[Group, ...], rows: tuple[Row, ...], source: Source) -> str:
+def _rendered(
+    settings: Settings,
+    work: PlannedTraining,
+    groups: tuple[Group, ...],
+    rows: tuple[LabelCountsRow, ...],
+    source: Source,
+) -> str:
     loader = FileSystemLoader(Path(__file__).parent)
     environment = Environment(
         loader=loader,

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from client.ledger import Entry, Ledger, fingerprint
+from client.ledger import BudgetEntry, PrivacyBudgetLedger, fingerprint
 from client.rounds import Shield, evaluate_round, train_round
 from client.site import Site
 from common.config import Plan
@@ -16,9 +16,9 @@ from strategies.privacy.protection import Protection, protection_of
 from strategies.registry import method_of
 
 
-def ledger_of(site: Site) -> Ledger:
+def ledger_of(site: Site) -> PrivacyBudgetLedger:
     """The site's."""
-    return Ledger(site.folder, durable=site.durable)
+    return PrivacyBudgetLedger(site.folder, durable=site.durable)
 
 
 def spent_by(site: Site) -> dict[str, float | None]:
@@ -55,7 +55,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     if protection is None:
         return train_round(site, request)
     ledger, asked, cost = ledger_of(site), fingerprint(request), protection.cost
-    entry = Entry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
+    entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
     if (same := ledger.reply_to(asked)) is not None:
         ledger.note_again(entry)
         return same

@@ -41,7 +41,7 @@ DEADLINE_S = 86_400.0
 
 
 @dataclass(frozen=True)
-class Row:
+class FieldRow:
     """One field, for a person.
 
     Attributes:
@@ -142,14 +142,14 @@ def _lead(grid: OneSite, plan: Plan) -> None:
     strategy.test(grid)
 
 
-def rows(content: RecordDict) -> list[Row]:
+def rows(content: RecordDict) -> list[FieldRow]:
     """What one record holds, field by field."""
     fields: dict[str, Any] = dict(content.config_records["fields"])
     record, found = str(fields["wire.record"]), []
     for part in parts(content):
         shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
         said = _values(content, fields, part.name)
-        found.append(Row(record, part.name, shape, part.size, said, meaning(record, part.name)))
+        found.append(FieldRow(record, part.name, shape, part.size, said, meaning(record, part.name)))
     return found
 
 

@@ -320,14 +320,14 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     return replace(reply, **tally, **spread)
 
 
-class Tested(TypedDict):
+class TestCounts(TypedDict):
     """How many images of the site's test part there are, and how many the network puts into the right class."""
 
     test_images: int | None
     test_correct: int | None
 
 
-NOT_TESTED = Tested(test_images=None, test_correct=None)
+NOT_TESTED = TestCounts(test_images=None, test_correct=None)
 
 
 def counts_right_images(work: Work) -> bool:
@@ -335,18 +335,18 @@ def counts_right_images(work: Work) -> bool:
     return work.plan.evaluation.test_each_round and work.site.policy.test_metrics
 
 
-def _tally(work: Work) -> Tested:
+def _tally(work: Work) -> TestCounts:
     test, network = work.site.test, work.network
     if not work.site.tells("test"):
         return NOT_TESTED
     labels = label_matrix(test, network.class_names).nan_to_num().numpy()
     known = labels.any(axis=1)
     if not known.any():
-        return Tested(test_images=0, test_correct=0)
+        return TestCounts(test_images=0, test_correct=0)
     scores = scores_of(network, work.site.pixels("test"), work.plan.training.precision)
     right = scores.argmax(axis=1) == labels.argmax(axis=1)
     images, correct = (told_count(int(count), work.site.policy) for count in (known.sum(), (right & known).sum()))
-    return Tested(test_images=images, test_correct=correct)
+    return TestCounts(test_images=images, test_correct=correct)
 
 
 def _put_best(work: Work, request: EvaluateRequest, validation: Examples, current: Validation) -> Validation:

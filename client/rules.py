@@ -8,7 +8,7 @@ replies see the record itself, as it would leave, whatever made it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from client.asked import Asked
+from client.asked import RequestedWork
 from client.limits import LIMIT_RULES
 from client.policy import GROUPS, Policy
 from common.errors import quoted
@@ -21,27 +21,27 @@ ROUNDING = 1e-5
 Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply
 
 
-RequestRule = Callable[[Policy, Asked], str]
-ReplyRule = Callable[[Policy, Asked, Reply], str]
+RequestRule = Callable[[Policy, RequestedWork], str]
+ReplyRule = Callable[[Policy, RequestedWork, Reply], str]
 
 
 # ---------------------------------------------------------------------- requests
 
 
-def _method(policy: Policy, asked: Asked) -> str:
+def _method(policy: Policy, asked: RequestedWork) -> str:
     name = asked.plan.run.method
     return "" if policy.methods is None or name in policy.methods else f'it does not have "{name}"'
 
 
-def _parts(policy: Policy, asked: Asked) -> str:
+def _parts(policy: Policy, asked: RequestedWork) -> str:
     return _beyond(asked.parts, policy.parts, f"{asked.method.name} needs the change of")
 
 
-def _statistics(policy: Policy, asked: Asked) -> str:
+def _statistics(policy: Policy, asked: RequestedWork) -> str:
     return _beyond(asked.method.tells, policy.statistics, f"{asked.method.name} needs")
 
 
-def _clipping(policy: Policy, asked: Asked) -> str:
+def _clipping(policy: Policy, asked: RequestedWork) -> str:
     bound, method = policy.maximum_update_norm, asked.method
     if bound is None or not asked.parts:
         return ""
@@ -55,7 +55,7 @@ def _clipping(policy: Policy, asked: Asked) -> str:
     return ""
 
 
-def _masked(policy: Policy, asked: Asked) -> str:
+def _masked(policy: Policy, asked: RequestedWork) -> str:
     bare = policy.masked_only and bool(asked.parts) and not asked.plan.privacy.secure_aggregation
     return "it is true, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
 
@@ -78,28 +78,28 @@ def _beyond(names: tuple[str, ...], allowed: tuple[str, ...] | None, what: str) 
 # ---------------------------------------------------------------------- replies
 
 
-def _groups_declared(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _groups_declared(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     due = asked.parts if asked.round else ()  # round 0 ranks the sites by their statistics
     sent = _groups_in(reply.update) if isinstance(reply, TrainReply) else ()
     return _beyond(sent, due, f"round {asked.round} of {asked.method.name} is not told the change of")
 
 
-def _groups_allowed(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _groups_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     sent = _groups_in(reply.update) if isinstance(reply, TrainReply) else ()
     return _beyond(sent, policy.parts, "it does not have")
 
 
-def _statistics_declared(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _statistics_declared(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     sent = tuple(reply.statistics) if isinstance(reply, TrainReply) else ()
     return _beyond(sent, asked.method.tells, f"{asked.method.name} does not declare")
 
 
-def _statistics_allowed(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _statistics_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     sent = tuple(reply.statistics) if isinstance(reply, TrainReply) else ()
     return _beyond(sent, policy.statistics, "it does not have")
 
 
-def _length(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _length(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     bound = policy.maximum_update_norm
     if (
         bound is None
@@ -111,7 +111,7 @@ def _length(policy: Policy, asked: Asked, reply: Reply) -> str:
     return f"it is {bound:g}, and the update has length {length:g}"
 
 
-def _label_counts(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _label_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if not isinstance(reply, RollCallAnswer) or not reply.positives:
         return ""
     if not asked.method.needs_label_counts:
@@ -119,7 +119,7 @@ def _label_counts(policy: Policy, asked: Asked, reply: Reply) -> str:
     return "" if policy.label_counts else "it is false"
 
 
-def _scores(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _scores(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if not isinstance(reply, EvaluateReply) or not reply.told_classes:
         return ""
     if not (asked.test and asked.plan.evaluation.pooled):
@@ -127,7 +127,7 @@ def _scores(policy: Policy, asked: Asked, reply: Reply) -> str:
     return "" if policy.score_histograms else "it is false"
 
 
-def _small_counts(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _small_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     least = policy.smallest_count
     if isinstance(reply, RollCallAnswer | EvaluateReply):
         counts = (*reply.positives, *reply.negatives)
@@ -142,7 +142,7 @@ def _small_counts(policy: Policy, asked: Asked, reply: Reply) -> str:
     return ""
 
 
-def _test_metrics(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if not isinstance(reply, TrainReply | EvaluateReply):
         return ""
     tested = isinstance(reply, EvaluateReply) and bool(reply.class_names)
@@ -154,7 +154,7 @@ def _test_metrics(policy: Policy, asked: Asked, reply: Reply) -> str:
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
-def _outside_privacy(policy: Policy, asked: Asked, reply: Reply) -> str:
+def _outside_privacy(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if asked.plan.privacy.level == "none" or not isinstance(reply, TrainReply | EvaluateReply):
         return ""
     figures = [reply.validation_loss, reply.validation_auroc, reply.test_images]
@@ -199,13 +199,13 @@ class Verdict:
         return f"{self.rule}: {self.reason}."
 
 
-def of_request(policy: Policy, asked: Asked) -> Verdict:
+def of_request(policy: Policy, asked: RequestedWork) -> Verdict:
     """Whether the site takes part."""
     reasons = ((name, rule(policy, asked)) for name, rule in REQUEST_RULES.items())
     return next((Verdict(name, reason) for name, reason in reasons if reason), Verdict("policy"))
 
 
-def of_reply(policy: Policy, asked: Asked, reply: Reply) -> Verdict:
+def of_reply(policy: Policy, asked: RequestedWork, reply: Reply) -> Verdict:
     """Whether this record may leave."""
     reasons = ((name, rule(policy, asked, reply)) for name, rule in REPLY_RULES.items())
     return next((Verdict(name, reason) for name, reason in reasons if reason), Verdict("policy"))

@@ -59,7 +59,7 @@ class Runs:
         return known
 
     def _all(self) -> dict[str, KnownRun]:
-        """Nothing where the file is damaged: runs are then settled anew by what comes next."""
+        """Read all runs; none where the file is damaged: the next plan is then settled anew."""
         try:
             tree = json.loads(self._path.read_bytes())
             return {str(name): KnownRun(str(one["plan"]), float(one["seconds"])) for name, one in tree.items()}
@@ -68,7 +68,7 @@ class Runs:
 
 
 def digest(plan: str) -> str:
-    """By which one plan is told from another; a run that is resumed may have more rounds, and another name."""
+    """Hash a plan without what may change when its run is resumed: rounds and name."""
     try:
         tree = json.loads(plan)
         for key in ("rounds", "name"):

@@ -145,7 +145,7 @@ class Service:
                 beat.join(timeout=15)
 
     def _note_node_id(self, node_id: int) -> None:
-        """By it a process that follows on one that was killed is known again."""
+        """Keep the node id, so that a process started after a kill is the same node."""
         if node_id != read_node_id(self._node_id_file):
             try:
                 write_atomically(self._node_id_file, str(node_id).encode())

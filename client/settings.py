@@ -208,7 +208,7 @@ def open_site(settings: Settings) -> Site:
 
 
 def _hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, frozenset[str]]:
-    """Of which classes nothing is told, by part; found from all columns of the data, not only those annotated."""
+    """Find the classes whose counts stay hidden, by part, from all columns of the data."""
     canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
     found = {part: hidden_classes(getattr(splits, part), smallest) for part in ("train", "validation", "test")}
     return {part: frozenset(canonical[name] for name in names if name in canonical) for part, names in found.items()}

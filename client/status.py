@@ -63,7 +63,7 @@ class Status:
 
     @property
     def healthy(self) -> bool:
-        """At work, or in touch with the coordinator."""
+        """Whether the site trains, or was in touch with the coordinator lately."""
         return self.state in ("starting", "working") or time.time() - self.last_contact < STALE_S
 
     def as_json(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _handler(status: Status, folder: str) -> type[http.server.BaseHTTPRequestHan
             self.wfile.write(body)
 
         def log_message(self, *arguments: object) -> None:
-            """No line a request."""
+            """Write no line for a request."""
 
     return Handler
 
@@ -154,7 +154,7 @@ def in_words(found: Mapping[str, Any]) -> str:
 
 
 def _folder(state: Path) -> str:
-    """By which a site's process and whoever asks for it know one another."""
+    """Return the folder by which a site's process and the status command find one another."""
     return str(state.parent.resolve())
 
 

@@ -68,7 +68,7 @@ class Audit:
         return end.torn
 
     def entries(self) -> Iterator[Entry]:
-        """Those that can be read, oldest first; nothing is checked."""
+        """Yield the entries that can be read, oldest first, unchecked."""
         for path in files(self.folder):
             for line in path.read_bytes().split(b"\n"):
                 if (entry := parsed(line)) is not None:
@@ -180,7 +180,7 @@ def parsed(line: bytes) -> Entry | None:
 
 
 def line_sha256(line: bytes) -> str:
-    """Of a line without its newline."""
+    """Hash a line without its newline."""
     return hashlib.sha256(line).hexdigest()
 
 

@@ -81,7 +81,7 @@ def calibration(scores: Floats, labels: Floats) -> Calibration | None:
 
 
 def pooled_calibration(histogram: ScoreHistogram) -> Calibration | None:
-    """The same, each score taken for the middle of its bin."""
+    """Calibration from histograms, each score taken for the middle of its bin."""
     positives, negatives = histogram.positives, histogram.negatives
     return _calibration(MIDDLES, positives, negatives, HALF_WIDTHS)
 
@@ -122,7 +122,7 @@ def decisions(scores: Floats, labels: Floats) -> Decisions:
 
 
 def pooled_decisions(histogram: ScoreHistogram) -> Decisions:
-    """The same: no bin has 0.5 inside."""
+    """Decisions at 0.5 from histograms; they are exact, for no bin has 0.5 inside."""
     found, missed = (int(part.sum()) for part in np.split(histogram.positives, [DECIDED])[::-1])
     alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [DECIDED])[::-1])
     return Decisions(found, missed, alarms, right)

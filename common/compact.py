@@ -71,7 +71,7 @@ def _blocks(n: int) -> int:
 
 
 def _exponents(values: Float32) -> NDArray[np.int8]:
-    """Of each block, the smallest power of two of which 127 reach its largest number."""
+    """Return, for each block, the smallest power of two of which 127 reach its largest number."""
     if not len(values):
         return np.zeros(0, np.int8)
     largest = np.maximum.reduceat(np.abs(values), np.arange(0, len(values), BLOCK)).astype(np.float64)

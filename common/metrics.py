@@ -38,7 +38,7 @@ class ClassMetrics:
 
     @property
     def images(self) -> int | None:
-        """Of known label."""
+        """Number of images with a known label."""
         return None if self.positives is None or self.negatives is None else self.positives + self.negatives
 
 

@@ -44,7 +44,7 @@ class Tally:
 
     @property
     def accuracy(self) -> float:
-        """Of a site that tested at least one image."""
+        """Accuracy of a site that tested at least one image."""
         return self.correct / self.tested
 
 

@@ -62,7 +62,7 @@ _on_devices: dict[tuple[int, str], Tensor] = {}
 
 
 def _stored_on(stored: NDArray[np.uint8], device: str) -> Tensor:
-    """On the device where there is room, once for as long as the array lives; else where the array is."""
+    """Keep the array on the device where there is room, for as long as it lives; else where it is."""
     if device == "cpu":
         return channels_first(stored)
     key = (id(stored), device)

@@ -139,7 +139,7 @@ class _Reader:
 
 
 @dataclass(frozen=True)
-class Part:
+class RecordField:
     """One field of a record: its name, the shape of its numbers, its bytes; no value.
 
     Attributes:
@@ -151,10 +151,10 @@ class Part:
     size: int
 
 
-def parts(content: RecordDict) -> list[Part]:
+def parts(content: RecordDict) -> list[RecordField]:
     """What a record holds, field by field, by the names it has on the wire; a field of an array is ``record/name``."""
     found = [
-        Part(f"{name}/{key}", tuple(array.shape), len(array.data))
+        RecordField(f"{name}/{key}", tuple(array.shape), len(array.data))
         for name, record in sorted(content.array_records.items())
         for key, array in sorted(record.items())
     ]
@@ -163,10 +163,10 @@ def parts(content: RecordDict) -> list[Part]:
     return found
 
 
-def _part(name: str, value: Any, record: ConfigRecord) -> Part:
+def _part(name: str, value: Any, record: ConfigRecord) -> RecordField:
     if isinstance(value, bytes):
         shape = record.get(f"{name}/shape")
-        return Part(name, tuple(shape) if isinstance(shape, list) else (len(value) // 4,), len(value))  # type: ignore[arg-type]
+        return RecordField(name, tuple(shape) if isinstance(shape, list) else (len(value) // 4,), len(value))  # type: ignore[arg-type]
     if _of_bytes(value):
-        return Part(name, (len(value),), sum(map(len, value)))
-    return Part(name, (len(value),) if isinstance(value, list) else None, len(json.dumps(value)))
+        return RecordField(name, (len(value),), sum(map(len, value)))
+    return RecordField(name, (len(value),) if isinstance(value, list) else None, len(json.dumps(value)))

@@ -337,7 +337,7 @@ class EvaluateReply:
 
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
-        """Of the classes that the site tells of."""
+        """Return the histograms of the classes that the site reports."""
         counts = (np.array(told, np.int64).reshape(-1, BINS) for told in (self.positive_scores, self.negative_scores))
         return dict(zip(self.told_classes, map(ScoreHistogram, *counts), strict=True))
 

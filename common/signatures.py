@@ -113,7 +113,7 @@ class Signed(BaseModel):
 
 
 def sign(content: RecordDict, statement: _Statement, key: ec.EllipticCurvePrivateKey, **more: bytes) -> RecordDict:
-    """The same records with the signature among their fields; what is given stays as it is.
+    """Return the records with the signature among their fields; ``content`` is not changed.
 
     Args:
         more: What else a reader needs: the coordinator's certificate.

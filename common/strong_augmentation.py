@@ -126,7 +126,7 @@ def _sharpness(images: Tensor, strengths: Tensor) -> Tensor:
 
 
 def _rotated(images: Tensor, strengths: Tensor) -> Tensor:
-    """By up to 30 degrees either way."""
+    """Rotate by up to 30 degrees either way."""
     linear = rotations((2 * strengths - 1) * 30 / 360, images)
     return sampled(images, torch.cat((linear, linear.new_zeros(len(images), 2, 1)), 2))
 

@@ -156,7 +156,7 @@ def _explain(one: dict[str, Any], root: type[BaseModel], file_name: str, extra: 
 
 
 def near_literal(one: Mapping[str, Any]) -> str:
-    """Of a word that should be one of many, the nearest; a few are seen at a glance."""
+    """Suggest the nearest of many allowed words; of few, none is suggested."""
     if one["type"] != "literal_error" or not isinstance(one.get("input"), str):
         return ""
     options = re.findall("'([^']*)'", str(one["ctx"]["expected"]))

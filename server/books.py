@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 
 from common.multi_class import Tally, round_accuracy
 from server.run_folder import RunFolder
-from strategies.records import RoundRecord, Validation
+from strategies.records import FederationValidation, RoundRecord
 from strategies.state import FederationState
 
 
@@ -65,7 +65,7 @@ class Books:
         if record.after is not None:
             self.close(record.after, state)
 
-    def close(self, validation: Validation, state: FederationState) -> None:
+    def close(self, validation: FederationValidation, state: FederationState) -> None:
         """Write the pending round's line with the validation figures of the model that it made."""
         if self._pending is None:
             return

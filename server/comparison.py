@@ -91,7 +91,7 @@ class Comparison:
 
     @property
     def measures(self) -> list[Measure]:
-        """Those that at least one method has, in the order of tables."""
+        """Return the measures that at least one method has, in the order of tables."""
         return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
 
     def contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> Contrast:

@@ -118,7 +118,7 @@ class Coordinator:
 
     @property
     def control_address(self) -> str:
-        """Of the APIs that never leave this machine."""
+        """Address of Flower's APIs, which this machine alone can reach."""
         return f"127.0.0.1:{self.file.control_port}"
 
     @property

@@ -26,7 +26,7 @@ from strategies.roll_call import REFUSAL_NOTED_S
 
 @dataclass(frozen=True)
 class Timer:
-    """One of them."""
+    """One timer of the coordinator or of a run."""
 
     name: str
     seconds: float

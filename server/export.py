@@ -13,7 +13,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.files import write_atomically
 from common.models.saved import load_model
 from common.models.spec import ModelSpec
-from server.exported_model import SUFFIX, Checked, Form, Pixels, export_model
+from server.exported_model import SUFFIX, ExportCheck, ExportFormat, Pixels, export_model
 from server.prediction import read_pictures
 from server.report.model_card import CARD, model_card
 from server.run_files import read_run
@@ -26,14 +26,16 @@ LUMINANCE = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class Sample:
+class ComparisonImages:
     """Images to compare on, ``(n, channels, height, width)`` each, and what they are, in words."""
 
     batches: tuple[Pixels, ...]
     source: str
 
 
-def export(folder: Path, form: Form, out: Path | None, check: Path | None) -> tuple[Checked, str, Path | None]:
+def export(
+    folder: Path, form: ExportFormat, out: Path | None, check: Path | None
+) -> tuple[ExportCheck, str, Path | None]:
     """Export a run's model beside a model card; return the result, what it was compared on, and the card's path.
 
     Args:
@@ -58,13 +60,13 @@ def export(folder: Path, form: Form, out: Path | None, check: Path | None) -> tu
     return done, sample.source, None if card is None else destination.parent / CARD
 
 
-def sample_for(folder: Path, spec: ModelSpec, check: Path | None) -> Sample:
+def sample_for(folder: Path, spec: ModelSpec, check: Path | None) -> ComparisonImages:
     """Read the images to compare on."""
     if check is not None:
-        return Sample(_batches(_given(folder, check), spec), f"images of {check}")
+        return ComparisonImages(_batches(_given(folder, check), spec), f"images of {check}")
     if (own := _own_test_images(folder)) is not None and len(own):
-        return Sample(_batches(own.images, spec), "test images of the run's own experiment")
-    return Sample(tuple(_synthetic(spec)), "synthetic images, noise: for real ones name --check")
+        return ComparisonImages(_batches(own.images, spec), "test images of the run's own experiment")
+    return ComparisonImages(tuple(_synthetic(spec)), "synthetic images, noise: for real ones name --check")
 
 
 def _given(folder: Path, check: Path) -> Pixels:
@@ -81,7 +83,7 @@ def _given(folder: Path, check: Path) -> Pixels:
 
 
 def _own_test_images(folder: Path) -> ImageSet | None:
-    """Of the experiment in ``summary.json``: of a path that it has from elsewhere nothing is known any more."""
+    """Load the test images of the experiment in ``summary.json``; data files of another machine are not looked for."""
     try:
         experiment = Experiment.model_validate(read_run(folder).summary.experiment)
         spec = experiment.data or experiment.server_data

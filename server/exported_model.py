@@ -28,28 +28,28 @@ Pixels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
 
 
-class Form(StrEnum):
+class ExportFormat(StrEnum):
     """What ``--to`` names."""
 
     onnx = "onnx"
     torchscript = "torchscript"
 
 
-SUFFIX = {Form.onnx: "onnx", Form.torchscript: "pt"}
-NEEDS = {Form.onnx: ("onnx", "onnxruntime", "onnxscript"), Form.torchscript: ()}
+SUFFIX = {ExportFormat.onnx: "onnx", ExportFormat.torchscript: "pt"}
+NEEDS = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 
-def form_of(name: str) -> Form:
+def form_of(name: str) -> ExportFormat:
     """The form that a person names.
 
     Raises:
         BadInput: If there is none of that name.
     """
     try:
-        return Form(name)
+        return ExportFormat(name)
     except ValueError:
-        problem = f"is {name}; expected {' or '.join(Form)}."
-        raise BadInput([Fault("--to", problem, did_you_mean(name, Form))]) from None
+        problem = f"is {name}; expected {' or '.join(ExportFormat)}."
+        raise BadInput([Fault("--to", problem, did_you_mean(name, ExportFormat))]) from None
 
 
 class OutputsDiffer(CannotGoOn):
@@ -57,7 +57,7 @@ class OutputsDiffer(CannotGoOn):
 
 
 @dataclass(frozen=True)
-class Checked:
+class ExportCheck:
     """An exported model, compared with ours on ``images`` images."""
 
     path: Path
@@ -82,7 +82,7 @@ class FromPixels(nn.Module):
         return probabilities(self.network(resized), self.network.spec.task)
 
 
-def export_model(folder: Path, form: Form, destination: Path, pixels: Sequence[Pixels]) -> Checked:
+def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Sequence[Pixels]) -> ExportCheck:
     """Write the model of ``folder`` to a new file, if it says the same there.
 
     Args:
@@ -107,10 +107,10 @@ def export_model(folder: Path, form: Form, destination: Path, pixels: Sequence[P
         part.replace(destination)
     finally:
         part.unlink(missing_ok=True)
-    return Checked(destination, sum(map(len, pixels)), worst)
+    return ExportCheck(destination, sum(map(len, pixels)), worst)
 
 
-def missing_libraries(form: Form) -> list[Fault]:
+def missing_libraries(form: ExportFormat) -> list[Fault]:
     """What a form of file cannot be written and checked without."""
     missing = [name for name in NEEDS[form] if importlib.util.find_spec(name) is None]
     problem = f"needs {', '.join(missing)}, not installed here."
@@ -196,7 +196,7 @@ def _example(model: FromPixels) -> Tensor:
     return torch.zeros(2, model.network.spec.channels, size + 5, size + 3, dtype=torch.uint8)
 
 
-_WRITERS: dict[Form, Callable[[FromPixels, dict[str, str], Path], Callable[[Pixels], Scores]]] = {
-    Form.onnx: _write_onnx,
-    Form.torchscript: _write_torchscript,
+_WRITERS: dict[ExportFormat, Callable[[FromPixels, dict[str, str], Path], Callable[[Pixels], Scores]]] = {
+    ExportFormat.onnx: _write_onnx,
+    ExportFormat.torchscript: _write_torchscript,
 }

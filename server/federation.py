@@ -21,12 +21,12 @@ from common.records import UNKNOWN_COUNT, RollCallAnswer
 from server.books import Books, as_json
 from server.checkpoints import Checkpoint, CheckpointFolder
 from server.going_back import Backwards, GuardLog
-from server.ledger import Ledger
+from server.ledger import RunAudit
 from server.outcome import Outcome, Setting, outcome_of
 from server.receipt import experiment_sha256, write_receipt
 from strategies.guard.broken import RolledBack
 from strategies.largest_share import heavy_sites
-from strategies.records import RoundRecord, RunStopped, Validation, Waiting
+from strategies.records import FederationValidation, RoundRecord, RunStopped, Waiting
 from strategies.registry import method_of
 from strategies.rounds import RoundStrategy, array_record
 from strategies.state import FederationState
@@ -35,7 +35,7 @@ from strategies.unifed.passing import PassingStrategy
 
 
 class Watcher(Protocol):
-    """Whoever shows a person how the run goes."""
+    """Shows a person how the run goes."""
 
     def waiting(self, waiting: Waiting) -> None: ...
 
@@ -113,7 +113,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     if setting.resumed is not None:
         _go_on(setting.resumed, strategy, books)
     keep = experiment.run.keep_updates
-    ledger = Ledger(setting.folder.path, layout, keep=keep, durable=durable, key_of=setting.key_of)
+    ledger = RunAudit(setting.folder.path, layout, keep=keep, durable=durable, key_of=setting.key_of)
     _note_beginning(ledger, experiment, setting, strategy, initial)
     told = dict[str, str]()
 
@@ -207,7 +207,7 @@ def _gathered(
 
 
 def _note_beginning(
-    ledger: Ledger, experiment: Experiment, setting: Setting, strategy: RoundStrategy, initial: ModelState
+    ledger: RunAudit, experiment: Experiment, setting: Setting, strategy: RoundStrategy, initial: ModelState
 ) -> None:
     """What run this is, or that it goes on; who takes part, and who does not."""
     resumed, sites = setting.resumed, strategy.sites
@@ -242,7 +242,7 @@ def _go_on(checkpoint: Checkpoint, strategy: RoundStrategy, books: Books) -> Non
     if began != now:
         raise RunStopped(f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}.")
     strategy.resumed = checkpoint.state
-    strategy.last_validation = TypeAdapter(Validation).validate_python(checkpoint.last_validation)
+    strategy.last_validation = TypeAdapter(FederationValidation).validate_python(checkpoint.last_validation)
     books.go_on_from(checkpoint.books, checkpoint.state.round)
 
 

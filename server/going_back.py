@@ -9,17 +9,17 @@ from pydantic import TypeAdapter
 from common.models.state import ModelState
 from server.books import Books, as_json
 from server.checkpoints import Checkpoint, CheckpointFolder
-from server.ledger import Ledger
+from server.ledger import RunAudit
 from server.outcome import Setting
 from server.run_folder import RunFolder
 from strategies.guard.broken import RolledBack
-from strategies.records import Validation
+from strategies.records import FederationValidation
 from strategies.rounds import RoundStrategy
 from strategies.state import FederationState
 
 
 class Told(Protocol):
-    """Whoever shows a person that a model is taken back or a site left out."""
+    """Shows a person that a model is taken back or a site left out."""
 
     def rolled_back(self, rolled_back: RolledBack) -> None: ...
 
@@ -31,7 +31,7 @@ class GuardLog:
     """Writes down what the guard did: in the events, in the audit, and for whoever watches."""
 
     folder: RunFolder
-    ledger: Ledger
+    ledger: RunAudit
     watcher: Told
 
     def rolled_back(self, rolled_back: RolledBack) -> None:
@@ -82,6 +82,8 @@ class Backwards:
         judged = {} if earlier is None else earlier.last_validation
         books = self._at_start if earlier is None else earlier.books
         self.books.go_on_from(books, state.round)
-        self.strategy.last_validation = TypeAdapter(Validation).validate_python(judged) if judged else Validation()
+        self.strategy.last_validation = (
+            TypeAdapter(FederationValidation).validate_python(judged) if judged else FederationValidation()
+        )
         said = as_json(self.strategy.last_validation)
         self.checkpoints.go_back(Checkpoint(self.setting.run, state, experiment, books, said))

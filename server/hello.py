@@ -9,7 +9,7 @@ import grpc
 from common import __version__
 from common.hello import METHOD, SERVICE, Hello
 from common.wire import WIRE_VERSION
-from server.superlink.door import Refused, signed_by, signed_headers
+from server.superlink.door import CallRefused, signed_by, signed_headers
 
 
 def handler(
@@ -36,6 +36,6 @@ def _key(metadata: Any, node_of: Callable[[bytes], int | None]) -> Literal["admi
     """Whether the caller holds the private half of an admitted key, signed as for Flower's calls; at any time."""
     try:
         key, when, signature = signed_headers(metadata)
-    except Refused:
+    except CallRefused:
         return "unknown"
     return "admitted" if node_of(key) is not None and signed_by(key, when, signature) else "unknown"

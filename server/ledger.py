@@ -34,7 +34,7 @@ REASONS_TOGETHER, LEAST_WORDS = 8_000, 60
 """Characters of the reasons in one line of the audit, and of one of them at least."""
 
 
-class Ledger:
+class RunAudit:
     """Writes one run's audit.
 
     Attributes:

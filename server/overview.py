@@ -57,7 +57,7 @@ def _online(coordinator: Coordinator) -> Mapping[str, bool]:
 
 
 def in_words(found: Mapping[str, Any]) -> RenderableType:
-    """The same for a person."""
+    """Return the overview as tables for a person."""
     up = found["superlink"] == "up"
     link = "up" if up else "down: start it with flwr-server start"
     heading = (

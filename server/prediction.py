@@ -16,7 +16,7 @@ from common.data.csv_table import read_columns
 from common.data.image_set import ImageSet, joined
 from common.data.load import load
 from common.data.npz_checks import opened_npz, read_headers
-from common.data.pictures import Form, decode_all
+from common.data.pictures import ImageForm, decode_all
 from common.data.spec import FolderSpec, NpzSpec
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.inference import label_matrix, scores_of
@@ -89,7 +89,7 @@ def read_pictures(data: Path, network: SplitNetwork) -> Pictures:
     )
     if not files or not files[0].is_file():
         raise BadInput([Fault(str(data), "is no npz file, no picture and no folder of pictures (PNG, JPEG, DICOM).")])
-    form = Form(network.spec.image_size, network.spec.channels == 3, "pad")
+    form = ImageForm(network.spec.image_size, network.spec.channels == 3, "pad")
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
     decoded = decode_all(names, lambda row: files[row].read_bytes(), form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}

@@ -38,7 +38,7 @@ class ProgressBar:
         """A simulation's sites are all there."""
 
     def joined(self, server_round: int, site: str) -> None:
-        """Nobody joins a simulation late."""
+        """Do nothing: no site joins a simulation late."""
 
     def left_out(self, site: str, reason: str) -> None:
         """What a simulated site may do, its experiment decides; the run's events have it."""

@@ -15,7 +15,7 @@ from server.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Opened:
+class OpenedRunFolder:
     """A run folder that may be written to.
 
     Attributes:
@@ -42,7 +42,7 @@ def finished(out: Path, *, resume: bool) -> dict[str, Any] | None:
 
 
 @contextmanager
-def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[Opened]:
+def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) -> Iterator[OpenedRunFolder]:
     """Make the folder ``out``, or open it again, and keep others out of it meanwhile.
 
     A run that was broken off before its first checkpoint begins anew, in the same folder; so does one that is to be
@@ -57,10 +57,10 @@ def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) ->
     with folder.held():
         if begins:
             folder.event("begun")
-        yield Opened(folder, uuid.uuid4().hex) if begins else _gone_on(folder, experiment, durable=durable)
+        yield OpenedRunFolder(folder, uuid.uuid4().hex) if begins else _gone_on(folder, experiment, durable=durable)
 
 
-def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Opened:
+def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> OpenedRunFolder:
     checkpoint, broken = CheckpointFolder(folder.path, durable=durable).newest()
     for name, problem in broken.items():
         folder.event("checkpoint_broken", file=name, reason=problem)
@@ -68,10 +68,10 @@ def _gone_on(folder: RunFolder, experiment: Experiment, *, durable: bool) -> Ope
         stop_on([_broken(folder.path, name, problem) for name, problem in broken.items()])
         folder.keep_rounds(0)
         folder.event("begun_anew")
-        return Opened(folder, uuid.uuid4().hex)
+        return OpenedRunFolder(folder, uuid.uuid4().hex)
     refuse_another(checkpoint, experiment, folder.path)
     folder.event("resumed", round=checkpoint.state.round)
-    return Opened(folder, checkpoint.run, checkpoint)
+    return OpenedRunFolder(folder, checkpoint.run, checkpoint)
 
 
 def _broken(out: Path, name: str, problem: str) -> Fault:

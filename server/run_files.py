@@ -76,7 +76,7 @@ class Learned(_Record):
 
 
 class LearnedInRound(_Record):
-    """The same after a round.
+    """What a method has learned after a round.
 
     Attributes:
         slopes: Site -> slope of its loss when it last trained.
@@ -127,13 +127,13 @@ class RunSummary(_Record):
 
     @property
     def measures(self) -> dict[Measure, float]:
-        """Those that the run has."""
+        """Return the measures that the run has."""
         parts = (self.test.multi_class, self.client_accuracy)
         found = {name: getattr(part, name, None) for part in parts for name in MEASURES if hasattr(part, name)}
         return {name: value for name, value in found.items() if value is not None}
 
 
-class Sample(_Record):
+class SampleImage(_Record):
     """One test image in the report.
 
     Attributes:
@@ -150,10 +150,10 @@ class Sample(_Record):
 
 
 class SamplesOfClass(_Record):
-    """Those of one class."""
+    """The sample images of one class."""
 
     name: str
-    samples: tuple[Sample, ...]
+    samples: tuple[SampleImage, ...]
 
 
 class Samples(_Record):
@@ -168,7 +168,7 @@ class Samples(_Record):
     examined: int = 0
 
 
-class RoundRecord(_Record):
+class RoundLine(_Record):
     """One line of ``rounds.jsonl``."""
 
     round: int
@@ -191,7 +191,7 @@ class Run:
 
     folder: Path
     summary: RunSummary
-    rounds: tuple[RoundRecord, ...]
+    rounds: tuple[RoundLine, ...]
     samples: Samples | None = None
 
     @property
@@ -213,7 +213,7 @@ def read_run(folder: Path) -> Run:
     summary = _parsed(RunSummary, summary_text, str(folder / "summary.json"))
     where = str(folder / "rounds.jsonl")
     lines = [(number, line) for number, line in enumerate(rounds_text.splitlines(), start=1) if line.strip()]
-    rounds = tuple(_parsed(RoundRecord, line, f"{where} line {n}") for n, line in lines)
+    rounds = tuple(_parsed(RoundLine, line, f"{where} line {n}") for n, line in lines)
     return Run(folder, summary, rounds, _samples(folder / SAMPLES))
 
 

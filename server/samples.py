@@ -20,7 +20,7 @@ from common.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.pixels import channels_first
 from common.score_histograms import THRESHOLD
-from server.run_files import SAMPLES, Sample, Samples, SamplesOfClass
+from server.run_files import SAMPLES, SampleImage, Samples, SamplesOfClass
 
 Kind = Literal["found", "missed", "false alarm"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -56,7 +56,7 @@ def write_samples(
     classes = []
     for column, (name, of_class) in enumerate(chosen.items()):
         samples = [
-            Sample(
+            SampleImage(
                 kind=kind,
                 probability=float(scores[row, column]),
                 truth=tuple(n for n, label in zip(network.class_names, labels[row], strict=True) if label == 1),
@@ -80,7 +80,7 @@ def _said(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]
 def _chosen(
     scores: NDArray[np.float32], labels: NDArray[np.float32], said: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
-    """Of one class: the surest that are right, and the gravest that are wrong; equals by their place."""
+    """Choose a class's surest correct images and its gravest errors; ties go by their place."""
     order = np.argsort(-scores, kind="stable")
     found, missed, alarm = (labels == 1) & said, (labels == 1) & ~said, (labels == 0) & said
     ranked = ((found, order), (missed, order[::-1]), (alarm, order))

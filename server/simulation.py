@@ -29,7 +29,7 @@ from server.present import Present
 from server.progress import ProgressBar
 from server.report import write_model_card, write_run_report
 from server.reporter import Reporter
-from server.resuming import Opened, finished, opened
+from server.resuming import OpenedRunFolder, finished, opened
 from server.run_folder import RunFolder
 from server.samples import wanted, write_samples
 from server.trackers import store_for, tracked
@@ -69,7 +69,7 @@ def simulate(
 def _simulated(
     file: ExperimentFile,
     checked: tuple[Method, SimulatedData],
-    run: Opened,
+    run: OpenedRunFolder,
     console: Console,
     store: MLflowStore | None,
     *,

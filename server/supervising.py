@@ -124,6 +124,6 @@ def _words(code: int) -> str:
 
 
 def rounds_done(run_folder: Path) -> int:
-    """By the newest checkpoint, whole or not."""
+    """Count the rounds done, by the newest checkpoint, whole or not."""
     numbers = (path.stem.removeprefix("round-") for path in run_folder.glob("checkpoints/round-*.json"))
     return max((int(number) for number in numbers if number.isdecimal()), default=0)

@@ -20,7 +20,7 @@ class Tracker(Protocol):
         """Keep these figures, by tag; on return they outlast this process. ``step`` is their round."""
 
     def close(self, ending: Ending) -> None:
-        """Nothing more will come."""
+        """End the record: no more values follow."""
 
 
 def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:

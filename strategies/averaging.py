@@ -89,7 +89,7 @@ class RunningMean:
 
     @property
     def mean(self) -> NDArray[np.float64]:
-        """Of those added so far, at least one."""
+        """Mean of the arrays added so far, at least one."""
         return self._sum / np.float64(self.weight)
 
     def moved(self, state: Float32) -> Float32:

@@ -93,7 +93,7 @@ def cbafed(parameters: CBAFedParameters, task: Task) -> Method:
         ),
         shares=lambda known, replies, weights: shares(known, replies, weights, parameters),
         settled=lambda server_round, model, moments: connected(server_round, model, moments, parameters),
-        local=lambda situation: LocalPart(situation, parameters).round(),
+        local=lambda situation: CBAFedClient(situation, parameters).round(),
         **shared_choices(parameters),
     )
 
@@ -102,7 +102,7 @@ def cbafed(parameters: CBAFedParameters, task: Task) -> Method:
 
 
 def expected(known: Known, parameters: CBAFedParameters) -> Mapping[str, tuple[int, ...]]:
-    """From the last round of stage 1 on every site tells how many entries of each class it trained on."""
+    """Expect, from the last round of stage 1 on, how many entries of each class a site trained on."""
     if known.round < parameters.stage_one_rounds:
         return {}
     return {"entries": (len(known.contract.class_names),)}
@@ -142,7 +142,7 @@ def thresholds_noted(known: Known) -> dict[str, Any]:
 
 
 def shares(known: Known, replies: Mapping[str, TrainReply], weights: Weights, parameters: CBAFedParameters) -> Weights:
-    """In stage 2 each plain weight times the entries that an image of the site was trained on, on average."""
+    """Multiply, in stage 2, each plain weight by the mean entries that an image of the site was trained on."""
     if known.round <= parameters.stage_one_rounds:
         return weights
     sizes = [float(entries_of(reply).sum()) / reply.train_samples for reply in replies.values()]
@@ -175,7 +175,7 @@ def mixture(model: ModelState, earlier: Groups, share: float) -> ModelState:
 # ---------------------------------------------------------------------- hospital
 
 
-class LocalPart:
+class CBAFedClient:
     """One round at one site: tag, in stage 2, then train on labels and tags alike."""
 
     def __init__(self, situation: Situation, parameters: CBAFedParameters) -> None:

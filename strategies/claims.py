@@ -30,7 +30,7 @@ ANYTHING = Claims()
 
 
 def no_lists() -> Mapping[str, Claims]:
-    """In a simulation nobody is admitted."""
+    """Return no lists: in a simulation no site is admitted."""
     return {}
 
 

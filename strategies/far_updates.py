@@ -71,7 +71,7 @@ def far_updates(lengths: Mapping[str, Lengths]) -> dict[str, Far]:
 
 
 def dropped(far: Mapping[str, Far], sites: int, needed: int) -> tuple[str, ...]:
-    """Of far updates those that may be left out: the farthest, so that ``needed`` and more than half of all stay."""
+    """Choose the farthest updates to leave out, so that ``needed`` and more than half of all stay."""
     most = max(min(sites - needed, (sites - 1) // 2), 0)
     farthest = sorted(far, key=lambda site: (-far[site].spreads, site))
     return tuple(sorted(farthest[:most]))

@@ -89,7 +89,7 @@ class Intake:
         )
 
     def lengths(self, accepted: Collection[str]) -> dict[str, Lengths]:
-        """Of the updates that count, where they are looked at."""
+        """Return the lengths of the updates that count, where lengths are looked at."""
         return {site: lengths for site, lengths in self._lengths.items() if site in accepted}
 
     def merged(self, known: Known, accepted: Mapping[str, TrainReply]) -> Merged:

@@ -16,7 +16,7 @@ SLACK, SLACK_S = 1.1, 60.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class SentAt:
     """When a request was sent, by both clocks: the one stands still while a machine sleeps, the other may be set."""
 
     monotonic: float = field(default_factory=time.monotonic)
@@ -35,7 +35,7 @@ def too_many_epochs(reply: TrainReply, method: Method, plan: Plan) -> str:
     return f"says that it trained {reply.epochs:,} epochs, and was asked for at most {most:,}"
 
 
-def too_long(reply: TrainReply, asked: Asked | None) -> str:
+def too_long(reply: TrainReply, asked: SentAt | None) -> str:
     """Say that a site cannot have trained for as long as it says, or return an empty string."""
     if asked is None or reply.seconds <= (longest := asked.longest_s):
         return ""

@@ -12,7 +12,7 @@ from common.multi_class import Tally
 
 
 @dataclass(frozen=True)
-class Validation:
+class FederationValidation:
     """How good one model is on the sites' validation parts, for the sites that have one.
 
     Attributes:
@@ -62,7 +62,7 @@ class RoundRecord:
     sites: tuple[str, ...]
     absent: Mapping[str, str]
     train_loss: Mapping[str, float]
-    validation: Validation
+    validation: FederationValidation
     site_seconds: Mapping[str, float]
     bytes_down: Mapping[str, int]
     bytes_up: Mapping[str, int]
@@ -70,7 +70,7 @@ class RoundRecord:
     aggregate_seconds: float
     epochs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     coordinator: CoordinatorRound | None = None
-    after: Validation | None = None
+    after: FederationValidation | None = None
     far: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     plain: tuple[str, ...] = ()
     closed_rows: tuple[str, ...] = ()

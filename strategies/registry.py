@@ -36,36 +36,36 @@ from strategies.unifed.method import (
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegisteredMethod:
     """A method's builder with the schema of its ``[method]`` table."""
 
     build: Callable[[Any, Task], Method]
     parameters: type[BaseModel] = Parameters
 
 
-STRATEGIES: Mapping[str, Entry] = {
-    "surgical": Entry(surgical),
-    "fedsld": Entry(fedsld, FedSLDParameters),
-    "fedmlp": Entry(fedmlp, FedMLPParameters),
-    "rscfed": Entry(rscfed, RSCFedParameters),
-    "cbafed": Entry(cbafed, CBAFedParameters),
-    "fednoro": Entry(fednoro, FedNoRoParameters),
-    "unifed": Entry(unifed, UniFedParameters),
-    "vanilla": Entry(baselines.vanilla),
-    "partial_loss": Entry(baselines.partial_loss),
-    "pfl": Entry(baselines.pfl),
-    "individual": Entry(baselines.individual),
-    "centralised": Entry(baselines.centralised, baselines.CentralisedParameters),
-    "fedavg": Entry(baselines.fedavg, baselines.FedAvgParameters),
-    "fedbn": Entry(baselines.fedbn, baselines.FedBNParameters),
-    "fedbn_plus": Entry(baselines.fedbn_plus, baselines.FedBNPlusParameters),
-    "fedprox": Entry(baselines.fedprox, baselines.FedProxParameters),
-    "fedavg_scaled": Entry(fedavg_scaled, ScaledParameters),
-    "fedseq": Entry(fedseq, SequentialParameters),
-    "server_only": Entry(server_only, ServerOnlyParameters),
-    "fedlsr": Entry(fedlsr, FedLSRParameters),
-    "fedfixmatch": Entry(fedfixmatch, FedFixMatchParameters),
-    "fedirm": Entry(fedirm, FedIRMParameters),
+STRATEGIES: Mapping[str, RegisteredMethod] = {
+    "surgical": RegisteredMethod(surgical),
+    "fedsld": RegisteredMethod(fedsld, FedSLDParameters),
+    "fedmlp": RegisteredMethod(fedmlp, FedMLPParameters),
+    "rscfed": RegisteredMethod(rscfed, RSCFedParameters),
+    "cbafed": RegisteredMethod(cbafed, CBAFedParameters),
+    "fednoro": RegisteredMethod(fednoro, FedNoRoParameters),
+    "unifed": RegisteredMethod(unifed, UniFedParameters),
+    "vanilla": RegisteredMethod(baselines.vanilla),
+    "partial_loss": RegisteredMethod(baselines.partial_loss),
+    "pfl": RegisteredMethod(baselines.pfl),
+    "individual": RegisteredMethod(baselines.individual),
+    "centralised": RegisteredMethod(baselines.centralised, baselines.CentralisedParameters),
+    "fedavg": RegisteredMethod(baselines.fedavg, baselines.FedAvgParameters),
+    "fedbn": RegisteredMethod(baselines.fedbn, baselines.FedBNParameters),
+    "fedbn_plus": RegisteredMethod(baselines.fedbn_plus, baselines.FedBNPlusParameters),
+    "fedprox": RegisteredMethod(baselines.fedprox, baselines.FedProxParameters),
+    "fedavg_scaled": RegisteredMethod(fedavg_scaled, ScaledParameters),
+    "fedseq": RegisteredMethod(fedseq, SequentialParameters),
+    "server_only": RegisteredMethod(server_only, ServerOnlyParameters),
+    "fedlsr": RegisteredMethod(fedlsr, FedLSRParameters),
+    "fedfixmatch": RegisteredMethod(fedfixmatch, FedFixMatchParameters),
+    "fedirm": RegisteredMethod(fedirm, FedIRMParameters),
 }
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}

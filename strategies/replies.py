@@ -13,7 +13,7 @@ from common.records import EvaluateReply, TrainReply
 from common.wire import R, decode
 from common.wire_errors import WireError
 from strategies.exchange import MESSAGE_GONE, REFUSED_REPLY
-from strategies.records import Validation
+from strategies.records import FederationValidation
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply)
 
@@ -76,9 +76,9 @@ def told_by(replies: Mapping[str, TrainReply], what: Literal["train_loss", "epsi
     return {site: figure for site, figure in figures.items() if figure is not None}
 
 
-def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> Validation:
+def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> FederationValidation:
     """The validation figures of replies; who has none is left out."""
-    return Validation(
+    return FederationValidation(
         {site: reply.validation_loss for site, reply in replies.items() if reply.validation_loss is not None},
         {site: reply.validation_auroc for site, reply in replies.items() if reply.validation_auroc is not None},
         {

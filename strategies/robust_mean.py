@@ -88,17 +88,17 @@ def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[
 
 
 def plain_mean(values: Float64) -> Float64:
-    """Of ``(sites, n)``: the mean of each coordinate."""
+    """Mean of each coordinate of ``(sites, n)``."""
     return np.asarray(values.mean(axis=0), np.float64)
 
 
 def median(values: Float64) -> Float64:
-    """Of ``(sites, n)``: the median of each coordinate (Yin et al., definition 1)."""
+    """Median of each coordinate of ``(sites, n)`` (Yin et al., definition 1)."""
     return np.asarray(np.median(values, axis=0), np.float64)
 
 
 def trimmed_mean(values: Float64, cut: int) -> Float64:
-    """Of ``(sites, n)``: each coordinate's mean without its ``cut`` largest and smallest (Yin et al., definition 2)."""
+    """Mean of each coordinate of ``(sites, n)`` without its ``cut`` largest and smallest (Yin et al., definition 2)."""
     return plain_mean(np.sort(values, axis=0)[cut : len(values) - cut])
 
 

@@ -73,7 +73,7 @@ def _rows_by_class(model: ModelState, updates: Sequence[Groups]) -> Rows:
 
 
 def _mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMean) -> list[Float64]:
-    """By the rule where there are enough sites, else the plain mean."""
+    """Return the robust mean where there are enough sites, else the plain one."""
     if not vectors[0]:
         return []
     if len(vectors) >= rule.fewest:

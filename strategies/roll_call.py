@@ -92,7 +92,7 @@ class Roll:
         self._asked |= {name: message.metadata.dst_node_id for name, message in pushed(self.grid, messages).items()}
 
     def answered(self) -> list[Member]:
-        """Those that have become members by an answer that has come since."""
+        """Return the sites that have become members since."""
         new = []
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
@@ -105,7 +105,7 @@ class Roll:
         return new
 
     def give_up(self, timeout_s: float) -> None:
-        """Whoever has not answered is not waited for any more."""
+        """Stop waiting for sites that have not answered."""
         self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
         self._asked.clear()
 

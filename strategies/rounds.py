@@ -27,7 +27,7 @@ from common.wire import Written, encode, payload_bytes
 from strategies.exchange import Patience, exchange
 from strategies.guard.broken import JUMP_SEEN, JUMP_UNSEEN, RolledBack, broken
 from strategies.guard.signs import Variances
-from strategies.guard.trial import Trial
+from strategies.guard.trial import UpdateTrial
 from strategies.guard.verdict import Judged
 from strategies.guidance import Known
 from strategies.intake import Intake
@@ -37,9 +37,9 @@ from strategies.masking.questions import Questions, Unmasked, unmasked_mean
 from strategies.membership import Membership
 from strategies.merging import moved_by
 from strategies.method import Method
-from strategies.plausible import Asked, too_long, too_many_epochs
+from strategies.plausible import SentAt, too_long, too_many_epochs
 from strategies.quarantine import fault_in, statistics_fault
-from strategies.records import Arrival, RoundRecord, TooFewSites, Validation, Waiting
+from strategies.records import Arrival, FederationValidation, RoundRecord, TooFewSites, Waiting
 from strategies.replies import Replies, Reply, decoded, is_unfit, told_by, validation_of
 from strategies.robust_state import Merged
 from strategies.server_optimizer import Moments
@@ -88,15 +88,15 @@ class RoundStrategy(Strategy):
         self.variances: tuple[slice, ...] = ()
         self.sites = Membership(method, plan, participation, run)
         self.state: FederationState
-        self.last_validation = Validation()
+        self.last_validation = FederationValidation()
         self._sent: dict[str, Groups] = {}
         self._written: Written = {}  # this exchange's arrays as they travel, once for all sites
         self._down: dict[str, int] = {}
-        self._asked: dict[str, Asked] = {}
+        self._asked: dict[str, SentAt] = {}
         self._plan_json = plan.model_dump_json()
 
     def summary(self) -> None:
-        """Nothing to print: the run folder and the progress bar say what there is to say."""
+        """Print nothing: the run folder and the progress bar have it all."""
 
     # ------------------------------------------------------------------ the loop
 
@@ -107,7 +107,7 @@ class RoundStrategy(Strategy):
 
     @property
     def result_round(self) -> int:
-        """Its round; -1 where no model was judged yet."""
+        """Round of the result; -1 where no model was judged yet."""
         return self.state.round if self.plan.evaluation.result == "last" else self.state.best_round
 
     @property
@@ -214,7 +214,7 @@ class RoundStrategy(Strategy):
             return self._moved(server_round, merged.means)[0]
 
         updates = {site: reply.update for site, reply in intake.whole(accepted).items()}
-        trial = Trial(
+        trial = UpdateTrial(
             model_of, partial(self._judged, server_round, sorted(accepted)), self._variances(self.state.model)
         )
         losses = validation_of(accepted).loss
@@ -293,7 +293,7 @@ class RoundStrategy(Strategy):
         size = payload_bytes(content)
         self._down[site] = self._down.get(site, 0) + size
         self.sites.bytes_down[site] += size
-        self._asked[site] = Asked()
+        self._asked[site] = SentAt()
         deadline = self.participation.round_deadline_s
         return Message(content, self.sites.members[site].node_id, kind, group_id=str(server_round), ttl=deadline)
 

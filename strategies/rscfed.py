@@ -79,7 +79,7 @@ def rscfed(parameters: RSCFedParameters, task: Task) -> Method:
         "rscfed",
         loss_for(task, "masked"),
         shares=lambda known, replies, weights: shares(known, replies, weights, parameters),
-        local=lambda situation: LocalPart(situation, parameters).round(),
+        local=lambda situation: RSCFedClient(situation, parameters).round(),
         **shared_choices(parameters),
     )
 
@@ -132,7 +132,7 @@ def reweighted(products: Float64, weights: Float64, images: Float64, scale: floa
 # ---------------------------------------------------------------------- hospital
 
 
-class LocalPart:
+class RSCFedClient:
     """One round at one site: the student is trained, the teacher follows."""
 
     def __init__(self, situation: Situation, parameters: RSCFedParameters) -> None:

@@ -139,7 +139,7 @@ class RunningMeans:
 
     @property
     def means(self) -> Means:
-        """Of those added so far."""
+        """Means of the updates added so far."""
         return Means(self._model, self._trunk, self._norm, self._head)
 
 

@@ -192,7 +192,7 @@ def train(
 
 @dataclass(frozen=True)
 class Judge:
-    """By what one sees that training has settled."""
+    """The data and the rule by which training is judged to have settled."""
 
     validation: Examples
     loss: Loss

@@ -1,6 +1,8 @@
-"""The house rules that a machine can hold: arrows one way, our four names."""
+"""The house rules that a machine can hold: arrows one way, our four names, one class a name, whole docstrings."""
 
 import ast
+import re
+from collections import defaultdict
 from collections.abc import Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -39,3 +41,29 @@ def test_no_other_installed_distribution_claims_our_package_names() -> None:
     owners = packages_distributions()
     for name in MAY_IMPORT:
         assert set(owners.get(name, ["polyclinic"])) == {"polyclinic"}
+
+
+def test_no_two_modules_define_classes_of_one_name() -> None:
+    places = defaultdict[str, set[str]](set)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                places[node.name].add(str(path.relative_to(ROOT)))
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
+
+
+FRAGMENT = re.compile(
+    r"(Of|One of|The same|Those|Likewise|By|As|In|On|From|At|Nobody|Nothing|Whoever|Its|Also|And|Or) ?\b"
+)
+"""How docstrings begin whose subject stands elsewhere."""
+
+
+def test_every_docstring_has_its_own_subject() -> None:
+    found = []
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                said = ast.get_docstring(node) or ""
+                if FRAGMENT.match(said):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {said.splitlines()[0]}")
+    assert found == []

@@ -177,7 +177,7 @@ def test_the_page_on_new_methods_makes_one_that_passes_its_test_and_trains(
     (tmp_path / "fedpull.py").write_text(method, encoding="utf-8")
     (tmp_path / "test_fedpull.py").write_text(test, encoding="utf-8")
     made = imported("strategies.fedpull", tmp_path / "fedpull.py", monkeypatch)
-    registered = registry.Entry(made.fedpull, made.FedPullParameters)
+    registered = registry.RegisteredMethod(made.fedpull, made.FedPullParameters)
     monkeypatch.setitem(registry.STRATEGIES, "fedpull", registered)  # type: ignore[arg-type]
     tested = imported("test_fedpull", tmp_path / "test_fedpull.py", monkeypatch)
     tested.test_the_pull_is_the_sum_of_absolute_differences()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from client.check.findings import Checked, Finding, fault, note, refused, warning
+from client.check.findings import AreaFindings, Finding, fault, note, refused, warning
 from client.handshake import EXEMPTIONS, PROXY_VARIABLES, any_certificate, days_valid, proxy_for
 from client.link import Link
 from client.refusals import ExitCode, Refused, Unreachable
@@ -32,7 +32,7 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 
 def check_connection(
     kit: SiteKit, key: ec.EllipticCurvePrivateKey | None, environment: Mapping[str, str] = os.environ
-) -> Checked:
+) -> AreaFindings:
     """Go the way to the coordinator as far as it leads.
 
     Args:
@@ -47,18 +47,18 @@ def check_connection(
         passed += _resolved(*(proxy or split_address(kit.address)))
         days = days_valid(kit.address, kit.ca_certificate, environment)
     except Refused as refusal:
-        return Checked("connection", tuple(passed), (_explained(refusal, kit, environment), *notes), address)
+        return AreaFindings("connection", tuple(passed), (_explained(refusal, kit, environment), *notes), address)
     except Unreachable as error:
-        return Checked("connection", tuple(passed), (_not_reached(error, kit, environment), *notes), address)
+        return AreaFindings("connection", tuple(passed), (_not_reached(error, kit, environment), *notes), address)
     passed.append(f"{kit.address} answers {way}; its certificate is the coordinator's, for {days:.0f} more days")
     if days < RENEWAL_DAYS:
         remedy = "The coordinator renews it with flwr-server init DIR --renew; nothing is to be done here."
         notes.append(note(f"the coordinator's certificate expires in {days:.0f} days.", remedy))
     facts: dict[str, object] = {**address, "certificate_days": round(days, 1)}
     if key is None:
-        return Checked("connection", tuple(passed), tuple(notes), facts)
+        return AreaFindings("connection", tuple(passed), tuple(notes), facts)
     asked = _asked(kit, key)
-    return Checked("connection", (*passed, *asked.passed), (*asked.findings, *notes), {**facts, **asked.facts})
+    return AreaFindings("connection", (*passed, *asked.passed), (*asked.findings, *notes), {**facts, **asked.facts})
 
 
 # ---------------------------------------------------------------------- the name, the port, TLS
@@ -190,7 +190,7 @@ def _spoken(host: str, port: int) -> str:
 # ---------------------------------------------------------------------- what the coordinator says
 
 
-def _asked(kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> Checked:
+def _asked(kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> AreaFindings:
     try:
         with Link(kit.address, kit.ca_certificate.encode(), key) as link:
             _admitted_by_now(link)  # also pays for the connection, which the next call does not
@@ -199,13 +199,13 @@ def _asked(kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> Checked:
             seconds = time.monotonic() - began
     except Unreachable as error:
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
-        return Checked("connection", (), (fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy),))
+        return AreaFindings("connection", (), (fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy),))
     if hello is None:
         remedy = "Install the same release on both sides."
         problem = (
             "the coordinator's release is an older one, which tells neither its clock nor whether it knows this key."
         )
-        return Checked("connection", (), (fault(ExitCode.VERSION, problem, remedy),))
+        return AreaFindings("connection", (), (fault(ExitCode.VERSION, problem, remedy),))
     return heard(hello, ahead_s=asked + seconds / 2 - hello.time, unsure_s=seconds / 2)
 
 
@@ -216,7 +216,7 @@ def _admitted_by_now(link: Link) -> None:
         time.sleep(FIRST_RETRY_S)
 
 
-def heard(hello: Hello, *, ahead_s: float, unsure_s: float) -> Checked:
+def heard(hello: Hello, *, ahead_s: float, unsure_s: float) -> AreaFindings:
     """Judge what the coordinator said of itself.
 
     Args:
@@ -244,7 +244,7 @@ def heard(hello: Hello, *, ahead_s: float, unsure_s: float) -> Checked:
     else:
         passed.append("this site's key is admitted")
     facts = {"clock_ahead_s": round(ahead_s, 3), "clock_unsure_s": round(unsure_s, 3), "release": hello.release}
-    return Checked("connection", tuple(passed), tuple(findings), facts)
+    return AreaFindings("connection", tuple(passed), tuple(findings), facts)
 
 
 _CLOCKS = (

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from client.check.duplicates import Duplicates, duplicates
-from client.check.findings import Checked, Finding, fault, note, of_input, warning
+from client.check.findings import AreaFindings, Finding, fault, note, of_input, warning
 from client.check.labels import ClassCounts, class_counts
-from client.check.pictures import FEWEST, Look, in_words, inverted_by_mode, look_at
+from client.check.pictures import FEWEST, PictureFacts, in_words, inverted_by_mode, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.first_day import FILE
 from client.refusals import ExitCode
@@ -26,9 +26,9 @@ class Data:
         classes: Counts for the table.
     """
 
-    checked: Checked
+    checked: AreaFindings
     source: Source | None = None
-    looks: tuple[Look, ...] = ()
+    looks: tuple[PictureFacts, ...] = ()
     classes: tuple[ClassCounts, ...] = ()
 
 
@@ -45,7 +45,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
         declaration_of(settings, source.class_names)
     except BadInput as bad:
         unseen = note("the images were not looked at.", "Mend this first, then run the check again.")
-        return Data(Checked("data", (), (*of_input(bad), unseen)))
+        return Data(AreaFindings("data", (), (*of_input(bad), unseen)))
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
     looks = look_at(source, filled[chosen_rows(len(filled), images)])
@@ -75,7 +75,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
         "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
         "classes": {one.name: one.as_json() for one in classes},
     }
-    return Data(Checked("data", tuple(passed), tuple(findings), facts), source, tuple(good), tuple(classes))
+    return Data(AreaFindings("data", tuple(passed), tuple(findings), facts), source, tuple(good), tuple(classes))
 
 
 def _parts(source: Source) -> Iterator[Finding]:
@@ -92,7 +92,7 @@ _WITHOUT = {
 }
 
 
-def _lost(source: Source, empty: Sequence[int], looks: Sequence[Look]) -> Iterator[Finding]:
+def _lost(source: Source, empty: Sequence[int], looks: Sequence[PictureFacts]) -> Iterator[Finding]:
     """Empty files, counted over all; unreadable ones, among those that were looked at."""
     budget, total = source.skip_budget, len(source)
     rules = f"Up to {budget:.0%} of the images may be unreadable (skip_budget in {FILE}): "
@@ -114,7 +114,7 @@ def _lost(source: Source, empty: Sequence[int], looks: Sequence[Look]) -> Iterat
         yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Mend or remove them.", lost)
 
 
-def _inverted(looks: Sequence[Look]) -> Iterator[Finding]:
+def _inverted(looks: Sequence[PictureFacts]) -> Iterator[Finding]:
     found = inverted_by_mode(looks)
     if found.majority:
         counted = f"{found.inverted:,} of the {found.telling:,} images that tell"

@@ -23,7 +23,7 @@ class Duplicates:
     compared: int
 
     def across(self, parts: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Those that stand on two sides of the split."""
+        """Return the duplicates that stand on two sides of the split."""
         return tuple(group for group in self.groups if len({str(parts[row]) for row in group}) > 1)
 
 

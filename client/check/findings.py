@@ -25,7 +25,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One of them.
+    """One fault or note of the check.
 
     Attributes:
         names: Files and the like that it is about, for this hospital only.
@@ -79,7 +79,7 @@ def of_input(bad: BadInput) -> list[Finding]:
 
 
 @dataclass(frozen=True)
-class Checked:
+class AreaFindings:
     """One area.
 
     Attributes:
@@ -98,7 +98,7 @@ class Result:
     """All areas, in the order in which they are told."""
 
     site: str
-    areas: tuple[Checked, ...]
+    areas: tuple[AreaFindings, ...]
 
     @property
     def gravest(self) -> Finding | None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import torch
 
-from client.check.findings import Checked, Finding, fault, note, warning
+from client.check.findings import AreaFindings, Finding, fault, note, warning
 from client.check.needs import DISK_FLOOR, Needs, in_words
 from client.refusals import ExitCode
 from client.settings import Settings
@@ -22,7 +22,7 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One of them; bytes."""
+    """One GPU; sizes in bytes."""
 
     name: str
     total: int
@@ -86,7 +86,7 @@ def _container_limit() -> int:
         return 2**62
 
 
-def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> Checked:
+def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> AreaFindings:
     """Judge what was measured.
 
     Args:
@@ -107,7 +107,9 @@ def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> 
         passed.append(f"{settings.folder} is writable for user {machine.user}{key}")
     versions = _versions()
     passed.append(", ".join(f"{name} {number}" for name, number in versions.items()))
-    return Checked("machine", tuple(passed), tuple(findings), {**asdict(machine), "versions": versions} | _asked(needs))
+    return AreaFindings(
+        "machine", tuple(passed), tuple(findings), {**asdict(machine), "versions": versions} | _asked(needs)
+    )
 
 
 def _of(wanted: int | None) -> str:

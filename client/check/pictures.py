@@ -27,7 +27,7 @@ KEPT = 512
 
 
 @dataclass(frozen=True)
-class Look:
+class PictureFacts:
     """One picture, looked at.
 
     Attributes:
@@ -49,14 +49,14 @@ class Look:
     reason: str = ""
 
 
-def look_at(source: Source, rows: Iterable[int]) -> list[Look]:
+def look_at(source: Source, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode these images on several threads; what is wrong with one is its own."""
     with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
         looks = pool.map(lambda row: _looked(source, int(row)), rows)
         return [look if place < KEPT else replace(look, pixels=None) for place, look in enumerate(looks)]
 
 
-def _looked(source: Source, row: int) -> Look:
+def _looked(source: Source, row: int) -> PictureFacts:
     # Whatever a decoder makes of a broken file ends here, as it does when a run reads the images.
     try:
         data = source.read(row)
@@ -66,13 +66,13 @@ def _looked(source: Source, row: int) -> Look:
         kind, mode = _form_of(data)
         grey = np.asarray(shown)
         form = source.form
-        return Look(row, kind, *shown.size, mode, looks_inverted(grey), shaped(shown, form) if form else grey)
+        return PictureFacts(row, kind, *shown.size, mode, looks_inverted(grey), shaped(shown, form) if form else grey)
     except Exception as error:
-        return Look(row, reason=str(error) or type(error).__name__)
+        return PictureFacts(row, reason=str(error) or type(error).__name__)
 
 
-def _of_pixels(row: int, kind: str, mode: str, pixels: NDArray[np.uint8]) -> Look:
-    return Look(row, kind, pixels.shape[1], pixels.shape[0], mode, looks_inverted(pixels), pixels)
+def _of_pixels(row: int, kind: str, mode: str, pixels: NDArray[np.uint8]) -> PictureFacts:
+    return PictureFacts(row, kind, pixels.shape[1], pixels.shape[0], mode, looks_inverted(pixels), pixels)
 
 
 def _form_of(data: bytes) -> tuple[str, str]:
@@ -116,7 +116,7 @@ def _border(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.ui
 
 @dataclass(frozen=True)
 class Inverted:
-    """Of the pictures that tell."""
+    """How many of the pictures that can tell are inverted."""
 
     inverted: int
     telling: int
@@ -128,12 +128,12 @@ class Inverted:
 
     @property
     def sure(self) -> str:
-        """In words: by how many of them agree, and how many there are."""
+        """How sure that is, in words, by the share of pictures that agree and by their number."""
         share = self.inverted / self.telling
         return "nearly sure" if share >= 0.95 and self.telling >= 5 * FEWEST else "likely"
 
 
-def inverted_by_mode(looks: Sequence[Look]) -> Inverted:
+def inverted_by_mode(looks: Sequence[PictureFacts]) -> Inverted:
     """Count; name the modes most of whose pictures look inverted."""
     telling = [look for look in looks if look.inverted is not None]
     inverted = Counter(look.mode for look in telling if look.inverted)
@@ -142,7 +142,7 @@ def inverted_by_mode(looks: Sequence[Look]) -> Inverted:
     return Inverted(sum(inverted.values()), len(telling), modes)
 
 
-def in_words(looks: Sequence[Look]) -> str:
+def in_words(looks: Sequence[PictureFacts]) -> str:
     """Kinds, modes and sizes, the most frequent first."""
     modes = Counter(f"{look.kind} {look.mode}" for look in looks)
     sizes = Counter((look.width, look.height) for look in looks)

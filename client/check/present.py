@@ -8,7 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from client.check.findings import Checked, Finding, Result, Severity
+from client.check.findings import AreaFindings, Finding, Result, Severity
 from client.check.labels import ClassCounts
 from common.terminal import PlainConsole
 
@@ -23,7 +23,7 @@ _MARKS = {
 
 
 def narrow(file: Any = None) -> Console:
-    """As wide as a page; in colour where a person looks on."""
+    """Make a console as wide as a page, in colour on a terminal."""
     console = PlainConsole(file=file, highlight=False)
     console.width = min(WIDTH, console.width) if console.is_terminal else WIDTH
     return console
@@ -40,7 +40,7 @@ def show(result: Result, classes: Sequence[ClassCounts], console: Console) -> No
     _show_verdict(result, console)
 
 
-def _show_area(area: Checked, console: Console) -> None:
+def _show_area(area: AreaFindings, console: Console) -> None:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=5, justify="right")
     grid.add_column(overflow="fold")

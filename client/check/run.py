@@ -8,10 +8,10 @@ import torch
 
 from client.check.connection import check_connection
 from client.check.data import Data, check_data
-from client.check.findings import Checked, Finding, Result, note, of_input
+from client.check.findings import AreaFindings, Finding, Result, note, of_input
 from client.check.labels import ClassCounts
 from client.check.machine import Machine, check_machine, measured
-from client.check.training import Trial, check_training, trial_of, work_of
+from client.check.training import TrainingTrial, check_training, trial_of, work_of
 from client.settings import Settings, read_credentials, read_file_only
 from common.config import Experiment
 from common.errors import BadInput
@@ -50,28 +50,30 @@ def check(
     trial, lacking = _trial(settings, experiment, data, machine)
     needs = trial.needs if trial else None
     judged = check_machine(machine, settings, needs)
-    training = check_training(trial, needs) if trial and needs else Checked("training", (), tuple(lacking))
+    training = check_training(trial, needs) if trial and needs else AreaFindings("training", (), tuple(lacking))
     return Result(settings.file.name, (connection, judged, data.checked, training)), data.classes
 
 
-def _connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> Checked:
-    """Of files that do not fit together the faults are told, and the way is gone all the same."""
+def _connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> AreaFindings:
+    """Check the connection; files that do not fit together are faults, and the connection is tried all the same."""
     faults = list[Finding]()
     try:
         read_credentials(settings)
     except BadInput as bad:
         faults = of_input(bad)
     if offline:
-        return Checked("connection", (), (*faults, note("not looked at (--offline).")))
+        return AreaFindings("connection", (), (*faults, note("not looked at (--offline).")))
     kit = _kit(settings)
     if kit is None:
-        return Checked("connection", (), (*faults, note("not looked at: without the kit the address is not known.")))
+        return AreaFindings(
+            "connection", (), (*faults, note("not looked at: without the kit the address is not known."))
+        )
     try:
         key = read_key(settings.key_path)
     except BadInput:
         key = None
     checked = check_connection(kit, key, environment)
-    return Checked("connection", checked.passed, (*faults, *checked.findings), checked.facts)
+    return AreaFindings("connection", checked.passed, (*faults, *checked.findings), checked.facts)
 
 
 def _kit(settings: Settings) -> SiteKit | None:
@@ -83,7 +85,7 @@ def _kit(settings: Settings) -> SiteKit | None:
 
 def _trial(
     settings: Settings, experiment: Experiment | None, data: Data, machine: Machine
-) -> tuple[Trial | None, list[Finding]]:
+) -> tuple[TrainingTrial | None, list[Finding]]:
     """Something to train, or why there is nothing."""
     if data.source is None or not data.looks:
         return None, [note("no step was trained: no image could be read.")]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from client.settings import Settings
 from common.data.image_set import ImageSet, Skipped
 from common.data.load import load, open_table
-from common.data.pictures import Form
+from common.data.pictures import ImageForm
 from common.data.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec
 from common.data.splits import Names
 
@@ -41,7 +41,7 @@ class Source:
     parts: Names
     read: Callable[[int], bytes | NDArray[np.uint8]]
     files: tuple[Path, ...] = ()
-    form: Form | None = None
+    form: ImageForm | None = None
     patients_known: bool = True
     skipped: tuple[Skipped, ...] = ()
     missing: int = 0
@@ -77,7 +77,7 @@ def open_source(settings: Settings) -> Source:
         parts=table.parts,
         read=lambda row: table.files[row].read_bytes(),
         files=table.files,
-        form=Form(spec.image_size, spec.color, spec.resize),
+        form=ImageForm(spec.image_size, spec.color, spec.resize),
         patients_known=getattr(spec, "patient_column", "in the table") is not None,
         missing=table.missing,
         skip_budget=spec.skip_budget,

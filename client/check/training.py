@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from client.check.findings import Checked, Finding, fault, note
+from client.check.findings import AreaFindings, Finding, fault, note
 from client.check.needs import Needs, in_words, needs_of
-from client.check.pictures import Look
+from client.check.pictures import PictureFacts
 from client.check.source import Source
 from client.networks import empty_network
 from client.plans import last_plan
@@ -39,7 +39,7 @@ LINE_MBIT = 10.0
 
 
 @dataclass(frozen=True)
-class Work:
+class PlannedTraining:
     """What would be trained, and where it says so."""
 
     plan: Plan
@@ -47,26 +47,26 @@ class Work:
     assumed: bool = False
 
 
-def work_of(settings: Settings, experiment: Experiment | None, source: Source) -> Work:
+def work_of(settings: Settings, experiment: Experiment | None, source: Source) -> PlannedTraining:
     """The plan that is checked: of the experiment given, of the last roll call, or a guess."""
     if experiment is not None:
-        return Work(plan_of(experiment), "the experiment given")
+        return PlannedTraining(plan_of(experiment), "the experiment given")
     if plan := last_plan(settings.state):
-        return Work(plan, "the last roll call")
+        return PlannedTraining(plan, "the last roll call")
     model = ModelSpec(architecture="resnet18", image_size=max(32, min(224, source.side)))
     guess = Experiment(run=RunSection(method="surgical"), model=model, training=TrainingSection(batch_size=32))
-    return Work(plan_of(guess), "no run is known here: ResNet-18 assumed", assumed=True)
+    return PlannedTraining(plan_of(guess), "no run is known here: ResNet-18 assumed", assumed=True)
 
 
 @dataclass(frozen=True)
-class Trial:
+class TrainingTrial:
     """A network, and some of the site's images to try it on.
 
     Attributes:
         totals: Images of the training and of the validation part, of which the trial has but some.
     """
 
-    work: Work
+    work: PlannedTraining
     method: Method
     network: SplitNetwork
     images: ImageSet
@@ -79,7 +79,9 @@ class Trial:
         return needs_of(self.network, self.work.plan, one, sum(self.totals))
 
 
-def trial_of(settings: Settings, work: Work, source: Source, looks: tuple[Look, ...], device: str) -> Trial:
+def trial_of(
+    settings: Settings, work: PlannedTraining, source: Source, looks: tuple[PictureFacts, ...], device: str
+) -> TrainingTrial:
     """Build the run's network, and a batch of images to train it on.
 
     Raises:
@@ -99,19 +101,21 @@ def trial_of(settings: Settings, work: Work, source: Source, looks: tuple[Look, 
     )
     network = empty_network(work.plan.model, canonical, device)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
-    return Trial(work, method_of(work.plan), network, images, device, totals)
+    return TrainingTrial(work, method_of(work.plan), network, images, device, totals)
 
 
-def check_training(trial: Trial, needs: Needs) -> Checked:
+def check_training(trial: TrainingTrial, needs: Needs) -> AreaFindings:
     """Train a step or two, and reckon what a round takes."""
     try:
         tried = _tried(trial)
     except torch.cuda.OutOfMemoryError:
         remedy = 'Ask the coordinator for a smaller training.batch_size, or set device = "cpu" in site.toml.'
-        return Checked("training", (), (fault(ExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy),))
+        return AreaFindings(
+            "training", (), (fault(ExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy),)
+        )
     except Exception as error:  # whatever torch, its drivers or the data make of it is what is looked for
         problem = f"a training step failed: {type(error).__name__}: {error}."
-        return Checked("training", (), (fault(ExitCode.TRAINING, problem, "Send the coordinator this line."),))
+        return AreaFindings("training", (), (fault(ExitCode.TRAINING, problem, "Send the coordinator this line."),))
     plan, (train, validation) = trial.work.plan, trial.totals
     seconds = plan.training.epochs * train * tried.train_s + validation * tried.validate_s
     down, up = tried.down / 1e6, tried.up / 1e6
@@ -134,10 +138,10 @@ def check_training(trial: Trial, needs: Needs) -> Checked:
         "mb_up": round(up, 2),
         "peak_memory": peak,
     }
-    return Checked("training", tuple(passed), tuple(_unsure(trial)), facts)
+    return AreaFindings("training", tuple(passed), tuple(_unsure(trial)), facts)
 
 
-def _unsure(trial: Trial) -> Iterator[Finding]:
+def _unsure(trial: TrainingTrial) -> Iterator[Finding]:
     if trial.work.assumed:
         yield note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
     if trial.method.local is not None:
@@ -155,7 +159,7 @@ class _Tried:
     up: int
 
 
-def _tried(trial: Trial) -> _Tried:
+def _tried(trial: TrainingTrial) -> _Tried:
     """Train a batch, and once more if that was quick: the first step of a process is slow."""
     plan, network = trial.work.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)
@@ -185,7 +189,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _wire_bytes(groups: Groups) -> int:
-    """As a reply that holds them."""
+    """Count the bytes of a reply that holds these arrays."""
     return payload_bytes(encode(TrainReply("", 0, "", 1, 0.0, None, None, 0.0, groups)))
 
 

@@ -63,5 +63,5 @@ def gathered(images: ImageSet, hands: Sequence[Rows]) -> tuple[ImageSet, list[Ro
 
 
 def without_notes(images: ImageSet) -> ImageSet:
-    """The same images, without what is said of unreadable ones: where one part is cut in several it is said once."""
+    """Return the images without the notes on unreadable ones, which are given once for all parts."""
     return replace(images, skipped=(), missing=0)

@@ -76,7 +76,7 @@ class ImageSet:
         )
 
     def only_classes(self, class_names: tuple[str, ...]) -> "ImageSet":
-        """The same images with the label columns of ``class_names``, in that order; other labels are gone."""
+        """Return the images with the label columns of ``class_names`` only, in that order."""
         columns = [self.class_names.index(name) for name in class_names]
         return replace(self, labels=np.ascontiguousarray(self.labels[:, columns]), class_names=tuple(class_names))
 

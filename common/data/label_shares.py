@@ -11,7 +11,7 @@ Random = np.random.RandomState | np.random.Generator
 
 
 def practical_shares(classes: int, sites: int, random: np.random.RandomState) -> Shares:
-    """Of each class 80 % at one site, 10 % at another, 1 % at each of the others; one list, shuffled on and on."""
+    """Give of each class 80 % to one site, 10 % to another, 1 % to each other; one list is shuffled on and on."""
     share = np.array([0.01] * (sites - 2) + [0.1, 0.8])
     rows = []
     for _ in range(classes):

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.image_set import ImageSet, Splits
-from common.data.pictures import Form, ImageStore, decode_all, stop_over_budget
+from common.data.pictures import ImageForm, ImageStore, decode_all, stop_over_budget
 from common.data.spec import PictureSpec
 from common.data.splits import Names, any_positive, hold_out, parts_of, patient_split, shared_patient_faults
 from common.errors import BadInput, Fault, quoted
@@ -105,14 +105,14 @@ def load_pictures(table: LabelTable, spec: PictureSpec, store: ImageStore) -> Sp
     Raises:
         BadInput: If more than ``spec.skip_budget`` of them cannot be read.
     """
-    form = Form(spec.image_size, spec.color, spec.resize)
+    form = ImageForm(spec.image_size, spec.color, spec.resize)
     sets = [_decoded_part(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in _part_names()]
     skipped = [skip for images in sets for skip in images.skipped]
     stop_over_budget("data.images", skipped, len(table.files), spec.skip_budget)
     return Splits(*sets)
 
 
-def _decoded_part(table: LabelTable, form: Form, store: ImageStore) -> ImageSet:
+def _decoded_part(table: LabelTable, form: ImageForm, store: ImageStore) -> ImageSet:
     decoded = decode_all([file.name for file in table.files], lambda row: table.files[row].read_bytes(), form, store)
     kept = table.rows(decoded.kept)
     return ImageSet(

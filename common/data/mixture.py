@@ -63,7 +63,7 @@ def _marked(images: ImageSet, task: str, color: bool) -> ImageSet:
 
 
 def _widened(images: ImageSet, class_names: tuple[str, ...]) -> ImageSet:
-    """The same images with the columns of all tasks; those of other tasks are unknown."""
+    """Return the images with the columns of all tasks; those of other tasks are unknown."""
     labels = np.full((len(images), len(class_names)), np.nan, dtype=np.float32)
     labels[:, [class_names.index(name) for name in images.class_names]] = images.labels
     return replace(images, labels=labels, class_names=class_names)

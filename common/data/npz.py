@@ -23,7 +23,7 @@ from common.data.npz_checks import (
     shape_faults,
 )
 from common.data.pictures import (
-    Form,
+    ImageForm,
     ImageStore,
     decode_all,
     picture,
@@ -195,7 +195,7 @@ def _decoded(
     return ImageSet(decoded.images, kept.labels, class_names, kept.patients, kept.sources, decoded.skipped)
 
 
-def _jpeg_form(spec: NpzSpec, first: bytes) -> Form:
+def _jpeg_form(spec: NpzSpec, first: bytes) -> ImageForm:
     """All pictures take the form of the part's first one.
 
     Raises:
@@ -206,4 +206,4 @@ def _jpeg_form(spec: NpzSpec, first: bytes) -> Form:
     except Exception as error:  # whatever a decoder makes of it
         problem = f"the first JPEG picture of {spec.path} cannot be read: {why_unreadable(error)}."
         raise BadInput([Fault("data.path", problem, "All pictures take its form: mend or remove it.")]) from None
-    return Form(spec.image_size or max(image.size), image.mode == "RGB", spec.resize)
+    return ImageForm(spec.image_size or max(image.size), image.mode == "RGB", spec.resize)

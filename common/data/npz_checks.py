@@ -82,7 +82,7 @@ def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
 
 
 def _header(archive: zipfile.ZipFile, name: str) -> Header:
-    """Of one array, which must have as many bytes as it announces before anybody makes room for them."""
+    """Read one array's header; the file must have as many bytes as it announces before memory is allocated."""
     info = archive.getinfo(name)
     with archive.open(info) as member:
         version = np.lib.format.read_magic(member)

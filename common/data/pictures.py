@@ -24,7 +24,7 @@ warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # abo
 
 
 @dataclass(frozen=True)
-class Form:
+class ImageForm:
     """The form every picture of a set is brought into: ``(size, size)``, or ``(size, size, 3)`` in colour."""
 
     size: int
@@ -72,7 +72,7 @@ class Decoded:
 
 
 def decode_all(
-    names: Sequence[str], read: Callable[[int], bytes], form: Form, store: ImageStore = IN_MEMORY
+    names: Sequence[str], read: Callable[[int], bytes], form: ImageForm, store: ImageStore = IN_MEMORY
 ) -> Decoded:
     """Decode the pictures whose bytes ``read(i)`` returns; ``names[i]`` is what a skipped one is called."""
     images = store.allocate((len(names), *form.shape))
@@ -149,7 +149,7 @@ def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
     return np.round(pixels * (255 / ((1 << depth) - 1))).astype(np.uint8)
 
 
-def shaped(image: Image.Image, form: Form) -> NDArray[np.uint8]:
+def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     """Bring a picture into ``form``, bilinear (averaging when it shrinks), padded with black or stretched."""
     image = image.convert("RGB" if form.color else "L")
     longer = max(image.size)
@@ -170,7 +170,7 @@ def resized(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDAr
     """Bring decoded images ``(n, h, w[, 3])`` to ``size``; the same array where nothing changes."""
     if size is None or images.shape[1:3] == (size, size):
         return images
-    form = Form(size, images.ndim == 4, resize)
+    form = ImageForm(size, images.ndim == 4, resize)
     return (
         np.stack([shaped(Image.fromarray(image), form) for image in images])
         if len(images)

@@ -12,7 +12,7 @@ def _convolution(narrow: int, wide: int, stride: int) -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(narrow, wide, 3, stride=stride, padding=1), nn.BatchNorm2d(wide))
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut."""
 
     def __init__(self, narrow: int, wide: int, stride: int) -> None:
@@ -29,7 +29,7 @@ class _Block(nn.Module):
 def unifed_resnet18(channels: int) -> nn.Sequential:
     """512 globally pooled features."""
     stages = [
-        nn.Sequential(_Block(narrow, wide, stride), _Block(wide, wide, 1))
+        nn.Sequential(_ResidualBlock(narrow, wide, stride), _ResidualBlock(wide, wide, 1))
         for narrow, wide, stride in ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
     ]
     stem = nn.Sequential(

@@ -34,7 +34,7 @@ def run_apart(cell: Cell) -> str:
 
 
 def _run(cell: Cell, sending: Connection) -> None:
-    """In the process of its own: what libraries print there would tear the table of progress."""
+    """Run in a process of its own: what libraries print would break the table of progress."""
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Row:
+class PaceRow:
     """One experiment of the table of progress.
 
     Attributes:
@@ -76,16 +76,16 @@ class AtWork:
         return self.seconds / self.rounds_done * self.rounds if self.rounds_done else None
 
     def left(self, typical: float | None) -> float | None:
-        """By its own rounds where it has some; else by what such runs take."""
+        """Estimate the seconds left, from its own rounds where it has some, else from runs like it."""
         if self.whole is not None:
             return max(self.whole - self.seconds, 0.0)
         return None if typical is None else max(typical - self.seconds, 0.0)
 
 
-def rows(pace: Pace, at_work: Sequence[AtWork]) -> list[Row]:
+def rows(pace: Pace, at_work: Sequence[AtWork]) -> list[PaceRow]:
     """The table of progress, in the order of the experiments."""
     return [
-        Row(
+        PaceRow(
             label,
             pace.done.get(label, 0),
             total,

@@ -7,7 +7,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from server.grid.pace import AtWork, Pace, Row, rows
+from server.grid.pace import AtWork, Pace, PaceRow, rows
 from server.report.wording import duration
 
 
@@ -44,7 +44,7 @@ class LiveTable:
         return f"{done} of {total} runs{rest}"
 
 
-def progress_table(experiments: Sequence[Row]) -> Table:
+def progress_table(experiments: Sequence[PaceRow]) -> Table:
     """Experiments that are at work or wait; those that are finished are only counted."""
     table = Table("experiment", "runs", "at work", "a run takes")
     for row in experiments:

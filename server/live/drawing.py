@@ -16,7 +16,7 @@ Values = Sequence[float | None]
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places in the figure."""
+    """Maps values to places in the figure."""
 
     first: int
     last: int
@@ -24,11 +24,11 @@ class Scale:
     high: float
 
     def x(self, number: float) -> float:
-        """Of a round."""
+        """Return the place of a round."""
         return LEFT + (number - self.first) / max(self.last - self.first, 1) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
-        """Of a loss or an AUROC."""
+        """Return the place of a loss or an AUROC."""
         return TOP + (self.high - value) / (self.high - self.low) * (HEIGHT - TOP - BOTTOM)
 
 

@@ -16,7 +16,7 @@ from common.plain_text import in_page
 from server.live.drawing import curves
 from server.live.seen import Seen, SiteSeen
 from server.present import Present
-from server.run_files import RoundRecord
+from server.run_files import RoundLine
 
 SITES_SHOWN = 60
 _HERE = Path(__file__).parent
@@ -125,11 +125,11 @@ def _tiles(seen: Seen, run: Present, done: int) -> list[tuple[str, str]]:
     return tiles
 
 
-def _newest(rounds: Sequence[RoundRecord], key: str) -> list[tuple[int, float]]:
+def _newest(rounds: Sequence[RoundLine], key: str) -> list[tuple[int, float]]:
     return [(each.round, value) for each in rounds if (value := getattr(each, key)) is not None][-1:]
 
 
-def _figures(rounds: Sequence[RoundRecord], last: int) -> list[tuple[str, Markup]]:
+def _figures(rounds: Sequence[RoundLine], last: int) -> list[tuple[str, Markup]]:
     numbers = [each.round for each in rounds]
     losses = {
         "training": [each.train_loss for each in rounds],
@@ -174,7 +174,7 @@ def page(seen: Seen) -> str:
 
 @cache
 def content_security_policy() -> str:
-    """Nothing but our own style and script, by their hashes, and our own stream of events."""
+    """Allow our own style and script, by their hashes, and our own stream of events, nothing else."""
     return (
         f"default-src 'none'; style-src {_source('live.css')}; script-src {_source('live.js')}; connect-src 'self'; "
         "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

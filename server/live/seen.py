@@ -15,7 +15,7 @@ from server.coordinator import Coordinator
 from server.live.lines import Lines
 from server.live.telling import told
 from server.present import Present, part_of, read_present
-from server.run_files import RoundRecord
+from server.run_files import RoundLine
 
 EVENTS_SHOWN = 12
 
@@ -56,7 +56,7 @@ class Seen:
     link: str = ""
     present: Present | None = None
     sites: tuple[SiteSeen, ...] = ()
-    rounds: tuple[RoundRecord, ...] = ()
+    rounds: tuple[RoundLine, ...] = ()
     events: tuple[tuple[str, str], ...] = ()
     summary: Mapping[str, Any] = field(default_factory=dict)
 
@@ -105,7 +105,7 @@ class Eye:
     def __init__(self, where: Where) -> None:
         self._where = where
         self._rounds, self._events = Lines(Path()), Lines(Path())
-        self._records: tuple[RoundRecord, ...] = ()
+        self._records: tuple[RoundLine, ...] = ()
 
     def look(self) -> Seen:
         """Everything as it is now."""
@@ -134,17 +134,17 @@ class Eye:
             self._records = ()
 
 
-def _records(lines: Sequence[Mapping[str, Any]]) -> tuple[RoundRecord, ...]:
+def _records(lines: Sequence[Mapping[str, Any]]) -> tuple[RoundLine, ...]:
     found = []
     for line in lines:
         try:
-            found.append(RoundRecord.model_validate(line))
+            found.append(RoundLine.model_validate(line))
         except ValidationError:
             continue
     return tuple(found)
 
 
-def _sites(present: Present, links: Mapping[str, str], rounds: Sequence[RoundRecord]) -> tuple[SiteSeen, ...]:
+def _sites(present: Present, links: Mapping[str, str], rounds: Sequence[RoundLine]) -> tuple[SiteSeen, ...]:
     took = Counter(site for record in rounds for site in record.sites)
     seconds = {site: value for record in rounds for site, value in record.site_seconds.items()}
     missed = {site: f"round {record.round}: {why}" for record in rounds for site, why in record.absent.items()}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from common.multi_class import ClientAccuracy, accuracy_density
 from server.report.svg import BLUE, PAPER, VERMILION, canvas, inline, theme
-from server.run_files import RoundRecord
+from server.run_files import RoundLine
 
 POINTS = 2001  # twelve sites within one per cent still give a smooth curve
 VISIBLE = 0.005  # share of the peak below which the curve is left out of the picture
@@ -28,7 +28,7 @@ class Curve:
     shift: float
 
 
-def accuracy_by_round(rounds: Sequence[RoundRecord], best: ClientAccuracy) -> Markup:
+def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Markup:
     """Mean over sites and pooled accuracy, a star at the best round of each; empty where no round has them."""
     scored = [(each.round, each.test_accuracy) for each in rounds if each.test_accuracy]
     if not scored:
@@ -79,7 +79,7 @@ def _star(axes: Axes, best_round: int, accuracy: float, color: str) -> None:
 def _range(
     curve: tuple[NDArray[np.floating], NDArray[np.floating]], accuracies: Sequence[float]
 ) -> tuple[float, float]:
-    """Of the axis: where there is something to see, every site included."""
+    """Return the range of the axis: the visible part of the curve, and every site's accuracy."""
     grid, density = curve
     seen = [*accuracies, *grid[density > VISIBLE * density.max()].tolist()]
     return min(seen), max(seen)

@@ -19,7 +19,7 @@ from server.report.svg import (
     PAPER,
     SKY,
     VERMILION,
-    Look,
+    SeriesStyle,
     canvas,
     column,
     inline,
@@ -29,7 +29,7 @@ from server.report.svg import (
     theme,
 )
 from server.report.wording import number, signed
-from server.run_files import RoundRecord
+from server.run_files import RoundLine
 
 CHANCE = 0.5
 ROW = 0.27  # inches of height for one line of text
@@ -39,7 +39,7 @@ BAND = 0.76  # of a row that the methods share
 _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"), "varies": (GREEN, "xxx")}
 
 
-def learning_curves(rounds: Sequence[RoundRecord], best_round: int | None) -> Markup:
+def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
     """Training and validation loss by round and, if it was measured, mean AUROC beside them."""
     numbers = [each.round for each in rounds]
     aurocs = {
@@ -83,7 +83,7 @@ def auroc_bars(
         return inline(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
 
 
-def participation(rounds: Sequence[RoundRecord], sites: Sequence[str]) -> Markup:
+def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     """A dot where a site took part in a round, a cross where it was absent."""
     with theme():
         figure, (axes,) = canvas(9, 0.9 + ROW * len(sites))
@@ -118,7 +118,7 @@ def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassesOfG
         return inline(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
 
 
-def _dots(axes: Axes, method: MethodResult, look: Look, rows: Mapping[str, float]) -> None:
+def _dots(axes: Axes, method: MethodResult, look: SeriesStyle, rows: Mapping[str, float]) -> None:
     lines = [(rows[name], *interval) for name, interval in method.intervals.items() if name in rows]
     if lines:
         axes.hlines(*zip(*lines, strict=True), color=look.color, linewidth=1.4)

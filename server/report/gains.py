@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from server.comparison import ENSEMBLE, Comparison
-from server.report.svg import INK, PAPER, RULE, Look, canvas, inline, key, legend_above, looks, theme
+from server.report.svg import INK, PAPER, RULE, SeriesStyle, canvas, inline, key, legend_above, looks, theme
 from server.report.wording import counted, listed, number, signed
 from server.site_gains import SiteGain
 
@@ -72,8 +72,8 @@ def gains_figure(comparison: Comparison) -> Markup:
         return inline(figure, "gains", "Dot chart: what each site gains over each other method.")
 
 
-def _looks(comparison: Comparison, others: Iterable[str]) -> list[Look]:
-    """As in the report's other figures, in which every method has its own."""
+def _looks(comparison: Comparison, others: Iterable[str]) -> list[SeriesStyle]:
+    """Return each method's style, which is the same in all figures of the report."""
     of_methods = zip(comparison.methods, looks(len(comparison.methods)), strict=True)
     by_label = {method.label: look for method, look in of_methods}
     return [by_label[other] for other in others]
@@ -93,7 +93,7 @@ def _frame(axes: Axes, sites: Sequence[str], ranked: bool) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _named(axes: Axes, gains: Sequence[SiteGain], sites: Sequence[str], drawn: tuple[Look, float]) -> None:
+def _named(axes: Axes, gains: Sequence[SiteGain], sites: Sequence[str], drawn: tuple[SeriesStyle, float]) -> None:
     look, shift = drawn
     for gain in gains:
         assert gain.gain is not None
@@ -103,7 +103,7 @@ def _named(axes: Axes, gains: Sequence[SiteGain], sites: Sequence[str], drawn: t
         axes.plot([gain.gain], [row], look.marker, color=look.color, markersize=7, markeredgecolor=PAPER)
 
 
-def _ranked(axes: Axes, gains: Sequence[SiteGain], look: Look) -> None:
+def _ranked(axes: Axes, gains: Sequence[SiteGain], look: SeriesStyle) -> None:
     values = sorted(gain.gain for gain in gains if gain.gain is not None)
     every = max(1, len(values) // 20)
     places = np.arange(1, len(values) + 1)

@@ -9,9 +9,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from server.report.svg import BLUE, INK, ORANGE, PAPER, Look, canvas, inline, looks, theme
+from server.report.svg import BLUE, INK, ORANGE, PAPER, SeriesStyle, canvas, inline, looks, theme
 from server.report.wording import NOT_APPLICABLE, number
-from server.run_files import Prototypes, RoundRecord
+from server.run_files import Prototypes, RoundLine
 
 ROW = 0.27  # inches of height for one line of text
 LETTERED = 10  # classes up to which a heat map has its numbers in the cells
@@ -23,7 +23,7 @@ _UNKNOWN = "–"
 Floats = NDArray[np.float64]
 
 
-def order_of_passes(rounds: Sequence[RoundRecord], sites: Sequence[str]) -> Markup:
+def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
     """Place of every site in each pass, a line a site, and its slope after the round; empty where nothing is passed on.
 
     Rounds written before slopes were have the order alone.
@@ -47,7 +47,7 @@ def order_of_passes(rounds: Sequence[RoundRecord], sites: Sequence[str]) -> Mark
         return inline(figure, "order", "Line chart: place of every site in each pass, round by round.")
 
 
-def difficulty_by_round(rounds: Sequence[RoundRecord]) -> Markup:
+def difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
     """A row a class, a column a round: of how many images without a label the model is sure; empty without figures."""
     told = [each for each in rounds if each.learned.difficulty]
     if not told:
@@ -82,13 +82,13 @@ def alike(prototypes: Prototypes) -> Markup:
         return inline(figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike.")
 
 
-def _line(axes: Axes, rounds: Sequence[RoundRecord], values: Sequence[float], look: Look) -> None:
+def _line(axes: Axes, rounds: Sequence[RoundLine], values: Sequence[float], look: SeriesStyle) -> None:
     every = max(1, len(rounds) // 15)
     numbers = [each.round for each in rounds]
     axes.plot(numbers, values, color=look.color, marker=look.marker, markersize=6, markevery=every, linewidth=2)
 
 
-def _places(axes: Axes, rounds: Sequence[RoundRecord], sites: Sequence[str]) -> None:
+def _places(axes: Axes, rounds: Sequence[RoundLine], sites: Sequence[str]) -> None:
     """Places from the top down; every site's name at the end of its line."""
     axes.set(title="Place in the pass", xlabel="round", ylim=(len(sites) + 0.5, 0.5))
     axes.set_yticks(range(1, len(sites) + 1))
@@ -132,7 +132,7 @@ def _apart(axes: Axes, cosines: Sequence[float | None]) -> None:
 
 
 def _range(values: Floats) -> tuple[float, float]:
-    """Of the colours: from the least alike pair to 1, for cosines of features that are never negative crowd near 1."""
+    """Return the range of the colours, from the least similar pair to 1: cosines of these features lie near 1."""
     low = float(values.min()) if len(values) else 0.0
     return min(low, 0.99), 1.0
 

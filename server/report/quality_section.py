@@ -35,7 +35,7 @@ def mean_of_sites(test: Summary) -> tuple[float | None, float | None]:
 
 
 def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySection | None:
-    """From the coordinator's own test images where it has any, else from what the sites told; None without both."""
+    """Build the section from the coordinator's test images, else from the sites' histograms; None without both."""
     own = test.quality
     of_class = test.pooled.per_class if test.pooled else {}
     calibrations = own.calibration if own else {name: each.calibration for name, each in of_class.items()}

@@ -11,11 +11,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from common.multi_class import accuracy_density
-from server.report.svg import PAPER, Look, canvas, column, inline, looks, theme
+from server.report.svg import PAPER, SeriesStyle, canvas, column, inline, looks, theme
 from server.study.results import Curves, TableResult
 
 LineStyle = Literal["-", "--", "-.", ":"]
-Draw = Callable[[Axes, "Curves", Look, LineStyle], None]
+Draw = Callable[[Axes, "Curves", SeriesStyle, LineStyle], None]
 WIDTH, HEIGHT = 9.0, 3.2
 LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":")
 POINTS = 801
@@ -74,7 +74,7 @@ def _panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) ->
         return inline(figure, name, description)
 
 
-def _course(axes: Axes, each: Curves, look: Look, line: LineStyle) -> None:
+def _course(axes: Axes, each: Curves, look: SeriesStyle, line: LineStyle) -> None:
     every = max(1, len(each.rounds) // 12)
     axes.plot(each.rounds, each.accuracy, line, color=look.color, marker=look.marker, markevery=every, markersize=5)
     axes.set(xlabel="round", ylabel="mean accuracy of the sites")
@@ -82,7 +82,7 @@ def _course(axes: Axes, each: Curves, look: Look, line: LineStyle) -> None:
     axes.grid(axis="y")
 
 
-def _spread(axes: Axes, each: Curves, look: Look, line: LineStyle) -> None:
+def _spread(axes: Axes, each: Curves, look: SeriesStyle, line: LineStyle) -> None:
     curve = accuracy_density(each.sites, POINTS)
     assert curve is not None
     axes.plot(*curve, line, color=look.color, marker=look.marker, markevery=80, markersize=5, markeredgecolor=PAPER)

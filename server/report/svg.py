@@ -60,17 +60,17 @@ _THEME: dict[str, object] = {
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How one series is drawn."""
 
     color: str
     marker: str
 
 
-def looks(amount: int) -> list[Look]:
+def looks(amount: int) -> list[SeriesStyle]:
     """Colour and marker for each series; markers repeat after 13 series, pairs of both after 78."""
     colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle("osD^vPX<>ph*d")
-    return [Look(next(colors), next(markers)) for _ in range(amount)]
+    return [SeriesStyle(next(colors), next(markers)) for _ in range(amount)]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def column(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def key(label: str, look: Look) -> Line2D:
+def key(label: str, look: SeriesStyle) -> Line2D:
     """A marker in a legend."""
     return Line2D(
         [], [], linestyle="", marker=look.marker, color=look.color, markeredgecolor=PAPER, markersize=8, label=label

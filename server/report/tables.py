@@ -65,7 +65,7 @@ def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def markdown_table(comparison: Comparison) -> str:
-    """The same as one table in Markdown, with average precision and balanced accuracy, ending in a line feed."""
+    """Return one Markdown table, with average precision and balanced accuracy, ending in a line feed."""
     aurocs = [f"AUROC, {subset}" for subset in SUBSETS]
     headings = ["method", *aurocs, "average precision", "balanced accuracy"]
     headings += [*_measures(comparison), *_against(comparison)]

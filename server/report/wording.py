@@ -48,7 +48,7 @@ MEASURE_NAMES: dict[Measure, str] = {
 
 
 def signed(value: float | None) -> str:
-    """As :func:`number`, with a real plus or minus sign unless it prints as zero."""
+    """Write a number as :func:`number` does, with a plus or minus sign unless it prints as zero."""
     if value is None:
         return NOT_APPLICABLE
     text = number(abs(value))

@@ -16,7 +16,7 @@ Grid = Sequence[Sequence[Seeds]]  # method, setting, seed
 
 
 @dataclass(frozen=True)
-class Entry:
+class PublishedNumber:
     """One number: ours over the seeds, and the paper's; None where there is none."""
 
     ours: Spread
@@ -24,7 +24,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Tested:
+class PairedComparison:
     """The reference against another method; ``setting`` is empty where settings are the pairs."""
 
     other: str
@@ -64,9 +64,9 @@ class TableResult:
     methods: tuple[str, ...]
     settings: tuple[str, ...]
     positions: tuple[float | None, ...]
-    entries: tuple[tuple[tuple[Entry, ...], ...], ...]
+    entries: tuple[tuple[tuple[PublishedNumber, ...], ...], ...]
     reference: str
-    tests: tuple[Tested, ...]
+    tests: tuple[PairedComparison, ...]
     figures: tuple[Figure, ...]
     curves: tuple[Curves, ...]
     differs: tuple[str, ...]
@@ -116,14 +116,14 @@ def _table(table: Table, grid: Grid) -> TableResult:
     )
 
 
-def _entries(table: Table, method: str, setting: int, runs: Seeds) -> tuple[Entry, ...]:
+def _entries(table: Table, method: str, setting: int, runs: Seeds) -> tuple[PublishedNumber, ...]:
     return tuple(
-        Entry(over_seeds([reading(run) for run in runs]), table.of_paper(method, setting, index))
+        PublishedNumber(over_seeds([reading(run) for run in runs]), table.of_paper(method, setting, index))
         for index, reading in enumerate(table.readings)
     )
 
 
-def _tests(table: Table, grid: Grid, entries: Sequence[Sequence[Sequence[Entry]]]) -> list[Tested]:
+def _tests(table: Table, grid: Grid, entries: Sequence[Sequence[Sequence[PublishedNumber]]]) -> list[PairedComparison]:
     """Holm's family is all other methods, in one setting or over all of them."""
     generator = np.random.default_rng(0)
     titles = [method.title for method in table.methods]
@@ -132,12 +132,14 @@ def _tests(table: Table, grid: Grid, entries: Sequence[Sequence[Sequence[Entry]]
     if table.tests == "settings":
         values = [[column[0].ours.mean for column in row] for row in entries]
         found = corrected([paired_test(_pairs(values[reference], values[other]), generator) for other in others])
-        return [Tested(titles[other], "", test) for other, test in zip(others, found, strict=True)]
+        return [PairedComparison(titles[other], "", test) for other, test in zip(others, found, strict=True)]
     tested = []
     for s, setting in enumerate(table.settings):
         scores = [auroc_scores(row[s]) for row in grid]
         found = corrected([paired_over_classes(scores[reference], scores[other], generator) for other in others])
-        tested += [Tested(titles[other], setting.title, test) for other, test in zip(others, found, strict=True)]
+        tested += [
+            PairedComparison(titles[other], setting.title, test) for other, test in zip(others, found, strict=True)
+        ]
     return tested
 
 

@@ -13,7 +13,7 @@ from server.grid.running import fitting_jobs, run_cells
 from server.report.study_page import write_study_report
 from server.run_files import Run, read_run
 from server.study.results import StudyResult, result_of
-from server.study.spec import Part, Study, Table, read_study, slug
+from server.study.spec import Study, StudyPart, Table, read_study, slug
 from server.study.text import as_json, as_markdown
 
 
@@ -67,7 +67,7 @@ class Placed:
     seeds: range
 
     def cells(self, study: Study) -> list[list[list[list[Cell]]]]:
-        """By table, method, setting and seed. Two that are the same run get one folder."""
+        """Return the cells by table, method, setting and seed; two that are the same run share a folder."""
         known: dict[str, Cell] = {}
         return [
             [
@@ -80,7 +80,7 @@ class Placed:
             for number, table in enumerate(study.tables, start=1)
         ]
 
-    def _cell(self, place: tuple[int, Table, Part, Part], seed: int, known: dict[str, Cell]) -> Cell:
+    def _cell(self, place: tuple[int, Table, StudyPart, StudyPart], seed: int, known: dict[str, Cell]) -> Cell:
         number, table, method, setting = place
         path = Path(os.path.normpath(self.folder / _filled(table.experiment, method, setting)))
         chosen = tuple(_filled(text, method, setting) for text in (*setting.set, *method.set))
@@ -90,5 +90,5 @@ class Placed:
         return known.setdefault(cell.identity, cell)
 
 
-def _filled(text: str, method: Part, setting: Part) -> str:
+def _filled(text: str, method: StudyPart, setting: StudyPart) -> str:
     return text.replace("{method}", method.part).replace("{setting}", setting.part)

@@ -20,7 +20,7 @@ def slug(title: str) -> str:
     return re.sub(r"[^\w.+]+", "_", title)
 
 
-class Part(Section):
+class StudyPart(Section):
     """One row or column: a method, or a setting.
 
     Attributes:
@@ -60,8 +60,8 @@ class Table(Section):
 
     title: str
     experiment: str
-    settings: Annotated[tuple[Part, ...], Field(min_length=1)] = (Part(title=""),)
-    methods: Annotated[tuple[Part, ...], Field(min_length=1)]
+    settings: Annotated[tuple[StudyPart, ...], Field(min_length=1)] = (StudyPart(title=""),)
+    methods: Annotated[tuple[StudyPart, ...], Field(min_length=1)]
     measures: Annotated[tuple[str | OfClasses, ...], Field(min_length=1)]
     reference: str = ""
     tests: Literal["settings", "classes"] = "settings"
@@ -91,12 +91,12 @@ class Table(Section):
 
     @property
     def headings(self) -> list[str]:
-        """Of the measures."""
+        """Return the table headings of the measures."""
         return [READINGS[each][0] if isinstance(each, str) else each.title for each in self.measures]
 
     @property
     def readings(self) -> list[Reading]:
-        """Of the measures."""
+        """Return how to read the measures."""
         return [READINGS[each][1] if isinstance(each, str) else of_classes(each.classes) for each in self.measures]
 
     def of_paper(self, method: str, setting: int, measure: int) -> float | None:

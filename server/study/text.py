@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 from common.plain_text import json_text
 from server.report.wording import number, probability, signed, spans, spread
-from server.study.results import Entry, StudyResult, TableResult, Tested
+from server.study.results import PairedComparison, PublishedNumber, StudyResult, TableResult
 
 
 def as_json(result: StudyResult) -> str:
@@ -20,13 +20,13 @@ def as_markdown(result: StudyResult) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def cell(entry: Entry) -> str:
+def cell(entry: PublishedNumber) -> str:
     """Ours over the seeds, the paper's in brackets."""
     ours = shown(entry)
     return ours if entry.paper is None else f"{ours} ({number(entry.paper)})"
 
 
-def shown(entry: Entry) -> str:
+def shown(entry: PublishedNumber) -> str:
     """Ours over the seeds: three decimals for shares, fewer for amounts."""
     mean = entry.ours.mean
     if mean is None or abs(mean) < 10:
@@ -55,7 +55,7 @@ def run_here(table: TableResult) -> list[str]:
     return [f"{setting}: {scale}" for setting, scale in zip(table.settings, table.scale, strict=True)]
 
 
-def _tested(tested: Tested) -> str:
+def _tested(tested: PairedComparison) -> str:
     test, pairs = tested.result, "classes" if tested.setting else "settings"
     where = f" ({tested.setting})" if tested.setting else ""
     if test.holm_p is None:

@@ -132,7 +132,7 @@ class CallLimits:
             one.context.cancel()
 
     def _answered(self, call: Call) -> None:
-        """Its request is no longer held; its answer is, until it is over."""
+        """Note that a call's request is no longer held; its answer is, until the call is over."""
         with self._changed:
             call.answered = True
             self._large -= call.counted

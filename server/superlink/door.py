@@ -51,7 +51,7 @@ class Caller:
     key: bytes
 
 
-class Refused(Exception):
+class CallRefused(Exception):
     """A call that is refused.
 
     Attributes:
@@ -136,13 +136,13 @@ class Door:
                 with self._guard.calls.request(caller.name, context, requests, large=large) as request:
                     return answer(caller, request)
             except NoRequest as fault:
-                self._abort(context, caller, name, Refused(grpc.StatusCode.INVALID_ARGUMENT, str(fault)))
-            except Refused as refused:
+                self._abort(context, caller, name, CallRefused(grpc.StatusCode.INVALID_ARGUMENT, str(fault)))
+            except CallRefused as refused:
                 self._abort(context, caller, name, refused)
             except Exception as error:  # the edge of the process: the caller learns nothing of what is inside
                 if context.is_active():
                     log.error("%s failed: %r", name, error)
-                    self._abort(context, caller, name, Refused(grpc.StatusCode.INTERNAL, "the coordinator failed"))
+                    self._abort(context, caller, name, CallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed"))
                 raise
 
         return grpc.stream_unary_rpc_method_handler(answered, request_deserializer=read, response_serializer=write)
@@ -151,17 +151,17 @@ class Door:
         """Who signed a call.
 
         Raises:
-            Refused: If nobody did, not now, or nobody who is admitted.
+            CallRefused: If nobody did, not now, or nobody who is admitted.
         """
         key, when, signature = signed_headers(metadata)
         caller = self.admitted.caller(key)
         if caller is None or not signed_by(key, when, signature):
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         if not _is_now(when):
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
         return caller
 
-    def _abort(self, context: Any, caller: Caller | None, name: str, refused: Refused) -> NoReturn:
+    def _abort(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
         if caller is not None and refused.noted:
             self._refused_calls.note(RefusedCall(caller.name, name, refused.reason, refused.other, refused.run))
         if caller is None:
@@ -174,19 +174,19 @@ def signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     """The three headers of a signed call: key, time, signature.
 
     Raises:
-        Refused: If one is missing, there twice, or too long to be one.
+        CallRefused: If one is missing, there twice, or too long to be one.
     """
     found: dict[str, Any] = {}
     for name, value in metadata or ():
         if name in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
             if name in found:
-                raise Refused(grpc.StatusCode.UNAUTHENTICATED, f"{name} is there twice")
+                raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{name} is there twice")
             found[name] = value
     key, when, signature = (found.get(name) for name in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER))
     if not isinstance(key, bytes) or not isinstance(when, str) or not isinstance(signature, bytes):
-        raise Refused(grpc.StatusCode.UNAUTHENTICATED, "Missing authentication metadata")
+        raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Missing authentication metadata")
     if len(key) > LONGEST_KEY or len(signature) > LONGEST_SIGNATURE or len(when) > LONGEST_TIME:
-        raise Refused(grpc.StatusCode.UNAUTHENTICATED, "Invalid authentication metadata")
+        raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid authentication metadata")
     return key, when, signature
 
 

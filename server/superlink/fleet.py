@@ -42,7 +42,7 @@ from flwr.server.superlink.utils import check_abort
 from flwr.supercore.object_store import NoObjectInStoreError
 
 from common.flower_objects import names_in
-from server.superlink.door import Admitted, Caller, Refused
+from server.superlink.door import Admitted, Caller, CallRefused
 from server.superlink.object_files import ObjectFiles, is_name
 from server.superlink.object_service import Answers, Push, found
 from server.superlink.owners import Owners
@@ -91,14 +91,14 @@ class Fleet:
             raise _forged("the public key in the request did not sign the call", other.name if other else "")
         _refuse_odd_interval(request.heartbeat_interval)
         if not self._state().activate_node(caller.node_id, request.heartbeat_interval):
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
         return ActivateNodeResponse(node_id=caller.node_id)
 
     def deactivate(self, caller: Caller, request: DeactivateNodeRequest) -> DeactivateNodeResponse:
         """Note that the calling site leaves."""
         self._refuse_another(caller, request.node_id)
         if not self._state().deactivate_node(caller.node_id):
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
         return DeactivateNodeResponse()
 
     def heartbeat(self, caller: Caller, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:
@@ -111,7 +111,7 @@ class Fleet:
     def register(self, caller: Caller, request: Any) -> Any:
         """Refuse: sites are admitted by the coordinator."""
         reason = "sites are registered by flwr-server admit, not by a call"
-        raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True)
+        raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True)
 
     # ------------------------------------------------------------------ messages
 
@@ -150,7 +150,7 @@ class Fleet:
                 self._owners.announced(caller.node_id, metadata.run_id, asked, reply, names)
             elif self._owners.reply_to(asked) != reply:
                 reason = "nobody waits for this reply any more: its time is over, or its run"
-                raise Refused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
+                raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
             elif reply in self._store():
                 # The reply was announced before and the run knows of it. The site lost the line in the middle of
                 # sending its objects: those that are still missing are asked for again.
@@ -164,7 +164,7 @@ class Fleet:
         if not self._owners.was_handed(caller.node_id, name):
             if owner is None and not (is_name(name) and name in self._store()):
                 return ConfirmMessageReceivedResponse()  # it is gone already: said twice, or its run is over
-            raise Refused(
+            raise CallRefused(
                 grpc.StatusCode.PERMISSION_DENIED,
                 "this message was not handed to this site",
                 other=self._name(owner),
@@ -198,7 +198,9 @@ class Fleet:
         first, owner = self._owners.reply_to(asked), self._owners.owner_of(metadata.message_id)
         if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
             reason = "another reply to this message was taken before"
-            raise Refused(grpc.StatusCode.ALREADY_EXISTS, reason, other=self._name(owner or caller.node_id), run=run)
+            raise CallRefused(
+                grpc.StatusCode.ALREADY_EXISTS, reason, other=self._name(owner or caller.node_id), run=run
+            )
         return message_from_proto(proto), names
 
     # ------------------------------------------------------------------ runs
@@ -212,14 +214,14 @@ class Fleet:
         run = self._run(caller, request.node.node_id, request.run_id)
         bundle = self._state().get_fab(request.hash_str) if request.hash_str == run.fab_hash else None
         if bundle is None:
-            raise Refused(grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id)
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id)
         return GetFabResponse(fab=fab_to_proto(bundle))
 
     def _run(self, caller: Caller, node_id: int, run_id: int) -> Any:
         self._refuse_another(caller, node_id)
         if not self._owners.takes_part(caller.node_id, run_id):
             reason = "no message of this run was handed to this site"
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True, run=run_id)
+            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True, run=run_id)
         self._refuse_over(run_id)
         (run,) = self._state().get_run_info(run_ids=[run_id])
         return run
@@ -236,7 +238,7 @@ class Fleet:
         if name not in self._store() or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
         if not self._owners.takes(caller.node_id, name, len(push.content)):
-            raise Refused(
+            raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "the reply weighs more than twice what was asked for",
                 noted=True,
@@ -264,37 +266,37 @@ class Fleet:
     # ------------------------------------------------------------------ refusals
 
     def _refuse_another(self, caller: Caller, node_id: int) -> None:
-        """Raise :class:`Refused` unless a request names the node of the key that signed it."""
+        """Raise :class:`CallRefused` unless a request names the node of the key that signed it."""
         if node_id != caller.node_id:
             # An honest site that was registered anew does this once, so it is refused as an unknown key is.
             reason = "Invalid node ID: it is not that of the key that signed the call"
-            raise Refused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._name(node_id))
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, reason, other=self._name(node_id))
 
     def _refuse_over(self, run_id: int) -> None:
-        """Raise :class:`Refused` unless somebody leads the run."""
+        """Raise :class:`CallRefused` unless somebody leads the run."""
         if reason := check_abort(run_id, [Status.PENDING, Status.STARTING, Status.FINISHED], self._state()):
-            raise Refused(grpc.StatusCode.PERMISSION_DENIED, reason)
+            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason)
 
     def _name(self, node_id: int | None) -> str:
         return "" if node_id is None else self._admitted.name_of(node_id)
 
 
-def _forged(reason: str, other: str = "", run: int = 0) -> Refused:
+def _forged(reason: str, other: str = "", run: int = 0) -> CallRefused:
     """A call that no honest program makes."""
-    return Refused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
+    return CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, other=other, noted=True, run=run)
 
 
 def _refuse_odd_interval(interval: float) -> None:
     if not HEARTBEAT_MIN_INTERVAL <= interval <= LONGEST_INTERVAL_S:
         reason = f"signs of life come every {HEARTBEAT_MIN_INTERVAL} to {LONGEST_INTERVAL_S} s, not {interval:g}"
-        raise Refused(grpc.StatusCode.INVALID_ARGUMENT, reason)
+        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
 
 def _names(tree: Any, root: str) -> Collection[str]:
     """Names of all objects of a reply's tree.
 
     Raises:
-        Refused: If its root is not the message, or a name is no SHA-256, or there are too many.
+        CallRefused: If its root is not the message, or a name is no SHA-256, or there are too many.
     """
     names = names_in(tree)
     if tree.object_id != root or not all(map(is_name, names)) or len(names) > MOST_OBJECTS:

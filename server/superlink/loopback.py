@@ -25,7 +25,7 @@ _REFUSED = b"this API answers only who can read the coordinator's folder\n"
 
 
 def secret_file(coordinator: Coordinator) -> Path:
-    """By which the SuperLink knows who may take a run's task, and who may call it on loopback."""
+    """Return the file of the secret that a caller on loopback must have."""
     return coordinator.state / SECRET
 
 

@@ -125,7 +125,7 @@ def _reason(one: Connection, now: float, *, crowded: bool) -> str:
 
 
 def _of_one_site(known: Iterable[Connection]) -> list[Peer]:
-    """Those that were used longest ago, of each hospital that has too many."""
+    """Choose the connections used longest ago, of each hospital that has too many."""
     by_site: dict[str, list[Connection]] = {}
     for one in sorted(known, key=lambda one: one.called):
         by_site.setdefault(one.site, []).append(one)

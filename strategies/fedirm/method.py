@@ -87,7 +87,7 @@ def fedirm(parameters: FedIRMParameters, task: Task) -> Method:
             learn=learned,
             expects=lambda known, site, features: expected(known, parameters),
         ),
-        local=lambda situation: LocalPart(situation, parameters).round(),
+        local=lambda situation: FedIRMClient(situation, parameters).round(),
         **shared_choices(parameters),
     )
 
@@ -118,7 +118,7 @@ def learned(known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
 # ---------------------------------------------------------------------- hospital
 
 
-class LocalPart:
+class FedIRMClient:
     """One round at one site."""
 
     def __init__(self, situation: Situation, parameters: FedIRMParameters) -> None:

@@ -106,7 +106,7 @@ def fedmlp(parameters: FedMLPParameters, task: Task) -> Method:
             note_round=difficulty_noted,
             note_end=prototypes_noted,
         ),
-        local=lambda situation: LocalPart(situation, parameters).round(),
+        local=lambda situation: FedMLPClient(situation, parameters).round(),
         **shared_choices(parameters),
     )
 
@@ -168,7 +168,7 @@ def prototypes_noted(known: Known) -> dict[str, Any]:
 # ---------------------------------------------------------------------- hospital
 
 
-class LocalPart:
+class FedMLPClient:
     """One round at one site."""
 
     def __init__(self, situation: Situation, parameters: FedMLPParameters) -> None:

@@ -94,7 +94,7 @@ def fednoro(parameters: FedNoRoParameters, task: Task) -> Method:
             note_end=lambda known: noisy_noted(known, parameters),
         ),
         shares=lambda known, replies, weights: shares(known, replies, weights, parameters),
-        local=lambda situation: LocalPart(situation, parameters).round(),
+        local=lambda situation: FedNoRoClient(situation, parameters).round(),
         **shared_choices(parameters),
     )
 
@@ -103,7 +103,7 @@ def fednoro(parameters: FedNoRoParameters, task: Task) -> Method:
 
 
 def expected(known: Known, parameters: FedNoRoParameters) -> Mapping[str, tuple[int, ...]]:
-    """In the last round of stage 1 every site tells its loss indicators, if they decide."""
+    """Expect each site's loss indicators in the last round of stage 1, if they decide."""
     if parameters.noisy == "known" or known.round != parameters.stage_one_rounds:
         return {}
     return {"indicators": (len(known.contract.class_names), 2)}
@@ -132,14 +132,14 @@ def noisy_noted(known: Known, parameters: FedNoRoParameters) -> dict[str, Any]:
 
 
 def told(known: Known, site: str, parameters: FedNoRoParameters) -> Arrays:
-    """In stage 2 each site learns whether its labels are taken for noisy."""
+    """Send each site, in stage 2, whether its labels are taken for noisy."""
     if known.round <= parameters.stage_one_rounds:
         return {}
     return {"noisy": np.array([is_noisy(known, site, parameters)], np.float32)}
 
 
 def shares(known: Known, replies: Mapping[str, TrainReply], weights: Weights, parameters: FedNoRoParameters) -> Weights:
-    """In stage 2 noisy sites count less the further they are from every clean one."""
+    """Weigh, in stage 2, noisy sites less the further they are from every clean one."""
     noisy: Flags = np.array([is_noisy(known, site, parameters) for site in replies], np.bool_)
     if known.round <= parameters.stage_one_rounds or noisy.all() or not noisy.any():
         return weights
@@ -171,7 +171,7 @@ def divergence(student: Tensor, teacher: Tensor, chosen: Tensor) -> Tensor:
     return (entries - own).sum() / max(1, entries.numel())
 
 
-class LocalPart:
+class FedNoRoClient:
     """One round at one site."""
 
     def __init__(self, situation: Situation, parameters: FedNoRoParameters) -> None:

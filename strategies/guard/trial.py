@@ -16,7 +16,7 @@ RISE = 1.1
 
 
 @dataclass(frozen=True)
-class Trial:
+class UpdateTrial:
     """Finds the updates of a round that harm the model.
 
     Attributes:

@@ -108,7 +108,7 @@ def _longest(site: str, signs: Mapping[str, Signs], earlier: Mapping[str, Length
 
 
 def _over_usual(part: str, site: str, signs: Mapping[str, Signs], earlier: Mapping[str, Lengths]) -> float:
-    """Its length over the longer of two medians: of the others in this round, and of all sites' earlier updates."""
+    """Divide a part's length by the longer of two medians: the others' in this round, and all sites' earlier ones."""
     others = [one.lengths[part] for name, one in signs.items() if name != site and part in one.lengths]
     before = [lengths[part] for lengths in earlier.values() if part in lengths]
     usual = max((statistics.median(values) for values in (others, before) if values), default=0.0)
@@ -174,7 +174,7 @@ def _one_of_two(
     without: Mapping[str, Judged],
     judges: Mapping[str, float],
 ) -> bool:
-    """Of two sites, whether this one harms: each is the other's only judge, so both have to say the same.
+    """Whether one of two sites harms: each is the other's only judge, so both have to say the same.
 
     Only where its length speaks against it, the other's word alone is enough.
     """
@@ -196,7 +196,7 @@ def _one_of_two(
 
 
 def _gains(site: str, whole: Judged, without: Judged, judges: Mapping[str, float]) -> list[float]:
-    """At each judge but the site itself; 0 where both models break down there."""
+    """Return the gain at each judge but the site itself; 0 where both models break down there."""
     found = []
     for judge in sorted(judges):
         if judge != site:

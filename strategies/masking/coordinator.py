@@ -23,7 +23,7 @@ from common.records import Record
 from common.wire import R
 from strategies.masking.fixed_point import from_fixed_point, plausible
 from strategies.masking.secrets import SecretsError, add_mask, agreed, combined, key_of
-from strategies.masking.segments import Layout, Segment, segments_of, threshold
+from strategies.masking.segments import Segment, SegmentLayout, segments_of, threshold
 from strategies.masking.site import may_open
 from strategies.masking.statement import Statement, StatementError, read_statement
 
@@ -39,7 +39,7 @@ class Ask(Protocol):
 
 
 @dataclass(frozen=True)
-class Asked:
+class SumRequest:
     """What is summed.
 
     Attributes:
@@ -53,12 +53,12 @@ class Asked:
     weights: Mapping[str, float]
     rows: Mapping[str, tuple[str, ...]]
     classes: tuple[str, ...]
-    layout: Layout
+    layout: SegmentLayout
     largest: float
 
 
 @dataclass(frozen=True)
-class Opened:
+class UnmaskedSum:
     """The sum.
 
     Attributes:
@@ -70,7 +70,7 @@ class Opened:
         integers: The sum before it was turned into numbers.
     """
 
-    asked: Asked
+    asked: SumRequest
     vector: NDArray[np.float64]
     parts: Mapping[str, float]
     rows: Mapping[str, tuple[str, ...]]
@@ -82,11 +82,11 @@ class Opened:
 class Summing:
     """One round's masking, stage by stage."""
 
-    asked: Asked
+    asked: SumRequest
     ask: Ask
     _statements: dict[str, Statement] = field(default_factory=dict)
 
-    def opened(self) -> Opened:
+    def opened(self) -> UnmaskedSum:
         """Go through all stages.
 
         Raises:
@@ -201,7 +201,7 @@ class Summing:
 
     def _checked(
         self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[Segment]
-    ) -> Opened:
+    ) -> UnmaskedSum:
         asked, left = self.asked, set(survivors)
         rows, closed = dict[str, tuple[str, ...]](), list[str]()
         for segment in segments:
@@ -217,7 +217,7 @@ class Summing:
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
         weight = sum(asked.weights[site] for site in taking_part)
         parts = {site: asked.weights[site] / weight for site in survivors}
-        return Opened(asked, from_fixed_point(total, asked.largest), parts, rows, tuple(sorted(closed)), total)
+        return UnmaskedSum(asked, from_fixed_point(total, asked.largest), parts, rows, tuple(sorted(closed)), total)
 
     @property
     def _needed(self) -> int:

@@ -21,8 +21,8 @@ from common.plain_text import shown
 from common.records import Record, TrainReply
 from common.wire import R, encode, payload_bytes
 from strategies.averaging import GivenMean, GivenRows
-from strategies.masking.coordinator import Asked, MaskingFailed, Opened, Summing
-from strategies.masking.segments import Layout, rows_of
+from strategies.masking.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.masking.segments import SegmentLayout, rows_of
 from strategies.method import Method
 from strategies.records import TooFewSites
 from strategies.replies import Replies, decoded
@@ -80,7 +80,7 @@ class Questions:
 
 
 def _encoded(requests: Mapping[str, Record]) -> dict[str, RecordDict]:
-    """As they travel; a request that goes to many is written once."""
+    """Encode the requests; one that goes to many sites is written once."""
     contents: dict[int, RecordDict] = {}
     for request in requests.values():
         if id(request) not in contents:
@@ -95,7 +95,7 @@ class Unmasked:
     Attributes:
         received: The training replies of the sites whose updates are in the sum; why the others' are not.
         means: Of the updates.
-        closed_rows: See :class:`~strategies.masking.coordinator.Opened`.
+        closed_rows: See :class:`~strategies.masking.coordinator.UnmaskedSum`.
     """
 
     received: Replies[TrainReply]
@@ -123,14 +123,14 @@ def unmasked_mean(
     """
     replies = received.accepted
     weights = {site: site_weight(reply, method.weighting) for site, reply in replies.items()}
-    layout = Layout(
+    layout = SegmentLayout(
         len(model.trunk) if method.sends_trunk else 0,
         len(model.norm) if method.sends_norm else 0,
         model.head.features if method.sends_head else 0,
     )
     sent = {site: tuple(sorted(rows[site])) if method.sends_head else () for site in replies}
     classes = tuple(sorted({name for names in sent.values() for name in names}))
-    asked = Asked(questions.run, questions.round, weights, sent, classes, layout, largest)
+    asked = SumRequest(questions.run, questions.round, weights, sent, classes, layout, largest)
     try:
         opened = Summing(asked, questions).opened()
     except MaskingFailed as error:
@@ -142,7 +142,7 @@ def unmasked_mean(
     return Unmasked(Replies(kept, {**received.absent, **gone}, sizes), means_of_sum(opened, model), opened.closed)
 
 
-def means_of_sum(opened: Opened, model: ModelState) -> Means:
+def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
     """The means of the updates that are in a sum."""
     asked, parts = opened.asked, opened.parts
     trunk, norm, weight, bias = rows_of(asked.layout, asked.classes, opened.vector)

@@ -22,7 +22,7 @@ def threshold(sites: int) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SegmentLayout:
     """A vector: the body, then a row for each class a site sends, by class name.
 
     Attributes:
@@ -85,7 +85,7 @@ def segments_of(rows: Mapping[str, Collection[str]]) -> tuple[Segment, ...]:
     )
 
 
-def flat(update: Groups) -> tuple[Layout, tuple[str, ...], NDArray[np.float32]]:
+def flat(update: Groups) -> tuple[SegmentLayout, tuple[str, ...], NDArray[np.float32]]:
     """An update as one vector, with its layout and rows."""
     head = update.head
     rows = tuple(sorted(head.class_names)) if head else ()
@@ -94,10 +94,12 @@ def flat(update: Groups) -> tuple[Layout, tuple[str, ...], NDArray[np.float32]]:
         ordered = head.rows(rows)
         arrays.append(np.column_stack([ordered.weight, ordered.bias]).ravel())
     sizes = (0 if update.trunk is None else len(update.trunk), 0 if update.norm is None else len(update.norm))
-    return Layout(*sizes, head.features if head else 0), rows, np.concatenate(arrays, dtype=np.float32)
+    return SegmentLayout(*sizes, head.features if head else 0), rows, np.concatenate(arrays, dtype=np.float32)
 
 
-def rows_of(layout: Layout, rows: tuple[str, ...], vector: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+def rows_of(
+    layout: SegmentLayout, rows: tuple[str, ...], vector: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], ...]:
     """Trunk, norm, weights ``(rows, features)`` and biases of a vector."""
     head = vector[layout.body :].reshape(len(rows), layout.row)
     return vector[: layout.trunk], vector[layout.trunk : layout.body], head[:, :-1], head[:, -1]

@@ -62,7 +62,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Terms:
-    """On what terms a site takes part.
+    """The terms on which a site takes part.
 
     Attributes:
         weight: Its plain weight in the mean.
@@ -285,7 +285,7 @@ class SiteRound:
         return answer
 
     def _forget(self) -> None:
-        """Nothing of the round is needed any more but the last answer, should its message come twice."""
+        """Forget the round but for the last answer, which is sent again if its message comes twice."""
         self._own, self._letters = {}, {}
         self._answered.pop(MaskedAnswer)
 

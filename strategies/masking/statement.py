@@ -44,7 +44,7 @@ class Statement(BaseModel):
         return self
 
     def written(self) -> bytes:
-        """As it is signed."""
+        """Return the text that is signed."""
         return self.model_dump_json().encode()
 
 

@@ -36,7 +36,7 @@ class Protection:
 
     @property
     def cost(self) -> Steps:
-        """Of one round."""
+        """Privacy cost of one round."""
         return Steps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
     def epochs_for(self, method: Method, noise: NoiseSource) -> PrivateEpochs | None:

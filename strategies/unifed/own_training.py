@@ -15,7 +15,7 @@ from common.models.state import ModelState, read_state, write_state
 from common.pixels import pixels_of
 from common.seeds import seed_of
 from strategies.method import Method, ServerTraining
-from strategies.records import CoordinatorRound, Validation
+from strategies.records import CoordinatorRound, FederationValidation
 from strategies.server_optimizer import Moments
 from strategies.training import (
     Examples,
@@ -95,12 +95,12 @@ class OwnTraining:
         refuse_diverged(state, done.last_loss)
         return state, {} if spec.reset_optimizer else optimizer_arrays(self.network, optimizer), record
 
-    def judged(self, model: ModelState) -> Validation:
+    def judged(self, model: ModelState) -> FederationValidation:
         """How good a model is on the coordinator's validation part."""
         self.put(model)
         with reproducible(0, self.plan.training.threads):
             found = validate(self.network, self.validation, self.method.loss, self.plan.training)
-        return Validation(_named(found.loss), _named(found.mean_auroc))
+        return FederationValidation(_named(found.loss), _named(found.mean_auroc))
 
 
 def _named(value: float | None) -> dict[str, float]:

@@ -19,7 +19,7 @@ from strategies.guard.signs import Signs, impossible
 from strategies.guard.verdict import ABSURD, odd
 from strategies.merging import passed_on
 from strategies.method import Passing
-from strategies.records import CoordinatorRound, RoundRecord, RunStopped, Validation
+from strategies.records import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
 from strategies.replies import Replies, told_by, validation_of
 from strategies.rounds import ModelBroken, RoundStrategy, array_record, too_few
 from strategies.server_optimizer import Moments
@@ -209,7 +209,7 @@ class PassingStrategy(RoundStrategy):
     def _judge(self, grid: Grid, server_round: int, timeout: float) -> None:
         """Validate the model as it stands: on the coordinator's images, or else, and where asked, at the sites."""
         at_sites = self.plan.evaluation.test_each_round or not (self.own and self.own.validation.any_known)
-        found = Validation()
+        found = FederationValidation()
         if at_sites:
             messages = self.configure_evaluate(server_round, array_record(self.state.model), ConfigRecord(), grid)
             replies = self._exchanged(grid, messages, "evaluate", server_round, timeout)

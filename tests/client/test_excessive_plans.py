@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client import app as site_app
 from client import costs
-from client.asked import Asked
+from client.asked import RequestedWork
 from client.gate import DECLINED
 from client.incoming import asked_of
 from client.memory import KEPT_RUNS
@@ -354,5 +354,5 @@ def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
     own = fit(FEDBN, reset_optimizer=True)
     assert costs.disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
     at = Policy(maximum_disk_gb=5 * model / 1e9), Policy(maximum_disk_gb=4 * model / 1e9)
-    verdicts = [of_request(policy, Asked(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at]
+    verdicts = [of_request(policy, RequestedWork(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at]
     assert [verdict.rule for verdict in verdicts] == ["policy", "policy.maximum_disk_gb"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from client.app import answer
-from client.ledger import Ledger
+from client.ledger import PrivacyBudgetLedger
 from client.policy import Policy
 from client.private_rounds import ledger_of, private_evaluation, private_round, spent_by
 from client.site import Site
@@ -45,7 +45,7 @@ def test_what_a_round_cost_is_on_the_disk_when_its_reply_leaves(tmp_path: Path) 
     at, of = private_site(tmp_path), private_plan()
     replies = [first_round(at, of), first_round(at, of, 2)]
     assert [reply.epsilon for reply in replies] == [cost(ONE), cost(replace(ONE, count=10))]
-    assert Ledger(tmp_path).epsilon(1e-5) == cost(replace(ONE, count=10))
+    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(replace(ONE, count=10))
 
 
 def test_the_same_request_gets_the_same_reply_and_costs_once(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_the_same_request_gets_the_same_reply_and_costs_once(tmp_path: Path) -> 
     assert again.update.trunk is not None
     np.testing.assert_array_equal(first.update.trunk, again.update.trunk)
     assert replace(first, update=again.update) == again
-    assert len(Ledger(tmp_path).entries) == 1
+    assert len(PrivacyBudgetLedger(tmp_path).entries) == 1
 
 
 def test_a_site_that_died_between_reply_and_ledger_counts_it_when_it_is_sent(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_site_that_died_between_reply_and_ledger_counts_it_when_it_is_sent(tmp
     first_round(at, of)
     (tmp_path / "privacy" / "ledger.json").unlink()
     first_round(at, of)
-    assert Ledger(tmp_path).epsilon(1e-5) == cost(ONE)
+    assert PrivacyBudgetLedger(tmp_path).epsilon(1e-5) == cost(ONE)
 
 
 def test_a_site_that_lost_the_reply_counts_the_new_one_too(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_site_that_lost_the_reply_counts_the_new_one_too(tmp_path: Path) -> No
     first_round(at, of)
     (tmp_path / "privacy" / "last-reply.safetensors").unlink()
     first_round(at, of)
-    assert len(Ledger(tmp_path).entries) == 2
+    assert len(PrivacyBudgetLedger(tmp_path).entries) == 2
 
 
 def test_a_hospitals_noise_cannot_be_drawn_again_and_a_simulations_can(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_site_stops_before_its_budget_is_exceeded_over_all_runs(tmp_path: Path
         first_round(at, of, 2)
     with pytest.raises(BadInput, match="It takes no further part"):
         answer(at, call)
-    assert len(Ledger(tmp_path).entries) == 2
+    assert len(PrivacyBudgetLedger(tmp_path).entries) == 2
 
 
 def test_the_reply_that_the_budget_paid_for_can_still_be_sent_again(tmp_path: Path) -> None:

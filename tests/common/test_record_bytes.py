@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from common.models.head import Head
-from common.record_bytes import Part, of_bytes, parts, pieces, record_sha256
+from common.record_bytes import RecordField, of_bytes, parts, pieces, record_sha256
 from common.records import Groups, TrainReply
 from common.wire import decode, encode
 
@@ -63,9 +63,9 @@ def test_every_value_counts() -> None:
 
 def test_the_parts_have_names_shapes_and_sizes() -> None:
     found = {part.name: part for part in parts(encode(reply()))}
-    assert found["update/trunk"] == Part("update/trunk", (5,), 20)
-    assert found["statistics/prototypes"] == Part("statistics/prototypes", (2, 2), 16)
-    assert found["update.norm"] == Part("update.norm", (4,), 16)
+    assert found["update/trunk"] == RecordField("update/trunk", (5,), 20)
+    assert found["statistics/prototypes"] == RecordField("statistics/prototypes", (2, 2), 16)
+    assert found["update.norm"] == RecordField("update.norm", (4,), 16)
     assert found["train_loss"].shape is None
 
 

@@ -35,7 +35,7 @@ from common.compact import FORMS, packed, rounded, unpacked
 from common.config import read_experiment
 from common.data.folder import open_folder
 from common.data.load import load
-from common.data.pictures import Form, decode_all
+from common.data.pictures import ImageForm, decode_all
 from common.data.spec import FolderSpec, NpzSpec
 from common.errors import BadInput
 from common.flower_objects import message_of
@@ -400,7 +400,7 @@ def picture_seeds() -> list[bytes]:
 
 
 def picture(data: bytes) -> None:
-    found = decode_all(["it"], lambda row: data, Form(8, color=False, resize="pad"))
+    found = decode_all(["it"], lambda row: data, ImageForm(8, color=False, resize="pad"))
     assert len(found.kept) + len(found.skipped) == 1
     assert all(skipped.reason for skipped in found.skipped)
 

@@ -17,7 +17,7 @@ from common.inference import scores_of
 from common.models.network import build
 from common.models.saved import load_model, save_model
 from common.models.spec import Architecture, ModelSpec, Task
-from server.exported_model import METADATA, Form, OutputsDiffer, export_model
+from server.exported_model import METADATA, ExportFormat, OutputsDiffer, export_model
 from tests.federations import DIGITS
 from tests.server.commands import ROOT, flwr_sim, needs_real_data
 
@@ -58,7 +58,7 @@ def ours(folder: Path, batch: NDArray[np.uint8]) -> NDArray[np.float32]:
 
 def check_onnx(folder: Path, channels: int) -> None:
     batch = pixels(channels, 32, 32)
-    export_model(folder, Form.onnx, folder / "model.onnx", [batch])
+    export_model(folder, ExportFormat.onnx, folder / "model.onnx", [batch])
     np.testing.assert_allclose(by_onnx(folder / "model.onnx", batch), ours(folder, batch), atol=1e-4)
 
 
@@ -77,19 +77,19 @@ def test_every_architecture_says_the_same_in_onnx(architecture: str, tmp_path: P
 @pytest.mark.parametrize("architecture", get_args(Architecture))
 def test_every_architecture_says_the_same_in_torchscript(architecture: str, tmp_path: Path) -> None:
     folder, batch = saved(tmp_path / "run", architecture, 3), pixels(3, 32, 32)
-    done = export_model(folder, Form.torchscript, folder / "model.pt", [batch])
+    done = export_model(folder, ExportFormat.torchscript, folder / "model.pt", [batch])
     assert (done.images, done.largest_difference <= 1e-4) == (5, True)
 
 
 def test_images_of_any_size_and_number_are_resized_inside_the_file(tmp_path: Path) -> None:
     folder = saved(tmp_path / "run", "tiny_cnn")
-    export_model(folder, Form.onnx, folder / "model.onnx", [pixels(1, 32, 32)])
+    export_model(folder, ExportFormat.onnx, folder / "model.onnx", [pixels(1, 32, 32)])
     for batch in (pixels(1, 50, 41, amount=1), pixels(1, 20, 90, amount=9)):
         np.testing.assert_allclose(by_onnx(folder / "model.onnx", batch), ours(folder, batch), atol=1e-4)
 
 
-@pytest.mark.parametrize("form", list(Form))
-def test_the_file_says_what_its_columns_and_its_pixels_are(form: Form, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", list(ExportFormat))
+def test_the_file_says_what_its_columns_and_its_pixels_are(form: ExportFormat, tmp_path: Path) -> None:
     folder = saved(tmp_path / "run", "tiny_cnn")
     export_model(folder, form, folder / "model", [pixels(1, 32, 32)])
     facts = facts_in(form, folder / "model")
@@ -99,8 +99,8 @@ def test_the_file_says_what_its_columns_and_its_pixels_are(form: Form, tmp_path:
     assert facts["model_sha256"] == json.loads((folder / "model.json").read_text(encoding="utf-8"))["model_sha256"]
 
 
-def facts_in(form: Form, path: Path) -> dict[str, str]:
-    if form is Form.onnx:
+def facts_in(form: ExportFormat, path: Path) -> dict[str, str]:
+    if form is ExportFormat.onnx:
         return dict(onnxruntime.InferenceSession(str(path)).get_modelmeta().custom_metadata_map)
     with zipfile.ZipFile(path) as file:  # torch calls its own reader deprecated
         (name,) = (each for each in file.namelist() if each.endswith(f"/extra/{METADATA}"))
@@ -111,7 +111,7 @@ def test_a_model_that_says_something_else_is_not_kept(tmp_path: Path, monkeypatc
     folder = saved(tmp_path / "run", "tiny_cnn")
     monkeypatch.setattr("server.exported_model.TOLERANCE", -1.0)  # nothing is equal enough
     with pytest.raises(OutputsDiffer, match="differ from ours by up to"):
-        export_model(folder, Form.torchscript, folder / "model.pt", [pixels(1, 32, 32)])
+        export_model(folder, ExportFormat.torchscript, folder / "model.pt", [pixels(1, 32, 32)])
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.safetensors"]
 
 
@@ -123,24 +123,26 @@ def test_a_model_that_says_nothing_is_not_kept_whichever_batch_shows_it(tmp_path
     folder.mkdir()
     save_model(folder, network, label_contract_sha256="0" * 64)
     with pytest.raises(OutputsDiffer, match="nan"):
-        export_model(folder, Form.torchscript, folder / "model.pt", [pixels(1, 32, 32), pixels(1, 40, 40)])
+        export_model(folder, ExportFormat.torchscript, folder / "model.pt", [pixels(1, 32, 32), pixels(1, 40, 40)])
 
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     folder = saved(tmp_path / "run", "tiny_cnn")
     (folder / "model.onnx").write_text("mine", encoding="utf-8")
     with pytest.raises(BadInput, match="exists, and nothing is written over"):
-        export_model(folder, Form.onnx, folder / "model.onnx", [pixels(1, 32, 32)])
+        export_model(folder, ExportFormat.onnx, folder / "model.onnx", [pixels(1, 32, 32)])
     assert (folder / "model.onnx").read_text(encoding="utf-8") == "mine"
 
 
 def test_what_is_not_installed_is_named_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(__import__("server.exported_model").exported_model.NEEDS, Form.onnx, ("onnx", "no_such_thing"))
+    monkeypatch.setitem(
+        __import__("server.exported_model").exported_model.NEEDS, ExportFormat.onnx, ("onnx", "no_such_thing")
+    )
     folder = saved(tmp_path / "run", "tiny_cnn")
     with pytest.raises(BadInput, match=r"needs no_such_thing, not installed here\. pip install 'polyclinic\[export\]'"):
-        export_model(folder, Form.onnx, folder / "model.onnx", [pixels(1, 32, 32)])
+        export_model(folder, ExportFormat.onnx, folder / "model.onnx", [pixels(1, 32, 32)])
 
 
 # ---------------------------------------------------------------------- as typed
@@ -182,5 +184,5 @@ def test_radiographs_get_the_same_probabilities_in_onnx(tmp_path: Path) -> None:
     folder, file = saved(tmp_path / "run", "tiny_cnn", size=64), read_experiment(ROOT / "experiments/nih_surgical.toml")
     assert file.experiment.data is not None
     images = load(file.experiment.data, file.base).test.images[:64, None]
-    done = export_model(folder, Form.onnx, folder / "model.onnx", [images])
+    done = export_model(folder, ExportFormat.onnx, folder / "model.onnx", [images])
     assert (done.images, done.largest_difference < 1e-4) == (64, True)

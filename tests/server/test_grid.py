@@ -9,7 +9,7 @@ from rich.console import Console
 
 from common.errors import BadInput
 from server.grid.cells import Cell, check
-from server.grid.pace import AtWork, Pace, Row, rows
+from server.grid.pace import AtWork, Pace, PaceRow, rows
 from server.grid.running import FailedRuns, fitting_jobs, run_cells
 from server.grid.table import progress_table
 from tests.federations import DIGITS
@@ -65,11 +65,11 @@ def test_nothing_is_left_when_all_is_done() -> None:
 
 def test_rows_count_runs_that_were_there_before_but_take_no_length_from_them() -> None:
     pace = Pace({"a": 3, "b": 1}, {"a": 2, "b": 1})
-    assert rows(pace, [AtWork("a", 5, 1, 9)]) == [Row("a", 2, 3, ((1, 9),), None), Row("b", 1, 1, (), None)]
+    assert rows(pace, [AtWork("a", 5, 1, 9)]) == [PaceRow("a", 2, 3, ((1, 9),), None), PaceRow("b", 1, 1, (), None)]
 
 
 def test_the_table_leaves_finished_experiments_out() -> None:
-    table = progress_table([Row("a", 2, 3, ((1, 9),), 12.0), Row("b", 1, 1, (), 3.0)])
+    table = progress_table([PaceRow("a", 2, 3, ((1, 9),), 12.0), PaceRow("b", 1, 1, (), 3.0)])
     assert [list(column.cells) for column in table.columns[1:]] == [["2 of 3"], ["round 1 of 9"], ["12.0 s"]]
 
 

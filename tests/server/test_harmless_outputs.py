@@ -20,7 +20,7 @@ from common.models.network import build
 from common.models.saved import save_model
 from common.models.spec import ModelSpec
 from common.plain_text import json_text
-from common.record_bytes import Part
+from common.record_bytes import RecordField
 from common.terminal import PlainConsole, run_program, teller
 from server import overview
 from server.books import Books
@@ -32,9 +32,9 @@ from server.prediction import predict_to_csv
 from server.present import Present
 from server.report import model_card
 from server.reporter import Reporter
-from server.run_files import RoundRecord as RoundLine
+from server.run_files import RoundLine as RoundLine
 from server.run_folder import RunFolder
-from strategies.records import RoundRecord, Validation, Waiting
+from strategies.records import FederationValidation, RoundRecord, Waiting
 from strategies.state import FederationState
 from tests.strategies.test_state import ONE
 from tests.words import HOSTILE_TEXTS, raw_in
@@ -45,7 +45,9 @@ STATE = FederationState(1, ONE)
 
 
 def record(reason: str) -> RoundRecord:
-    return RoundRecord(1, ("east",), {"north": reason}, {}, Validation(), {}, {}, {}, 1.0, 0.1, far={"east": reason})
+    return RoundRecord(
+        1, ("east",), {"north": reason}, {}, FederationValidation(), {}, {}, {}, 1.0, 0.1, far={"east": reason}
+    )
 
 
 @pytest.fixture
@@ -124,7 +126,7 @@ def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
     folder, audit = RunFolder(tmp_path), Audit(tmp_path, durable=False)
     books = Books(folder, 1)
     books.note(record(ALL), STATE, {ALL: 1.0})
-    books.close(Validation(), STATE)
+    books.close(FederationValidation(), STATE)
     folder.summary({"rounds": 1, "classes": [ALL], "test": asdict(summarise({}, (), (), ALL))})
     audit.append(reason=ALL)
     for name in ("events.jsonl", "rounds.jsonl", "summary.json", "audit.jsonl"):
@@ -158,12 +160,12 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
 
 
 def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) -> None:
-    many = [Part(f"{ALL} {n}", (2,) * 100_000, 8) for n in range(3_000)]
+    many = [RecordField(f"{ALL} {n}", (2,) * 100_000, 8) for n in range(3_000)]
     fields = listed(many)
     assert len(json_text(fields).encode()) < LISTED_BYTES + 500
     assert fields[-1] == [f"... {3_000 - len(fields) + 1:,} more", None, 8 * (3_000 - len(fields) + 1)]
     assert listed(many[:1])[0][1] == [2] * 8
-    assert listed([Part("train_loss", None, 3)]) == [["train_loss", None, 3]]
+    assert listed([RecordField("train_loss", None, 3)]) == [["train_loss", None, 3]]
 
 
 def test_reasons_of_a_thousand_sites_fit_into_one_line_of_the_audit() -> None:

@@ -6,15 +6,15 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from server.report.method_figures import alike, difficulty_by_round, order_of_passes
-from server.run_files import LearnedInRound, Prototypes, RoundRecord
+from server.run_files import LearnedInRound, Prototypes, RoundLine
 
 SITES = ["east", "north", "west"]
 PASSES = [("north", "east", "west"), ("west", "north", "east"), ("west", "east")]
 
 
-def passes(slopes: dict[str, float | None]) -> list[RoundRecord]:
+def passes(slopes: dict[str, float | None]) -> list[RoundLine]:
     learned = LearnedInRound(slopes=slopes)
-    return [RoundRecord(round=n, sites=sites, learned=learned) for n, sites in enumerate(PASSES, start=1)]
+    return [RoundLine(round=n, sites=sites, learned=learned) for n, sites in enumerate(PASSES, start=1)]
 
 
 def words(svg: str) -> list[str]:
@@ -32,7 +32,7 @@ def test_slopes_are_drawn_where_a_run_has_them() -> None:
 
 
 def test_rounds_that_all_train_at_once_have_no_order() -> None:
-    at_once = [RoundRecord(round=n, sites=tuple(SITES)) for n in (1, 2)]
+    at_once = [RoundLine(round=n, sites=tuple(SITES)) for n in (1, 2)]
     assert order_of_passes(at_once, SITES) == ""
     assert order_of_passes([], SITES) == ""
 
@@ -58,9 +58,9 @@ def test_many_classes_leave_the_numbers_out_but_not_the_cells() -> None:
 @pytest.mark.parametrize(("rounds", "columns"), [(5, 5), (1000, 100)])
 def test_difficulty_is_drawn_round_by_round_thinned_where_there_are_many(rounds: int, columns: int) -> None:
     told = LearnedInRound(difficulty={f"c{n}": 0.5 for n in range(12)})
-    svg = difficulty_by_round([RoundRecord(round=n, learned=told) for n in range(rounds)])
+    svg = difficulty_by_round([RoundLine(round=n, learned=told) for n in range(rounds)])
     assert len(re.findall("var\\(--blue\\)", svg)) == 12 * columns
 
 
 def test_a_run_without_difficulty_has_no_such_figure() -> None:
-    assert difficulty_by_round([RoundRecord(round=1)]) == ""
+    assert difficulty_by_round([RoundLine(round=1)]) == ""

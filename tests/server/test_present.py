@@ -9,7 +9,7 @@ from common.models.state import Head, ModelState
 from server.overview import in_words
 from server.present import Present, read_present
 from server.reporter import Reporter
-from strategies.records import RoundRecord, Validation
+from strategies.records import FederationValidation, RoundRecord
 from strategies.state import FederationState
 
 MODEL = ModelState(
@@ -21,7 +21,7 @@ def done(number: int, **facts: Any) -> RoundRecord:
     nothing: dict[str, Any] = {"site_seconds": {}, "bytes_down": {}, "bytes_up": {}, "seconds": 1.0}
     facts = {"absent": {}, **nothing, **facts}
     return RoundRecord(
-        number, ("east",), train_loss={"east": 0.5}, validation=Validation(), aggregate_seconds=0.1, **facts
+        number, ("east",), train_loss={"east": 0.5}, validation=FederationValidation(), aggregate_seconds=0.1, **facts
     )
 
 

@@ -23,12 +23,12 @@ from common.masking_records import (
 from common.models.head import Head
 from common.records import Groups, Record
 from common.wire import R, decode, encode
-from strategies.masking.coordinator import Asked, MaskingFailed, Opened, Summing
+from strategies.masking.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.masking.fixed_point import ONE, cut, fixed_point, from_fixed_point
-from strategies.masking.segments import Layout, flat, segments_of, threshold
+from strategies.masking.segments import SegmentLayout, flat, segments_of, threshold
 from strategies.masking.site import Identity, MaskingRefused, SiteRound, Terms
 
-LAYOUT = Layout(trunk=5, norm=2, features=3)
+LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
 NEVER = len(STAGES)
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak", "yew")
@@ -76,14 +76,14 @@ class Ward:
                 yield site, decode(encode(said), expected)
 
     @property
-    def asked(self) -> Asked:
+    def asked(self) -> SumRequest:
         classes = tuple(sorted({name for rows in self.rows.values() for name in rows}))
-        return Asked("run", 3, self.weights, self.rows, classes, LAYOUT, 8.0)
+        return SumRequest("run", 3, self.weights, self.rows, classes, LAYOUT, 8.0)
 
-    def opened(self) -> Opened:
+    def opened(self) -> UnmaskedSum:
         return Summing(self.asked, self).opened()
 
-    def plain_sum(self, opened: Opened) -> np.ndarray:
+    def plain_sum(self, opened: UnmaskedSum) -> np.ndarray:
         """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
         took_part = [site for site in self.rows if self.lost_at.get(site, NEVER) > 1]
         total = sum(self.weights[site] for site in took_part)
@@ -151,7 +151,7 @@ def test_what_is_sent_shows_nothing_of_an_update() -> None:
     ward = ward_of({"ash": "", "birch": "", "cedar": ""})
     big = {site: SiteRound("run", 3, site, Groups(np.zeros(20_000, np.float32)), Terms(1.0, 8.0)) for site in ward.rows}
     ward.sites, ward.weights = big, dict.fromkeys(big, 1.0)
-    layout = Layout(20_000, 0, 0)
+    layout = SegmentLayout(20_000, 0, 0)
     opened = Summing(replace(ward.asked, layout=layout, weights=ward.weights), ward).opened()
     assert not opened.integers.any()
     sent = [said.vector for _, said in ward.said if isinstance(said, MaskedAnswer)]

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from client.check.data import check_data
-from client.check.findings import Checked, Result, fault, note, warning
+from client.check.findings import AreaFindings, Result, fault, note, warning
 from client.check.labels import ClassCounts
 from client.check.needs import needs_of
 from client.check.pictures import looks_inverted
@@ -149,7 +149,7 @@ def test_without_any_plan_the_model_is_a_guess_and_said_to_be_one(hospital: Hosp
 
 def worst() -> Result:
     long = "A very long sentence about what is wrong, " * 5
-    data = Checked(
+    data = AreaFindings(
         "data",
         ("1,910 images",),
         (
@@ -158,7 +158,7 @@ def worst() -> Result:
             fault(ExitCode.COLUMN, "no [Effusion] column", "Name it."),
         ),
     )
-    return Result("north", (Checked("connection", ("well",)), data))
+    return Result("north", (AreaFindings("connection", ("well",)), data))
 
 
 def on_screen(result: Result) -> str:
@@ -186,8 +186,8 @@ def test_five_names_are_printed_and_the_rest_is_counted() -> None:
 
 
 def test_nothing_but_notes_is_exit_code_0() -> None:
-    assert Result("north", (Checked("data", (), (note("a note"),)),)).exit_code == 0
-    assert "north: nothing stands in the way." in on_screen(Result("north", (Checked("data"),)))
+    assert Result("north", (AreaFindings("data", (), (note("a note"),)),)).exit_code == 0
+    assert "north: nothing stands in the way." in on_screen(Result("north", (AreaFindings("data"),)))
 
 
 def test_json_holds_every_name_and_the_exit_code_of_the_process(hospital: Hospital) -> None:

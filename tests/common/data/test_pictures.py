@@ -10,7 +10,7 @@ from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 from common.data.dicom import dicom_pixels, windowed
-from common.data.pictures import Form, ImageStore, decode_all, picture, resized, shaped
+from common.data.pictures import ImageForm, ImageStore, decode_all, picture, resized, shaped
 
 
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
@@ -59,7 +59,7 @@ def test_a_jpeg_is_known_by_its_content() -> None:
 
 @pytest.mark.parametrize("size", [(10, 4), (4, 10), (7, 7), (300, 1)])
 def test_pictures_keep_their_aspect_ratio_inside_a_square(size: tuple[int, int]) -> None:
-    square = shaped(Image.new("L", size, 255), Form(8, color=False, resize="pad"))
+    square = shaped(Image.new("L", size, 255), ImageForm(8, color=False, resize="pad"))
     rows, columns = (square > 0).any(axis=1).sum(), (square > 0).any(axis=0).sum()
     assert max(rows, columns) == 8
     assert (columns, rows) == tuple(max(1, round(side * 8 / max(size))) for side in size)
@@ -74,7 +74,7 @@ def test_images_of_the_wanted_size_are_not_copied() -> None:
 def test_skipped_pictures_leave_no_gap(tmp_path: Path) -> None:
     data = [encoded(Image.new("L", (2, 2), value)) for value in (10, 20, 30)]
     data.insert(1, b"")
-    decoded = decode_all(["a", "b", "c", "d"], data.__getitem__, Form(2, color=False, resize="pad"))
+    decoded = decode_all(["a", "b", "c", "d"], data.__getitem__, ImageForm(2, color=False, resize="pad"))
     assert decoded.images[:, 0, 0].tolist() == [10, 20, 30]
     assert decoded.kept.tolist() == [0, 2, 3]
     assert [skip.name for skip in decoded.skipped] == ["b"]
@@ -83,7 +83,7 @@ def test_skipped_pictures_leave_no_gap(tmp_path: Path) -> None:
 def test_images_over_the_memory_budget_are_mapped_from_a_file_that_leaves_no_trace(tmp_path: Path) -> None:
     data = encoded(Image.new("L", (4, 4), 99))
     store = ImageStore(cache_dir=tmp_path, memory_budget_bytes=10)
-    decoded = decode_all(["a", "b"], lambda _: data, Form(4, color=False, resize="pad"), store)
+    decoded = decode_all(["a", "b"], lambda _: data, ImageForm(4, color=False, resize="pad"), store)
     assert isinstance(decoded.images, np.memmap)
     assert (decoded.images == 99).all()
     assert list(tmp_path.iterdir()) == []
@@ -162,5 +162,5 @@ def test_windows_follow_the_standards_functions(function: str, expected: list[fl
 )
 def test_dicom_that_is_no_single_picture_is_refused_with_the_reason(elements: dict[str, Any], reason: str) -> None:
     data = dicom(RAMP, **elements)
-    decoded = decode_all(["x.dcm"], lambda _: data, Form(4, color=False, resize="pad"))
+    decoded = decode_all(["x.dcm"], lambda _: data, ImageForm(4, color=False, resize="pad"))
     assert reason in decoded.skipped[0].reason

@@ -12,7 +12,7 @@ from common.data.image_set import Splits
 from common.data.load import faults, load, open_table
 from common.data.partition import partition
 from common.data.partition_spec import LabelSkewSpec, TasksSpec
-from common.data.pictures import Form, picture, shaped
+from common.data.pictures import ImageForm, picture, shaped
 from common.data.spec import DataSpec, NihSpec
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
@@ -160,7 +160,7 @@ def test_each_dicom_file_is_decoded(real_data: Path, name: str) -> None:
 
 def test_lungs_are_darker_than_the_spine_in_the_inverted_chest_radiograph(real_data: Path) -> None:
     data = (real_data / "dicom" / "chest_CR_RG1_j2k_lossy.dcm").read_bytes()
-    image = shaped(picture(data), Form(64, color=False, resize="stretch"))
+    image = shaped(picture(data), ImageForm(64, color=False, resize="stretch"))
     assert image[10:25, 18:24].mean() < image[10:25, 30:34].mean() - 30
 
 
