@@ -106,11 +106,23 @@ def _authorship(said: Mapping[str, Any], site: str, keys: Mapping[str, str], sta
         found = check_authorship(said, keys)
         numbers = [_number(reply) for reply in said["replies"] if reply["site"] == site]
         count = taken(state, said["run"]).count
-        if numbers and count > max(numbers):  # what is missing in between was found with the signatures
-            note_gaps(found, said, site, range(max(numbers) + 1, count + 1))
+        last = max(numbers, default=0)
+        if count > last:  # what is missing in between was found with the signatures
+            note_gaps(found, said, site, range(last + 1, count + 1))
+        found.notes += _not_counted(said, site)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput([Fault("receipt.json", f"is no receipt that can be read: {error!r}.")]) from None
     return found
+
+
+def _not_counted(said: Mapping[str, Any], site: str) -> list[str]:
+    """What the coordinator received of this site and says did not count."""
+    return [
+        f"the {reply['record']} of round {reply['round']} of {site} was received and did not count: "
+        f"{shown(str(reply['reason']), 200)}"
+        for reply in said["replies"]
+        if reply["site"] == site and not reply["counts"]
+    ]
 
 
 def _number(reply: Mapping[str, Any]) -> int:

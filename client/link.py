@@ -429,7 +429,8 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise Refused.clock() from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
-            raise Refused.key("not admitted, revoked, or in use by another process") from None
+            used = "in use by another process: a second one here, or elsewhere with a copy of this key"
+            raise Refused.key(used if "in use" in details else "not admitted, or revoked") from None
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
             raise RunOver(details) from None
         raise Unreachable(f"{code.name.lower()}: {details}") from None

@@ -13,6 +13,7 @@ from typing import Any
 from common.amounts import counted
 from common.errors import Fault
 from common.identity import same_key
+from common.plain_text import shown
 from common.signatures import CHAINED, ReplyStatement, SignatureFault, Signed, verified_reply
 
 FILE = "receipt.json"
@@ -42,19 +43,37 @@ def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str]) -> Aut
         keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
     """
     found = Authorship()
+    if type(receipt["resumed"]) is not int or receipt["resumed"] < 0:
+        raise ValueError("resumed is no count")
     if not any(site["public_key"] for site in receipt["sites"].values()) and not receipt["replies"] and not keys:
-        found.notes.append("signatures: there are none, as in every simulation")
+        found.notes.append("signatures: none, as in every simulation: the receipt does not prove who sent what")
         return found
+    _check_keys(found, receipt)
     for site in receipt["sites"]:
         replies = [reply for reply in receipt["replies"] if reply["site"] == site]
         _check_site(found, receipt, site, replies, keys.get(site, ""))
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
-        found.faults.append(Fault(f"{FILE}: replies", f"names {site}, which does not take part: forged."))
+        found.faults.append(Fault(f"{FILE}: replies", f"names {shown(site)}, which does not take part: forged."))
+    for one in receipt["rounds"]:
+        for site in sorted(one["sites"].keys() - receipt["sites"].keys()):
+            problem = f"round {one['round']} counts {shown(site)}, which does not take part: forged."
+            found.faults.append(Fault(f"{FILE}: rounds", problem))
     if not found.faults:
         found.right.append(
             f"signatures: {counted(len(receipt['replies']), 'reply', 'replies')}, each signed by its site"
         )
     return found
+
+
+def _check_keys(found: Authorship, receipt: Mapping[str, Any]) -> None:
+    """No two sites have one key."""
+    names: dict[str, str] = {}
+    for site, said in receipt["sites"].items():
+        key = " ".join(said["public_key"].split()[:2])
+        if key and key in names:
+            problem = f"{shown(names[key])} and {shown(site)} have the same public key: forged."
+            found.faults.append(Fault(f"{FILE}: sites", problem))
+        names[key] = site
 
 
 def _check_site(
@@ -71,6 +90,10 @@ def _check_site(
         except SignatureFault as fault:
             what = f"{reply['record']} of round {reply['round']} ({reply['sha256'][:12]}...)"
             found.faults.append(Fault(where, f"the {what} is not this site's: {fault}."))
+    answers = {one["sha256"] for one in replies if one["record"] == CHAINED[0] and one["counts"]}
+    if receipt["sites"][site]["answer_sha256"] not in answers:
+        problem = "its answer to the roll call is not among the replies that it signed: forged, or withheld."
+        found.faults.append(Fault(where, problem))
     _check_repeated(found, where, statements)
     _check_gaps(found, receipt, site, statements)
     _check_rounds(found, receipt, site, replies)
@@ -122,7 +145,7 @@ def note_gaps(found: Authorship, receipt: Mapping[str, Any], site: str, missing:
     numbers = ", ".join(map(str, missing))
     which = f"{counted(len(missing), 'reply', 'replies')} of {site} (number {numbers} by its own count)"
     if explained:
-        why = reasons[0] if reasons else "the run was resumed"
+        why = shown(reasons[0], 200) if reasons else "the run was resumed"
         found.notes.append(f"{which}: taken from the site, and not in the receipt: {why}")
     else:
         problem = f"{which}: taken from the site, and not in the receipt: withheld."

@@ -1,6 +1,7 @@
 """Who may take part: one file a site, its public key as it was admitted, and whether it was revoked since."""
 
 import datetime as dt
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,13 +105,24 @@ def admission_faults(coordinator: Coordinator, request: SiteRequest) -> list[Fau
     if found and not found.revoked and not same_key(found.public_key, request.public_key):
         remedy = f"If this is the same hospital with a new key: flwr-server revoke {coordinator.folder} {request.site}"
         faults.append(Fault(where, f'the name "{request.site}" is taken by another key.', remedy))
+    if len(alphabets := alphabets_of(request.site)) > 1:
+        problem = f"its name mixes letters of {' and '.join(sorted(alphabets))}, of which some look alike."
+        faults.append(Fault(where, problem, "The site takes a name in one alphabet: flwr-client init."))
     for site in sites.values():
+        if site.site != request.site and site.site.casefold() == request.site.casefold():
+            problem = f'its name differs from the admitted site "{site.site}" in capitals only.'
+            faults.append(Fault(where, problem, "The site takes another name: flwr-client init."))
         same = same_key(site.public_key, request.public_key)
         revoked = (same and site.revoked) or any(same_key(key, request.public_key) for key in site.old_keys)
         if revoked or (same and site.site != request.site):
             problem = f'its key was {"revoked" if revoked else "admitted"} under the name "{site.site}".'
             faults.append(Fault(where, problem, "The site makes a new key: another folder, flwr-client init."))
     return faults
+
+
+def alphabets_of(name: str) -> set[str]:
+    """The alphabets of a name's letters, as Unicode calls them: LATIN, CYRILLIC, GREEK, ..."""
+    return {unicodedata.name(letter, "UNKNOWN").split()[0] for letter in name if letter.isalpha()}
 
 
 def claims_of(coordinator: Coordinator) -> ClaimsBySite:

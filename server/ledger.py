@@ -27,8 +27,8 @@ from strategies.roll_call import Member
 from strategies.state import FederationState
 
 UPDATES = "updates"
-FIGURES = ("summary.json", "rounds.jsonl")
-"""The files of a run folder that hold its figures."""
+FIGURES = ("summary.json", "rounds.jsonl", "model.json")
+"""The files of a run folder that hold its figures and describe its model, which not every method has."""
 INITIAL = "initial.safetensors"
 REASONS_TOGETHER, LEAST_WORDS = 8_000, 60
 """Characters of the reasons in one line of the audit, and of one of them at least."""
@@ -121,7 +121,8 @@ class RunAudit:
 
     def figures(self, folder: Path) -> None:
         """Note what the run folder says of the run, so that a figure that is changed later is found."""
-        hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in FIGURES}
+        there = [name for name in FIGURES if (folder / name).is_file()]
+        hashes = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in there}
         self.audit.append(event="figures", sha256=hashes)
 
     def _authorship(self, signed: Signed | None) -> dict[str, Any]:

@@ -10,12 +10,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from common.amounts import listed
 from common.audit import Audit, Entry
 from common.audit_check import check
 from common.authorship import check_authorship
 from common.config import Experiment
-from common.errors import BadInput, Fault
-from common.models.saved import DESCRIPTION, load_model
+from common.errors import BadInput, Fault, quoted
+from common.models.saved import DESCRIPTION, load_model, read_description
 from common.models.state import layout_of, read_state, state_sha256
 from server.receipt import FILE, Receipt, experiment_sha256, read_receipt, receipt_of
 from server.replay import Altered, Replay, why_not
@@ -52,6 +53,8 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
     authorship = check_authorship(receipt.model_dump(mode="json"), keys)
     found.right, found.unknown = found.right + authorship.right, found.unknown + authorship.notes
     found.faults += authorship.faults
+    if not receipt.replies and not any(site.public_key for site in receipt.sites.values()):
+        _refuse_unsigned(found, path.parent)
     _check_figures(found, path.parent)
     _check_model(found, path.parent, receipt)
     experiment = _experiment(found, path.parent, receipt)
@@ -101,6 +104,16 @@ def _unequal(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
         yield where, now, then
 
 
+def _refuse_unsigned(found: Verified, folder: Path) -> None:
+    """A run over the network has signatures; only a simulation has none."""
+    try:
+        backend = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["backend"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if backend == "network":
+        found.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
+
+
 def _check_figures(found: Verified, folder: Path) -> None:
     """The files with the run's figures are those that it wrote when it was done."""
     noted = [entry["sha256"] for entry in Audit(folder).entries() if entry.get("event") == "figures"]
@@ -116,7 +129,7 @@ def _check_figures(found: Verified, folder: Path) -> None:
             faults.append(Fault(name, "is not the file that the run wrote: changed."))
     found.faults += faults
     if not faults:
-        found.right.append(f"{' and '.join(noted[-1])}: as the run wrote them")
+        found.right.append(f"{listed(list(noted[-1]))}: as the run wrote them")
 
 
 def _check_model(found: Verified, folder: Path, receipt: Receipt) -> None:
@@ -135,6 +148,9 @@ def _check_model(found: Verified, folder: Path, receipt: Receipt) -> None:
         )
         return
     found.right.append("model.safetensors: the model that the receipt names")
+    if (named := read_description(folder).class_names) != receipt.classes:
+        problem = f"names the classes {quoted(named)}, the receipt {quoted(receipt.classes)}: changed."
+        found.faults.append(Fault(DESCRIPTION, problem))
 
 
 def _experiment(found: Verified, folder: Path, receipt: Receipt) -> Experiment | None:

@@ -8,14 +8,14 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 FILE = "refused-calls.jsonl"
-PAUSE_S = 60.0
-"""The same refusal is not written again for so long."""
+PAUSE_S = 5.0
+"""The same refusal is not written again for so long; then it is, with how often it came."""
 FULL_BYTES = 2**20
 MOST_KINDS = 1000
 """Different refusals that are remembered; beyond that all are counted as one."""
@@ -48,6 +48,7 @@ class RefusedCalls:
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()
         self._seen: dict[RefusedCall, tuple[float, int]] = {}  # when it was written last, times since
+        self._timer: threading.Timer | None = None
 
     def note(self, refused: RefusedCall) -> None:
         """Write a refusal, or count it where the same one was written less than :data:`PAUSE_S` ago."""
@@ -58,12 +59,30 @@ class RefusedCalls:
             now, times = time.monotonic(), times + 1
             if now - when < PAUSE_S:
                 self._seen[refused] = when, times
+                self._write_later()
                 return
             self._seen[refused] = now, 0
-            self._write({"time": time.time(), **vars(refused), "times": times})
-        log.warning("refused %s of %s: %s (%d times)", refused.call, refused.caller, refused.reason, times)
+            self._write(refused, times)
 
-    def _write(self, line: Mapping[str, Any]) -> None:
+    def _write_later(self) -> None:
+        if self._timer is None:
+            self._timer = threading.Timer(PAUSE_S, self._write_counted)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _write_counted(self) -> None:
+        """Write the refusals that were only counted, so that the last ones of an attack are told, too."""
+        with self._lock:
+            self._timer, now = None, time.monotonic()
+            for refused, (_, times) in list(self._seen.items()):
+                if times:
+                    self._seen[refused] = now, 0
+                    self._write(refused, times)
+
+    def _write(self, refused: RefusedCall, times: int) -> None:
+        about = f" about {refused.other}" if refused.other else ""
+        log.warning("refused %s of %s%s: %s (%d times)", refused.call, refused.caller, about, refused.reason, times)
+        line: dict[str, Any] = {"time": time.time(), **vars(refused), "times": times}
         if self._path.exists() and self._path.stat().st_size > FULL_BYTES:
             self._path.replace(self._path.with_suffix(".old.jsonl"))
         with self._path.open("a", encoding="utf-8") as file:

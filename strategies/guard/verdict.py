@@ -82,11 +82,17 @@ def _oddity(site: str, signs: Mapping[str, Signs], earlier: Mapping[str, Lengths
     head = _unlike(one.head) and long_enough.get("trunk", True)
     opposed = _opposed(one.head)
     reasons = [
-        f"its {part} moves {times:.3g} times as far as usual" if times >= LONG else "",
+        _long(part, times) if times >= LONG else "",
         one.impossible,
         f"its head rows have a cosine of {one.head.own:.2f} with the others'" if head or opposed else "",
     ]
     return Oddity(times, head, opposed, bool(one.impossible), "; ".join(filter(None, reasons)))
+
+
+def _long(part: str, times: float) -> str:
+    if math.isinf(times):
+        return f"its {part} moves, and no other's does"
+    return f"its {part} moves {times:.3g} times as far as usual"
 
 
 def _unlike(alignment: Alignment) -> bool:
@@ -144,9 +150,9 @@ def _why(
     oddity, sites = oddities[site], len(oddities)
     gains = _gains(site, whole, without[site], judges)
     said = _in_words(site, gains, oddity)
-    if oddity.impossible or oddity.times >= ABSURD:
+    if oddity.impossible or (oddity.times >= ABSURD and sites > 2):
         return said
-    if sites == 2:
+    if sites == 2:  # either update may be the odd one: an honest one is long beside one that is next to nothing
         return said if _one_of_two(site, oddities, whole, without, judges) else ""
     least = BROKEN
     if oddity.times >= LONG:

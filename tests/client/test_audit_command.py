@@ -8,7 +8,7 @@ import pytest
 from client.cli import main
 from common.audit import Audit
 from common.identity import new_key, public_line, read_key
-from tests.receipts import signed_reply, the_receipt
+from tests.receipts import RUN, message_of, signed_reply, the_receipt
 
 Capture = pytest.CaptureFixture[str]
 TOML = 'name = "north"\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
@@ -90,3 +90,26 @@ def test_verify_against_a_receipt_finds_an_end_that_was_cut_off_and_a_head_that_
 def test_a_receipt_that_is_none_is_a_fault_of_the_command(folder: Path, capsys: Capture) -> None:
     (folder / "receipt.json").write_text("{}", encoding="utf-8")
     assert flwr_client(capsys, "audit", "verify", folder, "--receipt", folder / "receipt.json")[0] == 2
+
+
+def test_replies_that_were_taken_and_are_all_withheld_are_found_by_the_site_itself(
+    folder: Path, capsys: Capture
+) -> None:
+    path = receipt(folder, UPDATE)
+    taken = {RUN: {"count": 2, "message": message_of("north", 2)}}
+    (folder / "state" / "statements.json").write_text(json.dumps(taken), encoding="utf-8")
+    assert flwr_client(capsys, "audit", "verify", folder, "--receipt", path)[0] == 0
+    said = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(said | {"replies": [], "rounds": []}), encoding="utf-8")
+    code, out = flwr_client(capsys, "audit", "verify", folder, "--receipt", path)
+    assert code == 1
+    assert "2 replies of north (number 1, 2 by its own count): taken from the site" in " ".join(out.split())
+
+
+def test_a_site_reads_which_of_its_replies_did_not_count(folder: Path, capsys: Capture) -> None:
+    path = receipt(folder, UPDATE)
+    said = json.loads(path.read_text(encoding="utf-8"))
+    said["replies"][1] |= {"counts": False, "reason": "a liar"}
+    path.write_text(json.dumps(said | {"rounds": []}), encoding="utf-8")
+    _, out = flwr_client(capsys, "audit", "verify", folder, "--receipt", path)
+    assert "the TrainReply of round 1 of north was received and did not count: a liar" in " ".join(out.split())

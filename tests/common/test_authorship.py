@@ -219,7 +219,10 @@ def test_a_simulation_has_no_signatures_and_says_so(receipt: Receipt) -> None:
     for site in receipt["sites"].values():
         site["public_key"] = ""
     found = check_authorship(receipt, {})
-    assert (found.faults, found.notes) == ([], ["signatures: there are none, as in every simulation"])
+    assert (found.faults, found.notes) == (
+        [],
+        ["signatures: none, as in every simulation: the receipt does not prove who sent what"],
+    )
 
 
 def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt) -> None:
@@ -228,3 +231,42 @@ def test_signatures_cannot_be_taken_out_of_a_hospitals_receipt(receipt: Receipt)
     for site in receipt["sites"].values():
         site["public_key"] = ""
     assert "forged" in problems(receipt, LINES)
+
+
+# ---------------------------------------------------------------------- sites and rounds are tied to what was signed
+
+
+def test_an_answer_to_the_roll_call_that_nobody_signed_is_found(receipt: Receipt) -> None:
+    receipt["sites"]["north"]["answer_sha256"] = sha("made up")
+    assert "its answer to the roll call is not among the replies that it signed" in problems(receipt)
+
+
+def test_a_site_all_of_whose_replies_are_withheld_is_found(receipt: Receipt) -> None:
+    receipt["replies"] = [one for one in receipt["replies"] if one["site"] != "north"]
+    for one in receipt["rounds"]:
+        del one["sites"]["north"]
+    assert "its answer to the roll call is not among the replies that it signed" in problems(receipt)
+
+
+def test_one_key_under_two_names_is_found(receipt: Receipt) -> None:
+    receipt["sites"]["ghost"] = {"answer_sha256": sha("x"), "joined": 0, "public_key": f"{LINES['north']} other"}
+    assert "north and ghost have the same public key: forged." in problems(receipt)
+
+
+def test_a_round_that_counts_nobody_who_takes_part_is_found(receipt: Receipt) -> None:
+    receipt["rounds"][1]["sites"]["ghost"] = sha("x")
+    assert "round 2 counts ghost, which does not take part: forged." in problems(receipt)
+
+
+@pytest.mark.parametrize("count", [-1, 1e308, float("nan"), "9", None, True])
+def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: Receipt) -> None:
+    receipt["resumed"] = count
+    with pytest.raises(ValueError, match="resumed is no count"):
+        check_authorship(receipt, LINES)
+
+
+def test_a_reason_is_cut(receipt: Receipt) -> None:
+    replace(receipt, reply(receipt, "north", "TrainReply", 2), None)
+    receipt["absences"].append({"site": "north", "where": "round 2", "reason": "A" * 3000})
+    (note,) = check_authorship(receipt, LINES).notes
+    assert len(note) < 500

@@ -144,6 +144,18 @@ def test_a_name_is_not_given_to_another_key_and_the_remedy_is_said(
     assert everything_in(coordinator.folder) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("s\u0456te-1", "mixes letters of CYRILLIC and LATIN"), ("SITE-1", 'differs from the admitted site "site-1" in')],
+)
+def test_a_name_that_looks_like_another_is_refused(
+    name: str, said: str, coordinator: Coordinator, keys: Sequence[str]
+) -> None:
+    admit(coordinator, SiteRequest(site="site-1", public_key=keys[0]))
+    (fault,) = admission_faults(coordinator, SiteRequest(site=name, public_key=keys[1]))
+    assert said in str(fault)
+
+
 def test_a_key_is_not_admitted_under_a_second_name_also_with_another_comment(
     coordinator: Coordinator, keys: Sequence[str]
 ) -> None:

@@ -41,7 +41,7 @@ def test_a_finished_run_is_what_its_receipt_says(finished: Path) -> None:
     assert [line.split(":")[0] for line in found.right] == [
         "audit",
         "receipt.json",
-        "summary.json and rounds.jsonl",
+        "summary.json, rounds.jsonl and model.json",
         "model.safetensors",
         "summary.json",
         "round 1",
@@ -126,6 +126,18 @@ def test_one_changed_byte_is_found_and_named(name: str, change: Change, said: st
 def test_an_update_that_is_gone_is_named(run: Path) -> None:
     (run / "updates" / "round-000002" / "site-1.record").unlink()
     assert faults(run) == ["updates/round-000002/site-1.record: cannot be read (No such file or directory): removed."]
+
+
+def test_class_names_that_were_swapped_in_the_models_description_are_named(run: Path) -> None:
+    path = run / "model.json"
+    before = path.read_text(encoding="utf-8")
+    described = json.loads(before)
+    described["class_names"] = described["class_names"][::-1]
+    path.write_text(json.dumps(described), encoding="utf-8")
+    found = " ".join(faults(run))
+    path.write_text(before, encoding="utf-8")
+    assert "model.json: is not the file that the run wrote: changed." in found
+    assert "model.json: names the classes" in found
 
 
 def test_figures_that_are_gone_are_named(run: Path) -> None:

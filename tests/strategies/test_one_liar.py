@@ -17,7 +17,7 @@ from server.going_back import Backwards
 from server.verification import verify
 from strategies.registry import STRATEGIES
 from tests.federations import federation, needs_of
-from tests.liars import LIES, Answer, Lying, shifted_trunk
+from tests.liars import LIES, Answer, Lying, changed, shifted_trunk
 from tests.server.test_resume import Killed, kill_at
 
 pytestmark = pytest.mark.slow
@@ -87,6 +87,17 @@ def test_the_liar_is_named_and_the_model_is_as_good_as_without_it(
     assert summary["test"]["mean_auroc"] > expected - 0.02
     assert [event["site"] for event in events(tmp_path / "run", "condemned")] == [LIAR]
     assert not verify(tmp_path / "run").faults
+
+
+@pytest.mark.parametrize("least", [0.0, 1e-4])
+def test_of_two_the_honest_one_stays_where_the_other_sends_next_to_nothing(
+    least: float, honest: dict[int, float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = without_the_liar(2, tmp_path, honest)
+    lied(monkeypatch, changed(lambda array, server_round: np.float32(least) * array))
+    summary = federation(tmp_path, *plan(2))
+    assert list(summary["condemned"]) in ([], [LIAR])
+    assert summary["test"]["mean_auroc"] > expected - 0.05  # half a step a round is slower
 
 
 SAME = {"surgical", "fedmlp"}

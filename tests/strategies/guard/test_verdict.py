@@ -30,6 +30,15 @@ def test_what_was_usual_earlier_counts_where_a_round_is_short() -> None:
     assert odd(signs, earlier)["east"].times == pytest.approx(4 / 2.5)
 
 
+def test_of_two_an_update_is_not_condemned_for_being_long_beside_one_that_is_next_to_nothing() -> None:
+    for least in (0.0, 1e-4):
+        pair = {"east": Signs({"trunk": least}, Alignment(0.0)), "north": Signs({"trunk": 1.0}, Alignment(0.0))}
+        useful = {"east": judged(east=1, north=1), "north": judged(east=2, north=2)}
+        assert condemned(odd(pair, {}), judged(east=1, north=1), useful, judges=BEFORE) == {}
+    beside_nothing = odd({"east": Signs({"trunk": 0.0}), "north": ALIKE}, {})
+    assert beside_nothing["north"].reason == "its trunk moves, and no other's does"
+
+
 def test_of_two_alone_the_longer_one_is_odd_without_any_earlier_round() -> None:
     oddities = odd({"east": Signs({"trunk": 1e30}), "north": Signs({"trunk": 1.0})}, {})
     assert oddities["east"].times == 1e30
