@@ -2,9 +2,9 @@
 
 PYTHONPATH=. python benchmarks/random_liars.py [--seconds 600] [--seed 0] [--out FILE]
 
-Each case draws a data set (digits, phantoms; HAM10000 and MNIST where ../shared/data is there), a method, 2 to 12
-sites, how many classes all sites annotate, rounds, epochs and a seed. It is run honestly, then with a liar of four kinds
-drawn from those below. Where all sites annotate all classes, the run is also compared to the honest one without the liar.
+Each case draws a data set (digits, phantoms; HAM10000 and MNIST where ../shared/data is there), a method, the sites,
+how many classes all sites annotate, rounds, epochs and a seed. It is run honestly, then with a liar of four kinds of
+those below. Where all sites annotate all classes, the run is also compared to the honest one without the liar.
 """
 
 import argparse
