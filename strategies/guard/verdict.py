@@ -34,6 +34,8 @@ LONG_GAIN, FAR_TOO_LONG_GAIN = 0.7, 0.3
 """Gain that condemns an update of such a length."""
 ONLY_GAIN = 0.4
 """The same for a long update, where the model is better without it and not better without any other."""
+CLEAR = 0.02
+"""Of two updates against one another: the least log ratio to the loss before by which each is better or worse alone."""
 BROKEN = 1.5
 """A gain (4.5 times the loss) that condemns without any other sign. Honest sites with unlike images reached 0.65."""
 
@@ -54,6 +56,7 @@ class Oddity:
         times: Its length over the usual length of its worst part.
         unlike: Whether it points elsewhere than the others' updates, which agree.
         opposed: Whether it points against them.
+        against: The same, whether or not there are two others that agree.
         impossible: Whether no training makes it.
         reason: In words; empty where nothing is odd.
     """
@@ -61,6 +64,7 @@ class Oddity:
     times: float
     unlike: bool
     opposed: bool
+    against: bool
     impossible: bool
     reason: str
 
@@ -86,7 +90,8 @@ def _oddity(site: str, signs: Mapping[str, Signs], earlier: Mapping[str, Lengths
         one.impossible,
         f"its head rows have a cosine of {one.head.own:.2f} with the others'" if head or opposed else "",
     ]
-    return Oddity(times, head, opposed, bool(one.impossible), "; ".join(filter(None, reasons)))
+    against = one.head.own is not None and one.head.own <= OPPOSED
+    return Oddity(times, head, opposed, against, bool(one.impossible), "; ".join(filter(None, reasons)))
 
 
 def _long(part: str, times: float) -> str:
@@ -188,6 +193,8 @@ def _one_of_two(
     gains = _gains(site, whole, without[site], judges)
     if not gains:
         return False
+    if oddities[site].against and other in without and _turned(site, other, without, judges):
+        return True
     if oddities[site].times >= LONG and oddities[other].times < LONG:
         return gains[0] >= BROKEN
     against = gains[0], _auroc_gain(other, whole, without[site])
@@ -199,6 +206,19 @@ def _one_of_two(
         return against[0] >= BROKEN and for_other[0] <= -0.1
     by_loss = against[0] >= 0.3 and for_other[0] <= -0.1
     return by_loss or (against[1] >= 0.1 and for_other[1] <= -0.1)
+
+
+def _turned(site: str, other: str, without: Mapping[str, Judged], judges: Mapping[str, float]) -> bool:
+    """Whether its update alone makes the model worse at both sites, and the other's alone makes it better at both.
+
+    No honest site says so of its own update.
+    """
+    both = (site, other)
+    if not all(judge in judges for judge in both):
+        return False
+    by_it = [_log_ratio(without[other].loss.get(judge, math.inf), judges[judge]) for judge in both]
+    by_other = [_log_ratio(without[site].loss.get(judge, math.inf), judges[judge]) for judge in both]
+    return min(by_it) >= CLEAR and max(by_other) <= -CLEAR
 
 
 def _gains(site: str, whole: Judged, without: Judged, judges: Mapping[str, float]) -> list[float]:

@@ -30,6 +30,19 @@ def test_what_was_usual_earlier_counts_where_a_round_is_short() -> None:
     assert odd(signs, earlier)["east"].times == pytest.approx(4 / 2.5)
 
 
+def test_of_two_that_point_against_one_another_the_one_that_harms_both_goes() -> None:
+    pair = {"east": Signs({"trunk": 1.0}, Alignment(-1.0)), "north": Signs({"trunk": 1.0}, Alignment(-1.0))}
+    whole = judged(east=0.7, north=0.7)
+    without = {"east": judged(east=0.68, north=0.68), "north": judged(east=0.72, north=0.72)}
+    assert condemned(odd(pair, {}), whole, without, judges=BEFORE).keys() == {"east"}
+    own_word_for_it = without | {"north": judged(east=0.68, north=0.72)}
+    assert condemned(odd(pair, {}), whole, own_word_for_it, judges=BEFORE) == {}
+    hardly = {"east": judged(east=0.69, north=0.69), "north": judged(east=0.71, north=0.71)}
+    assert condemned(odd(pair, {}), whole, hardly, judges=BEFORE) == {}
+    apart = dict.fromkeys(pair, Signs({"trunk": 1.0}, Alignment(-0.6)))
+    assert condemned(odd(apart, {}), whole, without, judges=BEFORE) == {}
+
+
 def test_of_two_an_update_is_not_condemned_for_being_long_beside_one_that_is_next_to_nothing() -> None:
     for least in (0.0, 1e-4):
         pair = {"east": Signs({"trunk": least}, Alignment(0.0)), "north": Signs({"trunk": 1.0}, Alignment(0.0))}
