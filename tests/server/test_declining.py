@@ -48,7 +48,7 @@ def test_the_run_goes_on_without_it_and_says_why(tmp_path: Path) -> None:
     found = verify(run / "receipt.json")
     assert found.faults == []
     assert found.unknown == [
-        "signatures: there are none, as in every simulation",
+        "signatures: none, as in every simulation: the receipt does not prove who sent what",
         "sums: not added up again, for the run did not keep its updates (run.keep_updates); their hashes are checked",
     ]
     assert not (run / "updates").exists()
