@@ -246,7 +246,7 @@ def test_the_order_in_which_sites_answer_changes_nothing() -> None:
         (lambda reply: replace(reply, epsilon=1e300), "TrainReply.epsilon must be from 0 to 1e+09, not 1e+300."),
         (
             lambda reply: replace(reply, site="sou\u202eth"),
-            r"that can be seen, on one line, not 6 characters: sou\u202eth.",
+            r"printable characters; it has characters that cannot be printed: sou\u202eth.",
         ),
         (lambda reply: encode(RollCall("run-1", "{}")), "expected TrainReply, got 'RollCall'."),
         (lambda reply: RecordDict(), "without a wire version"),
