@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,8 +20,8 @@ from common.data.thumbnails import png
 from common.errors import stop_on
 from common.files import write_atomically
 from common.models.network import as_seen
+from common.pages import page_environment
 from common.pixels import channels_first
-from common.plain_text import in_page
 
 SIDE = 160
 VIEWS = 2
@@ -145,15 +144,7 @@ def _rendered(
     rows: tuple[LabelCountsRow, ...],
     source: Source,
 ) -> str:
-    loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(
-        loader=loader,
-        autoescape=True,
-        finalize=in_page,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment(Path(__file__).parent)
     return environment.get_template("preview.html.j2").render(
         site=settings.file.name,
         plan=work.plan,

@@ -125,7 +125,7 @@ class Receipt(_Part):
 
 
 def experiment_sha256(experiment: Experiment) -> str:
-    """Hash an experiment's values, whatever its file looks like."""
+    """Hash an experiment's values; the layout of its file does not count."""
     return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
 

@@ -80,7 +80,7 @@ def _said(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]
 def _chosen(
     scores: NDArray[np.float32], labels: NDArray[np.float32], said: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
-    """Choose a class's surest correct images and its gravest errors; ties go by their place."""
+    """Choose a class's correct and wrong images with the most confident scores; ties go by their place."""
     order = np.argsort(-scores, kind="stable")
     found, missed, alarm = (labels == 1) & said, (labels == 1) & ~said, (labels == 0) & said
     ranked = ((found, order), (missed, order[::-1]), (alarm, order))

@@ -3,7 +3,7 @@
 A site says at the roll call how many training images it has, and nobody can check it: one that says a billion is all
 of the mean. A cap that never touches an honest run cannot stop that, because honest counts differ by any factor, and
 a share of 99 % is as good as all. So there is none unless ``participation.largest_share`` sets one; a site that has
-more than :data:`HEAVY` of a run's images is named in ``events.jsonl``, whatever the setting.
+more than :data:`HEAVY` of a run's images is named in ``events.jsonl`` with any setting.
 """
 
 from collections.abc import Mapping

@@ -66,7 +66,7 @@ class RoundStrategy(Strategy):
         on_absent: Told who missed an exchange that is no round, and why.
         on_reply: Told of every reply of a site that was asked, as it comes.
         on_rollback: Told that a model is broken; gives the state after the round to go back to, None where it has none.
-        on_liar: Told of a site that is left out for the rest of the run, with the round and the reason.
+        on_liar: Receives the round, the site that is left out for the rest of the run, and the reason.
         on_reset: Told the state that the run goes on from after a rollback.
         sites: Who takes part.
         resumed: A state of this run to go on from, set before :meth:`start`.

@@ -39,7 +39,7 @@ class Cell:
 
     @cached_property
     def identity(self) -> str:
-        """A text that is equal for two cells that are one run, whatever it is called."""
+        """A text that is equal for two cells of the same run; its name does not count."""
         experiment = self.file.experiment.model_dump(mode="json")
         experiment["run"].pop("name")
         return json.dumps(experiment, sort_keys=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 
 from common import amounts
-from common.plain_text import in_page
+from common.pages import page_environment
 from server.live.drawing import curves
 from server.live.seen import Seen, SiteSeen
 from server.present import Present
@@ -149,14 +149,7 @@ def _mark(site: SiteSeen) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        finalize=in_page,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment(_HERE)
     environment.globals.update(say=amounts, mark=_mark)
     return environment
 

@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from common.files import write_atomically
-from common.plain_text import in_page
+from common.pages import page_environment
 from server.report import wording
 
 _HERE = Path(__file__).parent
@@ -17,14 +16,7 @@ def write_page(template: str, destination: Path, **content: object) -> Path:
 
     What comes from a run or a site is escaped; only the style sheet and our own figures are ``Markup``.
     """
-    environment = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        finalize=in_page,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment(_HERE)
     style = Markup((_HERE / "report.css").read_text(encoding="utf-8"))
     text = environment.get_template(template).render(say=wording, style=style, **content)
     write_atomically(destination, text.encode())

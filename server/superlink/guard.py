@@ -33,13 +33,11 @@ class Guard:
 
     Attributes:
         calls: What the door reads the messages of authenticated calls by.
-        port: Of the hospitals, once the guard watches it.
     """
 
     limits: Limits = field(default_factory=Limits)
     refusals: Refusals = field(default_factory=Refusals)
     calls: CallLimits = field(default_factory=CallLimits)
-    port: int = 0
     _accepted: Accepted = field(default_factory=lambda: Accepted(0))
     _known: dict[Peer, Connection] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -50,7 +48,7 @@ class Guard:
 
     def start(self, port: int) -> None:
         """Watch this port."""
-        self.port, self._accepted = port, Accepted(port)
+        self._accepted = Accepted(port)
         threading.Thread(target=self._watch, name="guard", daemon=True).start()
 
     def stop(self) -> None:

@@ -109,11 +109,6 @@ class Accepted:
         return done
 
 
-def accepted(port: int) -> dict[Peer, int]:
-    """:meth:`Accepted.peers`, once."""
-    return Accepted(port).peers()
-
-
 def _shut(connection: socket.socket) -> None:
     _hear(connection)
     connection.shutdown(socket.SHUT_RDWR)

@@ -64,5 +64,5 @@ def sentence_of(rolled_back: RolledBack) -> str:
 
 
 def condemned_sentence(server_round: int, site: str, reason: str) -> str:
-    """What a person is told of a site that harms the model."""
+    """The sentence about a site that harms the model."""
     return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"

@@ -202,7 +202,7 @@ def _one_of_two(
     if not in_favour:
         return False
     for_other = in_favour[0], _auroc_gain(site, whole, without[other])
-    if not (oddities[site].unlike or oddities[site].opposed):
+    if not oddities[site].unlike:
         return against[0] >= BROKEN and for_other[0] <= -0.1
     by_loss = against[0] >= 0.3 and for_other[0] <= -0.1
     return by_loss or (against[1] >= 0.1 and for_other[1] <= -0.1)

@@ -17,6 +17,7 @@ from server.coordinator import Coordinator, CoordinatorFile
 from server.superlink.call_limits import NoRequest
 from server.superlink.grpc_options import AnythingElse, options
 from server.superlink.guard import Guard
+from server.superlink.sockets import Accepted, Peer
 from tests.network.flood import END_HEADERS, FRAME, HEADERS, PREFACE, SETTINGS, announced, frame, headers
 
 METHOD = "/flwr.proto.Fleet/PushObject"
@@ -161,3 +162,8 @@ def running(folder: Path, guard: Guard, answer: Callable[[bytes], bytes] = lambd
             one.close()
         server.stop(None).wait()
         guard.stop()
+
+
+def accepted(port: int) -> dict[Peer, int]:
+    """The connections to a port now, as the guard sees them."""
+    return Accepted(port).peers()

@@ -14,10 +14,9 @@ import pytest
 from server.superlink import grpc_options, guard
 from server.superlink.grpc_options import BACKSTOP, CALLS_ON_A_CONNECTION, LARGEST_METADATA
 from server.superlink.guard import Guard
-from server.superlink.sockets import accepted
 from server.superlink.strangers import REFUSED_CALLS, Limits
 from tests.network.flood import FRAME, PREFACE, SETTINGS, Wire, announced, frame
-from tests.server.guarded import METHOD, Fleet, call, closed, eventually, running, still_open
+from tests.server.guarded import METHOD, Fleet, accepted, call, closed, eventually, running, still_open
 
 Start = Callable[..., AbstractContextManager[Fleet]]
 

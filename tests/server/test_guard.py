@@ -9,9 +9,9 @@ import pytest
 
 from server.superlink import strangers
 from server.superlink.guard import Guard
-from server.superlink.sockets import Peer, accepted, parsed_peer
+from server.superlink.sockets import Peer, parsed_peer
 from server.superlink.strangers import REFUSED_CALLS, Limits
-from tests.server.guarded import METHOD, Fleet, call, closed, eventually, running, still_open
+from tests.server.guarded import METHOD, Fleet, accepted, call, closed, eventually, running, still_open
 
 SOON_S = 1.0
 
