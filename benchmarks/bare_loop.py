@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.config import ExperimentFile
+from common.data.images.pixels import channels_first
 from common.models.network import build
 from common.models.state import layout_of, read_state, state_sha256
-from common.pixels import channels_first
-from common.seeds import seed_of
 from common.simulation import images_of, simulated_data
+from common.system.seeds import seed_of
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from rich.table import Table
 from simulation import Case, Measured, measure
 
 from common.models.network import build
-from common.models.spec import ModelSpec
+from common.models.zoo.spec import ModelSpec
 
 MODELS = ("tiny_cnn", "fedsld_cnn", "femnist_cnn", "resnet18", "unifed_vgg11")
 SITES_OF_MODELS, MODEL_OF_SITES = 4, "tiny_cnn"

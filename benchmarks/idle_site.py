@@ -14,15 +14,15 @@ from flwr.clientapp import ClientApp
 from rich.console import Console
 
 from client.app import SiteOf, answer
-from client.gate import gate
-from client.service import Service, alone_in
-from client.settings import open_site, read_credentials, read_settings
-from client.status import Status
-from common.memory import keep_large_buffers
+from client.connection.service import Service, alone_in
+from client.connection.status import Status
+from client.gate.gate import gate
+from client.site.settings import open_site, read_credentials, read_settings
 from common.models.state import Head
-from common.records import EvaluateReply, EvaluateRequest, Groups, Refusal, RollCall, TrainReply, TrainRequest
-from common.terminal import end_on_sigterm, teller
-from common.wire import decode, encode
+from common.system.malloc import keep_large_buffers
+from common.system.terminal import end_on_sigterm, teller
+from common.wire.codec import decode, encode
+from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Refusal, RollCall, TrainReply, TrainRequest
 
 CHANGED = 1000
 """Every so many numbers one is new."""

@@ -18,21 +18,21 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from client.asked import RequestedWork
-from client.gate import gate
-from client.policy import Policy
-from client.rules import of_reply, of_request
-from client.site import Site
+from client.gate.gate import gate
+from client.gate.requested_work import RequestedWork
+from client.gate.rules import of_reply, of_request
+from client.site.policy import Policy
+from client.site.site import Site
 from common.config import Plan
 from common.contract import Declaration
-from common.data.image_set import ImageSet
+from common.data.base.image_set import ImageSet
 from common.models.network import build
 from common.models.state import Layout, layout_of, read_state
-from common.record_bytes import record_sha256
-from common.records import Groups, TrainReply, TrainRequest
-from common.wire import encode
-from server.ledger import RunAudit
-from strategies.records import Arrival
+from common.wire.canonical_bytes import record_sha256
+from common.wire.codec import encode
+from common.wire.records import Groups, TrainReply, TrainRequest
+from server.runs.audit_log import RunAudit
+from strategies.base.round_record import Arrival
 from strategies.registry import method_of
 
 CLASSES = ("a", "b", "c")

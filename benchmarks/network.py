@@ -41,10 +41,10 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from rich.console import Console
 from rich.table import Table
 
-from common.toml_files import read_toml
-from server.coordinator import Coordinator, read_coordinator
-from server.superlink.control import flower_key
-from server.superlink.process import answers, command
+from common.system.toml import read_toml
+from server.coordinator.folder import Coordinator, read_coordinator
+from server.deployment.superlink.local.process import answers, command
+from server.deployment.superlink.run_link.control import flower_key
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from client import app
-from client.private_rounds import private_round
-from strategies.rounds import RoundStrategy
+from client.training.private import private_round
+from strategies.rounds.strategy import RoundStrategy
 from tests.federations import federation
 from tests.liars import LIES, Answer, Lying
 

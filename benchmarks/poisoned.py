@@ -15,13 +15,13 @@ from rich.console import Console
 from rich.table import Table
 
 from client import app
-from client.private_rounds import private_round
-from client.site import Site
+from client.site.site import Site
+from client.training.private import private_round
 from common.config import read_experiment
 from common.models.state import Head
-from common.records import Groups, TrainReply, TrainRequest
-from server.simulation import simulate
-from strategies.records import RunStopped
+from common.wire.records import Groups, TrainReply, TrainRequest
+from server.simulation.simulate import simulate
+from strategies.base.round_record import RunStopped
 
 LIAR, TIMES = "site-3", -10.0
 EXPERIMENT = """

@@ -16,8 +16,8 @@ from typing import Any
 from rich.console import Console
 
 from common.config import read_experiment
-from server.simulation import simulate
-from strategies.rounds import RoundStrategy
+from server.simulation.simulate import simulate
+from strategies.rounds.strategy import RoundStrategy
 
 SITES = 3
 EXPERIMENT = f"""

@@ -22,13 +22,13 @@ from one_liar import without
 from rich.console import Console
 
 from client import app
-from client.private_rounds import private_round
-from client.site import Site
+from client.site.site import Site
+from client.training.private import private_round
 from common.config import read_experiment
 from common.errors import BadInput
-from common.records import TrainReply, TrainRequest
-from server.simulation import simulate
-from strategies.records import RunStopped
+from common.wire.records import TrainReply, TrainRequest
+from server.simulation.simulate import simulate
+from strategies.base.round_record import RunStopped
 from tests.federations import DIGITS
 from tests.liars import LIES, Answer, Lying, changed
 

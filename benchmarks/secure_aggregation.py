@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from common.masking_records import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from common.models.head import Head
-from common.records import Groups, Record
-from common.wire import R, decode, encode, payload_bytes
-from strategies.masking.coordinator import Summing, SumRequest
-from strategies.masking.segments import SegmentLayout
-from strategies.masking.site import SiteRound, Terms
+from common.wire.codec import R, decode, encode, payload_bytes
+from common.wire.records import Groups, Record
+from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest
+from strategies.privacy.secure_aggregation.segments import SegmentLayout
+from strategies.privacy.secure_aggregation.site import SiteRound, Terms
 
 CLASSES = tuple(f"class {number:02}" for number in range(14))
 SIZES = {"tiny_cnn": (50_000, 64), "ResNet-18": (11_170_000, 512)}

@@ -31,8 +31,8 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     from rich.console import Console
 
     from common.config import read_experiment
-    from server.books import Books
-    from server.simulation import simulate
+    from server.federation.accounting import Books
+    from server.simulation.simulate import simulate
 
     began, noted = Books.__init__, Books.note
 

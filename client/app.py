@@ -5,21 +5,29 @@ from collections.abc import Callable
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from client.disclosure import patients_in, refuse_few, told_count
-from client.gate import gate
-from client.masking import Masks
-from client.networks import empty_network
-from client.plans import remember
-from client.private_rounds import private_evaluation, private_round, refuse_unaffordable
-from client.site import Site
+from client.gate.gate import gate
+from client.site.disclosure import patients_in, refuse_few, told_count
+from client.site.last_plan import remember
+from client.site.site import Site
+from client.training.network_cache import empty_network
+from client.training.private import private_evaluation, private_round, refuse_unaffordable
+from client.training.secure_aggregation import Masks
 from common import __version__
 from common.config import Plan
-from common.masking_records import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from common.models.state import layout_of
-from common.records import UNKNOWN_COUNT, EvaluateRequest, Refusal, RefusalNoted, RollCall, RollCallAnswer, TrainRequest
-from common.wire import decode, encode
-from strategies.masking.questions import STAGES
+from common.wire.codec import decode, encode
+from common.wire.records import (
+    UNKNOWN_COUNT,
+    EvaluateRequest,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    RollCallAnswer,
+    TrainRequest,
+)
+from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
 from strategies.registry import method_of
+from strategies.rounds.secure_aggregation import STAGES
 
 SiteOf = Callable[[Context], Site]
 

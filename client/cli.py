@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 from cryptography import x509
 
-from client.refusals import ExitCode, Refused
-from common.memory import keep_large_buffers
-from common.plain_text import at_terminal, json_text
-from common.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
+from client.connection.exit_codes import ExitCode, Refused
+from common.system.malloc import keep_large_buffers
+from common.system.plain_text import at_terminal, json_text
+from common.system.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
 
 app = program(
     "flwr-client",
@@ -42,7 +42,7 @@ def init(
 
     Example: flwr-client init north --name north
     """
-    from client.first_day import prepare
+    from client.site.init import prepare
 
     for line in prepare(folder, name):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -60,8 +60,8 @@ def preview(
 
     Example: flwr-client preview north --experiment experiment.toml --out seen
     """
-    from client.rehearsal import experiment_of, records_of_a_round, shown, write
-    from client.settings import open_site, read_settings
+    from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
+    from client.site.settings import open_site, read_settings
 
     site = open_site(read_settings(folder))
     records, reasons = records_of_a_round(site, experiment_of(experiment, site))
@@ -83,11 +83,11 @@ def start(folder: Folder) -> None:
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another release, 18 labels contradict those of the others.
     """
-    from client.gate import begin
-    from client.private_rounds import spent_by
-    from client.service import DROP_SIGNAL, Service, alone_in
-    from client.settings import open_site, read_credentials, read_settings
-    from client.status import Status, health_server
+    from client.connection.service import DROP_SIGNAL, Service, alone_in
+    from client.connection.status import Status, health_server
+    from client.gate.gate import begin
+    from client.site.settings import open_site, read_credentials, read_settings
+    from client.training.private import spent_by
 
     keep_large_buffers()
     end_on_sigterm()
@@ -133,8 +133,8 @@ def check(
 
     Example: flwr-client check north
     """
-    from client.check.present import narrow, show
     from client.check.run import check as checked
+    from client.check.terminal import narrow, show
     from common.config import read_experiment
 
     planned = read_experiment(experiment).experiment if experiment else None
@@ -159,7 +159,7 @@ def preview_data(
 
     Example: flwr-client preview-data north
     """
-    from client.preview import write_preview
+    from client.preview.images import write_preview
     from common.config import read_experiment
 
     planned = read_experiment(experiment).experiment if experiment else None
@@ -173,7 +173,7 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-client status north
     """
-    from client.status import asked, in_words
+    from client.connection.status import asked, in_words
 
     found = asked(folder / "state")
     if as_json:
@@ -188,7 +188,7 @@ def health(folder: Folder) -> None:
 
     Example: flwr-client health north
     """
-    from client.status import asked
+    from client.connection.status import asked
 
     found = asked(folder / "state")
     print("healthy" if found["healthy"] else at_terminal(f"not healthy: {found['last_error']}"))
@@ -208,9 +208,9 @@ def audit_verify(
 
     Example: flwr-client audit verify north --receipt receipt.json
     """
-    from client.audit_words import verified
-    from client.settings import read_settings
-    from common.identity import public_line, read_key, read_kit
+    from client.gate.audit_report import verified
+    from client.site.settings import read_settings
+    from common.security.identity import public_line, read_key, read_kit
 
     settings = read_settings(folder)
     known = dict(settings.file.policy.peers)
@@ -234,9 +234,9 @@ def audit_show(
 
     Example: flwr-client audit show north --last 0
     """
-    from client.audit_words import in_words
-    from client.settings import read_settings
-    from common.audit import Audit
+    from client.gate.audit_report import in_words
+    from client.site.settings import read_settings
+    from common.security.audit import Audit
 
     entries = list(Audit(read_settings(folder).state).entries())
     for entry in entries[-last:]:

@@ -11,13 +11,13 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from common.augmentation import AugmentationSpec
-from common.data.partition_spec import PartitionSpec
-from common.data.spec import DataSpec
+from common.data.augmentation.weak import AugmentationSpec
+from common.data.base.spec import DataSpec
+from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
-from common.files import is_file
-from common.models.spec import ModelSpec
-from common.toml_files import Section, explained, parsed_toml, read_toml
+from common.models.zoo.spec import ModelSpec
+from common.system.files import is_file
+from common.system.toml import Section, explained, parsed_toml, read_toml
 
 
 class RunSection(Section):

@@ -11,12 +11,12 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge
-from common.data.decoded import is_decoded, read_decoded
-from common.data.image_set import ImageSet, Splits, joined
+from common.data.base.image_set import ImageSet, Splits, joined
+from common.data.base.spec import DataSpec
+from common.data.images.decoded import is_decoded, read_decoded
 from common.data.load import load
-from common.data.partition import SitePart, partition, site_images
-from common.data.partition_spec import PartitionSpec
-from common.data.spec import DataSpec
+from common.data.partition.partition import SitePart, partition, site_images
+from common.data.partition.spec import PartitionSpec
 
 POOLED = "pooled"
 Pooling = Literal["no", "negative", "masked", "known"]

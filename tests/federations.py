@@ -9,8 +9,8 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 
 from common.config import ExperimentFile, read_experiment
-from server import backends
-from server.simulation import simulate
+from server.simulation import backends
+from server.simulation.simulate import simulate
 
 VECTORS = Path(__file__).parents[2] / "shared" / "vectors"
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from client.private_rounds import private_round
-from client.site import Site
+from client.site.site import Site
+from client.training.private import private_round
 from common.models.state import Head
-from common.records import Groups, TrainReply, TrainRequest
+from common.wire.records import Groups, TrainReply, TrainRequest
 
 Array = NDArray[np.float32]
 Change = Callable[[Array, int], Array]

@@ -67,3 +67,53 @@ def test_every_docstring_has_its_own_subject() -> None:
                 if FRAGMENT.match(said):
                     found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {said.splitlines()[0]}")
     assert found == []
+
+
+def room_of(module: str) -> str:
+    """The folder a module lies in; a module at the top of a package is a room of its own."""
+    path = MODULES[module].relative_to(ROOT)
+    at_the_top = len(path.parts) == 2 and path.name != "__init__.py"
+    return module if at_the_top else ".".join(path.parent.parts)
+
+
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in FILES}
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Our modules that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in MODULES)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for name in (f"{node.module}.{alias.name}" for alias in node.names):
+                yield from [name] if name in MODULES else [node.module] if node.module in MODULES else []
+
+
+def circle_in(arrows: dict[str, set[str]]) -> list[str]:
+    """Rooms that lie on a circle of arrows: what is left when rooms without an arrow in or out are taken away."""
+    left = {room: set(others) for room, others in arrows.items()}
+    while True:
+        pointed_at = set().union(*left.values()) if left else set()
+        out = {room for room, others in left.items() if not others & left.keys() or room not in pointed_at}
+        if not out:
+            return sorted(left)
+        left = {room: others - out for room, others in left.items() if room not in out}
+
+
+def test_arrows_between_folders_run_one_way() -> None:
+    arrows = defaultdict[str, set[str]](set)
+    for module, path in MODULES.items():
+        others = {room_of(other) for other in imported_modules(path)} - {room_of(module)}
+        arrows[room_of(module)] |= {room for room in others if "." in room}
+    assert circle_in(dict(arrows)) == []
+    planted = {**arrows, "strategies.aggregation": arrows["strategies.aggregation"] | {"strategies.rounds"}}
+    assert "strategies.rounds" in circle_in(planted)
+
+
+def test_no_folder_has_more_than_twelve_entries() -> None:
+    folders = {path.parent for path in FILES}
+    entries = {
+        folder: [one.name for one in folder.iterdir() if one.name not in ("__init__.py", "__pycache__")]
+        for folder in folders
+    }
+    assert {str(folder.relative_to(ROOT)): names for folder, names in entries.items() if len(names) > 12} == {}

@@ -116,7 +116,14 @@ def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str
 
 
 @pytest.mark.parametrize(
-    "module", ["client.first_day", "client.status", "server.first_day", "server.admission", "server.overview"]
+    "module",
+    [
+        "client.site.init",
+        "client.connection.status",
+        "server.coordinator.init",
+        "server.coordinator.admission",
+        "server.deployment.status",
+    ],
 )
 def test_a_command_that_trains_nothing_does_not_wait_for_torch(module: str) -> None:
     looked = f"import sys, {module}; sys.exit('torch' in sys.modules)"

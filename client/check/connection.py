@@ -14,14 +14,14 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from client.check.findings import AreaFindings, Finding, fault, note, refused, warning
-from client.handshake import EXEMPTIONS, PROXY_VARIABLES, any_certificate, days_valid, proxy_for
-from client.link import Link
-from client.refusals import ExitCode, Refused, Unreachable
+from client.connection.exit_codes import ExitCode, Refused, Unreachable
+from client.connection.fleet_client import Link
+from client.connection.tls import EXEMPTIONS, PROXY_VARIABLES, any_certificate, days_valid, proxy_for
 from common import __version__
-from common.hello import Hello
-from common.identity import SiteKit, split_address
-from common.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
-from common.wire import WIRE_VERSION
+from common.security.identity import SiteKit, split_address
+from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
+from common.wire.codec import WIRE_VERSION
+from common.wire.hello import Hello
 
 EARLIEST_S, LATEST_S = -300.0, 5.0
 """How far this clock may be from the coordinator's: Flower takes no call signed earlier, or later."""

@@ -11,9 +11,9 @@ from client.check.findings import AreaFindings, Finding, fault, note, of_input, 
 from client.check.labels import ClassCounts, class_counts
 from client.check.pictures import FEWEST, PictureFacts, in_words, inverted_by_mode, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
-from client.first_day import FILE
-from client.refusals import ExitCode
-from client.settings import Settings, data_faults_of, declaration_of
+from client.connection.exit_codes import ExitCode
+from client.site.init import FILE
+from client.site.settings import Settings, data_faults_of, declaration_of
 from common.errors import BadInput
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Literal
 
-from client.refusals import ExitCode, Refused
+from client.connection.exit_codes import ExitCode, Refused
 from common.errors import BadInput, Cause
 
 SCHEMA = 1

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.check.source import Source
-from client.settings import Settings
-from common.data.csv_table import count_uncertain_and_blank
-from common.data.spec import ChexpertSpec, FolderSpec, MimicSpec
+from client.site.settings import Settings
+from common.data.base.spec import ChexpertSpec, FolderSpec, MimicSpec
+from common.data.tables.csv import count_uncertain_and_blank
 from common.errors import BadInput
 
 HIDDEN_BELOW = 10

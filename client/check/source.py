@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.settings import Settings
-from common.data.image_set import ImageSet, Skipped
+from client.site.settings import Settings
+from common.data.base.image_set import ImageSet, Skipped
+from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec
+from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
-from common.data.pictures import ImageForm
-from common.data.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec
-from common.data.splits import Names
+from common.data.splits.patient_disjoint import Names
 
 PARTS = ("train", "validation", "test")
 

@@ -12,25 +12,25 @@ from client.check.findings import AreaFindings, Finding, fault, note
 from client.check.needs import Needs, in_words, needs_of
 from client.check.pictures import PictureFacts
 from client.check.source import Source
-from client.networks import empty_network
-from client.plans import last_plan
-from client.refusals import ExitCode
-from client.rounds import difference
-from client.settings import Settings
+from client.connection.exit_codes import ExitCode
+from client.site.last_plan import last_plan
+from client.site.settings import Settings
+from client.training.network_cache import empty_network
+from client.training.rounds import difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
-from common.data.image_set import ImageSet
-from common.inference import logits_of
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import channels_first
+from common.models.inference import logits_of
 from common.models.network import SplitNetwork
-from common.models.spec import ModelSpec
 from common.models.state import read_state
-from common.pixels import channels_first
-from common.records import Groups, TrainReply
-from common.wire import encode, payload_bytes
-from strategies.compression import compressed
-from strategies.local import LocalRound
-from strategies.method import Method
+from common.models.zoo.spec import ModelSpec
+from common.wire.codec import encode, payload_bytes
+from common.wire.records import Groups, TrainReply
+from strategies.base.method import Method
+from strategies.local.compression import compressed
+from strategies.local.objective import LocalRound
+from strategies.local.training import Exercise, Frozen, examples_of, optimizer_for, plain, reproducible, train_epoch
 from strategies.registry import method_of
-from strategies.training import Exercise, Frozen, examples_of, optimizer_for, plain, reproducible, train_epoch
 
 PATIENCE_S = 15.0
 """Where the first step takes longer, it stands for the ones that follow."""

@@ -2,15 +2,8 @@
 
 from pathlib import Path
 
-from common.data.digits import load_digits
-from common.data.folder import open_folder
-from common.data.image_set import Splits
-from common.data.label_table import LabelTable, load_pictures
-from common.data.mixture import load_mixture, mixture_faults
-from common.data.npz import load_npz, open_npz
-from common.data.phantom import load_phantom
-from common.data.pictures import IN_MEMORY, ImageStore
-from common.data.spec import (
+from common.data.base.image_set import Splits
+from common.data.base.spec import (
     ChexpertSpec,
     DataSpec,
     DigitsSpec,
@@ -21,7 +14,14 @@ from common.data.spec import (
     NpzSpec,
     PhantomSpec,
 )
-from common.data.table_presets import open_chexpert, open_mimic, open_nih
+from common.data.images.reading import IN_MEMORY, ImageStore
+from common.data.sources.digits import load_digits
+from common.data.sources.folder import open_folder
+from common.data.sources.mixture import load_mixture, mixture_faults
+from common.data.sources.npz import load_npz, open_npz
+from common.data.sources.phantom import load_phantom
+from common.data.tables.labels import LabelTable, load_pictures
+from common.data.tables.presets import open_chexpert, open_mimic, open_nih
 from common.errors import BadInput, Fault
 
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import BadInput, Fault
-from common.models.architectures import new_backbone
-from common.models.batch_norm import make_grouped
 from common.models.head import initial_head
-from common.models.spec import ModelSpec
 from common.models.weights import copy_into_backbone, read_backbone_weights
+from common.models.zoo.batch_norm import make_grouped
+from common.models.zoo.registry import new_backbone
+from common.models.zoo.spec import ModelSpec
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601

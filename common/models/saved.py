@@ -9,9 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
-from common.files import write_atomically
 from common.models.network import SplitNetwork, build
-from common.models.spec import ModelSpec, Sha256
 from common.models.state import (
     Array,
     layout_of,
@@ -21,7 +19,9 @@ from common.models.state import (
     state_sha256,
     write_state,
 )
-from common.toml_files import in_words
+from common.models.zoo.spec import ModelSpec, Sha256
+from common.system.files import write_atomically
+from common.system.toml import in_words
 
 TENSORS = "model.safetensors"
 DESCRIPTION = "model.json"

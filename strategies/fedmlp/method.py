@@ -22,19 +22,19 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from common.errors import BadInput, Fault
-from common.inference import features_and_logits
+from common.models.inference import features_and_logits
 from common.models.network import SplitNetwork
-from common.models.spec import Task
-from common.records import Arrays, TrainReply
+from common.models.zoo.spec import Task
+from common.wire.records import Arrays, TrainReply
+from strategies.base.coordinator_half import Guidance, Known, finite_by_name
+from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import first_stage, second_stage
 from strategies.fedmlp.prior import adjustment_of
 from strategies.fedmlp.prototypes import cosines, difficulty, global_difficulty, global_prototypes, local_prototypes
-from strategies.guidance import Guidance, Known, finite_by_name
-from strategies.local import LocalRound, Situation, fixed_copy
-from strategies.losses import loss_for
-from strategies.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
-from strategies.training import Batch, Losses
+from strategies.local.losses import loss_for
+from strategies.local.objective import LocalRound, Situation, fixed_copy
+from strategies.local.training import Batch, Losses
 
 
 class FedMLPParameters(Parameters):

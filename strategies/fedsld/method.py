@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from common.models.network import SplitNetwork
-from common.models.spec import Task
-from common.records import Arrays
+from common.models.zoo.spec import Task
+from common.wire.records import Arrays
+from strategies.base.coordinator_half import Guidance, Known
+from strategies.base.method import Method, Parameters, Weighting, shared_choices
 from strategies.fedsld.prior import federation_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import WEIGHTED, WEIGHTS, Reduction
-from strategies.guidance import Guidance, Known
-from strategies.local import LocalRound, Situation
-from strategies.losses import Missing, loss_for, mean_where
-from strategies.method import Method, Parameters, Weighting, shared_choices
-from strategies.training import Batch, plain
+from strategies.local.losses import Missing, loss_for, mean_where
+from strategies.local.objective import LocalRound, Situation
+from strategies.local.training import Batch, plain
 
 
 class FedSLDParameters(Parameters):

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import Fault, quoted
-from common.models.spec import Task
-from common.records import RollCallAnswer
-from strategies.guidance import Known
+from common.models.zoo.spec import Task
+from common.wire.records import RollCallAnswer
+from strategies.base.coordinator_half import Known
 
 Float64 = NDArray[np.float64]
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.models.spec import Task
-from strategies.losses import class_of_known, image_losses, only_known
+from common.models.zoo.spec import Task
+from strategies.local.losses import class_of_known, image_losses, only_known
 
 Reduction = Literal["sum_over_batch", "sum", "weighted_mean"]
 

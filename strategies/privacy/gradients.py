@@ -18,16 +18,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.augmentation import augment
+from common.data.augmentation.weak import augment
 from common.models.network import SplitNetwork, train_mode
-from strategies.losses import Loss
+from strategies.local.losses import Loss
+from strategies.local.training import Batch, Exercise, Losses
 from strategies.privacy.noise import NoiseSource
-from strategies.training import Batch, Exercise, Losses
 
 
 @dataclass(frozen=True)
 class PrivateEpochs:
-    """Trains an epoch in the place of :func:`strategies.training.train_epoch`.
+    """Trains an epoch in the place of :func:`strategies.local.training.train_epoch`.
 
     Attributes:
         max_norm: Longest length of one image's gradient.

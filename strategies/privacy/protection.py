@@ -8,10 +8,10 @@ import torch
 
 from common.config import Experiment, Plan, PrivacySection
 from common.errors import Fault
-from common.models.architectures import new_backbone
 from common.models.network import BATCH_NORM
-from common.models.spec import ModelSpec
-from strategies.method import Method
+from common.models.zoo.registry import new_backbone
+from common.models.zoo.spec import ModelSpec
+from strategies.base.method import Method
 from strategies.privacy.accounting import Steps, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs
 from strategies.privacy.noise import NoiseSource

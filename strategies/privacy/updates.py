@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from common.models.state import Head
-from common.records import Arrays, Groups
-from strategies.clipping import clipped
+from common.wire.records import Arrays, Groups
+from strategies.local.clipping import clipped
 from strategies.privacy.noise import NoiseSource
 
 Array = NDArray[np.float32]

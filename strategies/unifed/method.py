@@ -14,15 +14,15 @@ import numpy as np
 from pydantic import Field
 
 from common.models.network import SplitNetwork
-from common.models.spec import Task
-from common.records import Arrays, TrainReply
-from strategies.guidance import Guidance, Known, finite_by_name
-from strategies.local import LocalHalf, LocalRound, Situation
-from strategies.losses import Missing, loss_for
-from strategies.method import Method, Parameters, Passing, ServerTraining, shared_choices
-from strategies.training import Losses, plain
+from common.models.zoo.spec import Task
+from common.wire.records import Arrays, TrainReply
+from strategies.base.coordinator_half import Guidance, Known, finite_by_name
+from strategies.base.method import Method, Parameters, Passing, ServerTraining, shared_choices
+from strategies.local.early_stopping import Settling
+from strategies.local.losses import Missing, loss_for
+from strategies.local.objective import LocalHalf, LocalRound, Situation
+from strategies.local.training import Losses, plain
 from strategies.unifed.difficulty import SlopeRule, loss_slope
-from strategies.unifed.stopping import Settling
 
 
 class SequentialParameters(Parameters):

@@ -8,8 +8,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from server.authority import issue_server_certificate, make_authority
-from server.coordinator import Coordinator, CoordinatorFile, write_coordinator
+from server.coordinator.authority import issue_server_certificate, make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile, write_coordinator
 from tests.bad_input.catalogue import Case, Ended, client, server
 from tests.bad_input.keys import KEY, LINE, OTHER_LINE, kit_text, request_text
 from tests.bad_input.site_files import DATA, HEAD

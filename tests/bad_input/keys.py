@@ -7,10 +7,10 @@ from tempfile import TemporaryDirectory
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.identity import public_line
-from common.toml_files import toml_text
-from server.authority import make_authority
-from server.coordinator import Coordinator, CoordinatorFile
+from common.security.identity import public_line
+from common.system.toml import toml_text
+from server.coordinator.authority import make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
 
 _PRIVATE = ec.derive_private_key(7, ec.SECP256R1())
 KEY = _PRIVATE.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption()).decode()

@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
+from common.metrics.score_histograms import BINS
 from common.models.head import Head
-from common.records import EvaluateReply, Groups, Record, Refusal, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from common.score_histograms import BINS
-from common.wire import RAW, WIRE_VERSION, decode, encode
-from common.wire_errors import WireError
+from common.wire.codec import RAW, WIRE_VERSION, decode, encode
+from common.wire.errors import WireError
+from common.wire.records import (
+    EvaluateReply,
+    Groups,
+    Record,
+    Refusal,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+)
 from tests.bad_input.catalogue import Case, Ended
 
 HEAD = Head(("b", "a"), np.array([[1.5, -2], [0, 3]], np.float32), np.array([-1, 0.5], np.float32))

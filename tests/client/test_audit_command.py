@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from client.cli import main
-from common.audit import Audit
-from common.identity import new_key, public_line, read_key
+from common.security.audit import Audit
+from common.security.identity import new_key, public_line, read_key
 from tests.receipts import RUN, message_of, signed_reply, the_receipt
 
 Capture = pytest.CaptureFixture[str]

@@ -11,8 +11,8 @@ from flwr.cli.build import build_fab_from_files
 from hypothesis import given
 from hypothesis import strategies as st
 
-from client.link import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, bundle_fault
-from server.superlink.control import APP
+from client.connection.fleet_client import BUNDLE_MAX_BYTES, BUNDLE_MAY_HOLD, bundle_fault
+from server.deployment.superlink.run_link.control import APP
 
 NAME = {"pyproject.toml": APP.encode()}
 """All that our own coordinator puts into a bundle."""

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from client.app import answer
-from client.disclosure import hidden_classes
-from client.policy import Policy
-from client.private_rounds import private_evaluation, private_round
-from client.settings import open_site, read_settings
-from client.site import Site
+from client.site.disclosure import hidden_classes
+from client.site.policy import Policy
+from client.site.settings import open_site, read_settings
+from client.site.site import Site
+from client.training.private import private_evaluation, private_round
 from common.contract import Declaration
-from common.data.image_set import ImageSet
+from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
 from strategies.registry import STRATEGIES
 from tests.client.test_rounds import beginning, evaluation, plan, request
 

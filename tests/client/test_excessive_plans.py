@@ -15,22 +15,22 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client import app as site_app
-from client import costs
-from client.asked import RequestedWork
-from client.gate import DECLINED
-from client.incoming import asked_of
-from client.memory import KEPT_RUNS
-from client.policy import Policy
-from client.rules import of_request
-from client.runs import KEPT
-from client.site import Site
+from client.gate import costs
+from client.gate.gate import DECLINED
+from client.gate.incoming import asked_of
+from client.gate.requested_work import RequestedWork
+from client.gate.rules import of_request
+from client.gate.runs import KEPT
+from client.site.policy import Policy
+from client.site.site import Site
+from client.site.site_state import KEPT_RUNS
 from common.config import Plan, plan_of, read_experiment
-from common.models.architectures import new_backbone
-from common.models.spec import TRAITS
-from common.records import RollCall
-from common.wire import WIRE_VERSION, encode
+from common.models.zoo.registry import new_backbone
+from common.models.zoo.spec import TRAITS
+from common.wire.codec import WIRE_VERSION, encode
+from common.wire.records import RollCall
 from strategies.registry import method_of
-from strategies.roll_call import ROLL_CALL
+from strategies.rounds.participation.roll_call import ROLL_CALL
 from tests.client.test_gate import asked, judged, log, trained
 from tests.client.test_rounds import beginning, plan, request, site
 
@@ -165,7 +165,7 @@ def excessive(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_16_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.limits.machine_memory", lambda device: 16 * 10**9)
+    monkeypatch.setattr("client.gate.limits.machine_memory", lambda device: 16 * 10**9)
 
 
 @pytest.mark.parametrize("name", EXCESSIVE)

@@ -12,19 +12,19 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client import app as site_app
 from client.app import client_app
-from client.gate import DECLINED
-from client.policy import Policy
-from client.settings import read_settings
-from client.site import Site
-from common.audit import Audit
-from common.audit_check import check
+from client.gate.gate import DECLINED
+from client.site.policy import Policy
+from client.site.settings import read_settings
+from client.site.site import Site
 from common.config import Plan
 from common.errors import BadInput
-from common.record_bytes import record_sha256
-from common.records import EvaluateReply, RollCall, TrainReply
-from common.wire import decode, encode
+from common.security.audit import Audit
+from common.security.audit_check import check
+from common.wire.canonical_bytes import record_sha256
+from common.wire.codec import decode, encode
+from common.wire.records import EvaluateReply, RollCall, TrainReply
 from strategies.registry import STRATEGIES
-from strategies.roll_call import ROLL_CALL
+from strategies.rounds.participation.roll_call import ROLL_CALL
 from tests.client.test_rounds import beginning, evaluation, plan, request, site
 
 ALL = Policy(label_counts=True, score_histograms=True, smallest_count=0)

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
-import client.handshake
-from client.handshake import days_valid, proxy_for
-from client.refusals import ExitCode, Refused, Unreachable
-from server.authority import issue_server_certificate, make_authority
-from server.coordinator import Coordinator, CoordinatorFile
+import client.connection.tls
+from client.connection.exit_codes import ExitCode, Refused, Unreachable
+from client.connection.tls import days_valid, proxy_for
+from server.coordinator.authority import issue_server_certificate, make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
 
 Handler = Callable[[socket.socket], object]
 DIRECTLY: Mapping[str, str] = {}
@@ -210,7 +210,7 @@ def test_a_line_that_breaks_in_the_handshake_is_no_refusal(coordinator: Coordina
 def test_a_coordinator_that_takes_the_call_and_says_nothing_is_given_up_for_now(
     coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client.handshake, "TLS_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(client.connection.tls, "TLS_TIMEOUT_S", 0.05)
     with listening(lambda connection: [connection.recv(4096), connection.recv(4096)]) as port:
         said = not_now(coordinator, f"127.0.0.1:{port}")
     assert said == f"no answer from 127.0.0.1:{port} within 0 s"

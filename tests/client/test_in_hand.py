@@ -34,18 +34,18 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-import client.service
-from client.first_day import prepare
-from client.in_hand import MAX_ATTEMPTS, InHand
-from client.refusals import ExitCode, Refused
-from client.service import Service
-from client.settings import open_site, read_settings
-from client.status import Status
-from common.flower_objects import message_of, names_in
-from common.identity import SiteKit, read_request
-from server.authority import issue_server_certificate, make_authority, signing_identity
-from server.coordinator import Coordinator, CoordinatorFile
-from server.superlink.signing import Addressee, Signing
+import client.connection.service
+from client.connection.exit_codes import ExitCode, Refused
+from client.connection.pending_message import MAX_ATTEMPTS, InHand
+from client.connection.service import Service
+from client.connection.status import Status
+from client.site.init import prepare
+from client.site.settings import open_site, read_settings
+from common.security.identity import SiteKit, read_request
+from common.wire.flower_objects import message_of, names_in
+from server.coordinator.authority import issue_server_certificate, make_authority, signing_identity
+from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.deployment.superlink.run_link.signing import Addressee, Signing
 from tests.network.real import ROOT
 
 # ---------------------------------------------------------------------- on disk
@@ -85,7 +85,7 @@ def test_a_file_without_a_message_counts_for_nothing(content: bytes, tmp_path: P
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from client.in_hand import InHand
+from client.connection.pending_message import InHand
 in_hand = InHand(Path(sys.argv[1]))
 in_hand.take(b"first, and longer", 2)
 os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
@@ -241,7 +241,7 @@ SITE = 'name = "north"\nhealth = ""\ndevice = "cpu"\n[data]\nkind = "phantom"\ni
 @pytest.fixture
 def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Message], Hospital]]:
     """Makes a site, and the desk at which this message waits for it, over TLS."""
-    monkeypatch.setattr(client.service, "FIRST_RETRY_S", 0.0)
+    monkeypatch.setattr(client.connection.service, "FIRST_RETRY_S", 0.0)
     file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092, control_port=8000)
     coordinator = Coordinator(tmp_path / "trial", file)
     make_authority(coordinator)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from client.app import answer
-from client.policy import Policy
-from client.settings import open_site, read_settings
-from client.site import Site
+from client.site.policy import Policy
+from client.site.settings import open_site, read_settings
+from client.site.site import Site
 from common.config import Plan
 from common.contract import Declaration
-from common.data.image_set import ImageSet
+from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
 
 
 def site(folder: Path, policy: Policy, columns: Sequence[Sequence[float]]) -> Site:

@@ -3,10 +3,10 @@
 import re
 from pathlib import Path
 
-from client.gate import ANSWERS
-from client.leaving import MEANING, SENT, STATISTICS, tables
-from client.policy import Policy
-from common.records import field_names
+from client.gate.data_dictionary import MEANING, SENT, STATISTICS, tables
+from client.gate.gate import ANSWERS
+from client.site.policy import Policy
+from common.wire.records import field_names
 from strategies.registry import statistics_told
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.memory import Memory, MemoryFolder, forget_other_runs
+from client.site.site_state import Memory, MemoryFolder, forget_other_runs
 from common.models.head import Head
-from common.records import Groups
+from common.wire.records import Groups
 
 
 def memory(server_round: int) -> Memory:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from client.networks import empty_network
+from client.training.network_cache import empty_network
 from common.models.network import build, freeze_backbone
-from common.models.spec import ModelSpec
 from common.models.state import read_state, write_state
+from common.models.zoo.spec import ModelSpec
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8)
 

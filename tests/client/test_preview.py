@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from client.preview import write_preview
+from client.preview.images import write_preview
 from common.config import Experiment, read_experiment
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
 from tests.federations import DIGITS

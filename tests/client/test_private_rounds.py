@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from client.app import answer
-from client.ledger import PrivacyBudgetLedger
-from client.policy import Policy
-from client.private_rounds import ledger_of, private_evaluation, private_round, spent_by
-from client.site import Site
-from client.status import Status, in_words
+from client.connection.status import Status, in_words
+from client.site.policy import Policy
+from client.site.site import Site
+from client.training.privacy_budget import PrivacyBudgetLedger
+from client.training.private import ledger_of, private_evaluation, private_round, spent_by
 from common.config import Plan
 from common.errors import BadInput
-from common.records import RollCall, TrainReply
+from common.wire.records import RollCall, TrainReply
 from strategies.privacy.accounting import Steps, epsilon_of
 from tests.client.test_rounds import beginning, evaluation, plan, request, site
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from client.cli import main
-from common.record_bytes import of_bytes
-from common.records import EvaluateReply, RollCallAnswer, TrainReply
-from common.wire import decode
+from common.wire.canonical_bytes import of_bytes
+from common.wire.codec import decode
+from common.wire.records import EvaluateReply, RollCallAnswer, TrainReply
 
 Capture = pytest.CaptureFixture[str]
 TOML = 'name = "north"\n{}\n[data]\nkind = "phantom"\nimages = 60\nimage_size = 16\n'

@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 import torch
 
-from client.memory import MemoryFolder
-from client.rounds import evaluate_round, train_round, unpack, warm_up
-from client.site import Site
+from client.site.site import Site
+from client.site.site_state import MemoryFolder
+from client.training.rounds import evaluate_round, train_round, unpack, warm_up
 from common.config import Plan
 from common.contract import Declaration
-from common.data.image_set import ImageSet
+from common.data.base.image_set import ImageSet
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import Head, ModelState, read_state
-from common.records import EvaluateRequest, Groups, TrainReply, TrainRequest
-from common.wire_errors import WireError
+from common.wire.errors import WireError
+from common.wire.records import EvaluateRequest, Groups, TrainReply, TrainRequest
+from strategies.base.state import groups_for
+from strategies.local.training import Exercise, Frozen, optimizer_for, plain, reproducible, train_epoch, validate
 from strategies.registry import STRATEGIES, method_of
-from strategies.state import groups_for
-from strategies.training import Exercise, Frozen, optimizer_for, plain, reproducible, train_epoch, validate
 
 OWN = ("b", "a")
 EVERY = ("a", "b", "c")

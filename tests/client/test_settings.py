@@ -7,15 +7,15 @@ import pytest
 import torch
 from PIL import Image
 
-from client.first_day import prepare
-from client.settings import open_site, read_credentials, read_settings
-from client.site import Site
+from client.site.init import prepare
+from client.site.settings import open_site, read_credentials, read_settings
+from client.site.site import Site
+from common.data.base.spec import PhantomSpec
 from common.data.load import load
-from common.data.spec import PhantomSpec
 from common.errors import BadInput
-from common.identity import SiteKit, fingerprint, read_kit, read_request, write_toml
-from server.authority import make_authority
-from server.coordinator import Coordinator, CoordinatorFile
+from common.security.identity import SiteKit, fingerprint, read_kit, read_request, write_toml
+from server.coordinator.authority import make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
 
 HEAD = 'name = "north"\n'
 DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'

@@ -13,11 +13,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
-from client.statements import RUNS_KEPT, Statements, taken
-from common.identity import fingerprint, public_line
-from common.record_bytes import record_sha256
-from common.records import RefusalNoted, RollCall, RollCallAnswer
-from common.signatures import (
+from client.site.statements import RUNS_KEPT, Statements, taken
+from common.security.identity import fingerprint, public_line
+from common.security.signatures import (
     RequestStatement,
     SignatureFault,
     refuse_another_record,
@@ -25,9 +23,11 @@ from common.signatures import (
     signature_of,
     verified_reply,
 )
-from common.wire import decode, encode, payload_bytes
-from server.authority import _builder, _named, issue_server_certificate, make_authority, signing_identity
-from server.coordinator import Coordinator, CoordinatorFile
+from common.wire.canonical_bytes import record_sha256
+from common.wire.codec import decode, encode, payload_bytes
+from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
+from server.coordinator.authority import _builder, _named, issue_server_certificate, make_authority, signing_identity
+from server.coordinator.folder import Coordinator, CoordinatorFile
 
 RUN, MESSAGE, OTHER_MESSAGE = "0123456789abcdef", "a" * 64, "b" * 64
 SITE_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

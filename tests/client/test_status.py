@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from client.status import ADDRESS_FILE, STALE_S, Status, asked, health_server, in_words
+from client.connection.status import ADDRESS_FILE, STALE_S, Status, asked, health_server, in_words
 from common.errors import BadInput
 from tests.network.real import flwr_client
 

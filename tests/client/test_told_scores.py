@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.policy import Policy
-from client.told_scores import NOTHING_TOLD, told_scores
-from common.records import EvaluateReply
-from common.score_histograms import BINS, score_histogram
-from common.wire import decode
+from client.site.policy import Policy
+from client.training.score_release import NOTHING_TOLD, told_scores
+from common.metrics.score_histograms import BINS, score_histogram
+from common.wire.codec import decode
+from common.wire.records import EvaluateReply
 from tests.federations import Traffic, federation, of_type, overheard
 
 NAMES = ("Mass", "Edema")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common import audit
-from common.audit import Audit, files
-from common.audit_check import check
+from common.security import audit
+from common.security.audit import Audit, files
+from common.security.audit_check import check
 
 ENTRIES = 6
 

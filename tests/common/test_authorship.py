@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.authorship import check_authorship
-from common.identity import public_line
-from common.signatures import OF_A_REPLY, SIGNED_WITH
+from common.security.authorship import check_authorship
+from common.security.identity import public_line
+from common.security.signatures import OF_A_REPLY, SIGNED_WITH
 from tests.receipts import message_of, signed_reply, the_receipt
 
 KEYS = {site: ec.generate_private_key(ec.SECP256R1()) for site in ("east", "north")}

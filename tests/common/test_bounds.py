@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from common.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, loss_told
-from common.masking_records import (
+from common.system.plain_text import MOST_LINES, MOST_WORDS, shown
+from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, loss_told
+from common.wire.codec import decode, encode
+from common.wire.errors import WireError
+from common.wire.records import (
+    EvaluateRequest,
+    Record,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    field_names,
+)
+from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,
     MaskedAnswer,
@@ -19,17 +30,6 @@ from common.masking_records import (
     SharesAnswer,
     SharesRequest,
 )
-from common.plain_text import MOST_LINES, MOST_WORDS, shown
-from common.records import (
-    EvaluateRequest,
-    Record,
-    Refusal,
-    RefusalNoted,
-    RollCall,
-    field_names,
-)
-from common.wire import decode, encode
-from common.wire_errors import WireError
 from tests.bad_input.wire_records import ANSWER, MODEL, REPLY, REQUEST, SCORES, SPREAD
 from tests.words import HOSTILE_TEXTS, raw_in
 

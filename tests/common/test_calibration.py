@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import balanced_accuracy_score, brier_score_loss, confusion_matrix, f1_score, recall_score
 
-from common.calibration import (
+from common.metrics.calibration import (
     Decisions,
     ReliabilityBin,
     calibration,
@@ -16,9 +16,9 @@ from common.calibration import (
     pooled_calibration,
     pooled_decisions,
 )
-from common.pooled import pooled
-from common.quality import quality
-from common.score_histograms import score_histogram
+from common.metrics.pooled import pooled
+from common.metrics.quality import quality
+from common.metrics.score_histograms import score_histogram
 
 Floats = NDArray[np.floating]
 seeds = st.integers(0, 10_000)

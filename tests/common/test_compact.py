@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from common.compact import BLOCK, FORMS, Form, packed, packed_bytes, rounded, unpacked
+from common.wire.quantization import BLOCK, FORMS, Form, packed, packed_bytes, rounded, unpacked
 
 NUMBERS = arrays.arrays(
     np.float32, st.integers(0, 40), elements=st.floats(-(2.0**110), 2.0**110, width=32, allow_subnormal=True)

@@ -5,7 +5,6 @@ from typing import get_args
 
 import pytest
 
-from common.augmentation import AugmentationSpec
 from common.config import (
     EvaluationSection,
     ParticipationSection,
@@ -15,13 +14,14 @@ from common.config import (
     plan_of,
     read_experiment,
 )
-from common.data.partition_spec import PartitionSpec
-from common.data.spec import DataSpec
+from common.data.augmentation.weak import AugmentationSpec
+from common.data.base.spec import DataSpec
+from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
-from common.models.spec import ModelSpec
+from common.models.zoo.spec import ModelSpec
+from strategies.aggregation.robust import RobustMean
+from strategies.aggregation.server_optimizer import ServerOptimizer
 from strategies.registry import STRATEGIES, method_named, method_of
-from strategies.robust_mean import RobustMean
-from strategies.server_optimizer import ServerOptimizer
 from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[2]

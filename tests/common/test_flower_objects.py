@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from common import flower_objects
-from common.flower_objects import cut, message_of, names_in
+from common.wire import flower_objects
+from common.wire.flower_objects import cut, message_of, names_in
 
 CHUNK = 1000
 """Bytes; in life some million."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from common.contract import PLAIN_NAME
 from common.errors import BadInput
-from common.identity import (
+from common.security.identity import (
     SiteRequest,
     checked_key,
     checked_name,

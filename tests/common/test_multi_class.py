@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score, recall_score
 
 from common.errors import Diverged
-from common.multi_class import (
+from common.metrics.multi_class import (
     MultiClass,
     RoundAccuracy,
     Tally,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.plain_text import (
+from common.system.plain_text import (
     MOST_LINES,
     MOST_WORDS,
     at_terminal,
@@ -117,7 +117,7 @@ class _Counted(str):
         return taken
 
 
-NOT_OF_OTHERS = ["common/plain_text.py", "common/toml_files.py", "server/exported_model.py"]
+NOT_OF_OTHERS = ["common/system/plain_text.py", "common/system/toml.py", "server/export/exported_model.py"]
 """The function itself; a person's own settings; what goes inside a model's file."""
 
 

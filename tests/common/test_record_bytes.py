@@ -7,9 +7,9 @@ import pytest
 from flwr.app import ConfigRecord, RecordDict
 
 from common.models.head import Head
-from common.record_bytes import RecordField, of_bytes, parts, pieces, record_sha256
-from common.records import Groups, TrainReply
-from common.wire import decode, encode
+from common.wire.canonical_bytes import RecordField, of_bytes, parts, pieces, record_sha256
+from common.wire.codec import decode, encode
+from common.wire.records import Groups, TrainReply
 
 
 def reply() -> TrainReply:

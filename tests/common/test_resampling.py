@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.stats import bootstrap
 from sklearn.metrics import roc_auc_score
 
-from common.resampling import Intervals, Ranked, auroc_intervals
+from common.metrics.bootstrap import Intervals, Ranked, auroc_intervals
 
 Floats = NDArray[np.floating]
 

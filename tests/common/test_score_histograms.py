@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from common.score_histograms import (
+from common.metrics.score_histograms import (
     BINS,
     DECIDED,
     EDGES,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.files import write_atomically
-from common.seeds import seed_of
+from common.system.files import write_atomically
+from common.system.seeds import seed_of
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
 

@@ -9,12 +9,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.masking_records import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from common.models.head import Head
-from common.plain_text import is_plain
-from common.records import EvaluateReply, Groups, Record, RollCall, TrainReply, TrainRequest, field_names
-from common.wire import RAW, decode, encode, payload_bytes
-from common.wire_errors import WireError
+from common.system.plain_text import is_plain
+from common.wire.codec import RAW, decode, encode, payload_bytes
+from common.wire.errors import WireError
+from common.wire.records import EvaluateReply, Groups, Record, RollCall, TrainReply, TrainRequest, field_names
+from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from tests.bad_input.wire_records import ANSWER, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
 
 MASKING = (

@@ -13,9 +13,22 @@ from tempfile import TemporaryDirectory
 
 NOT_THERE = 3
 READERS = (
-    *(f"common.{name}" for name in ("wire", "compact", "large_field", "flower_objects", "identity", "config", "data")),
-    *("common.toml_files", "common.models.saved", "common.models.state", "strategies.checkpoint", "server.checkpoints"),
-    *("server.coordinator", "client.memory", "client.in_hand", "client.settings", "client.link"),
+    *(f"common.wire.{name}" for name in ("codec", "quantization", "protobuf", "flower_objects")),
+    *("common.security.identity", "common.config", "common.data"),
+    *(
+        "common.system.toml",
+        "common.models.saved",
+        "common.models.state",
+        "strategies.base.checkpoint",
+        "server.federation.checkpoints",
+    ),
+    *(
+        "server.coordinator.folder",
+        "client.site.site_state",
+        "client.connection.pending_message",
+        "client.site.settings",
+        "client.connection.fleet_client",
+    ),
     "tomllib",
     "json",
 )

@@ -27,35 +27,35 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from PIL import Image
 
-from client.in_hand import InHand
-from client.link import NotThere, bundle_fault, expired
-from client.memory import Memory, MemoryFolder
-from client.settings import open_site, read_settings
-from common.compact import FORMS, packed, rounded, unpacked
+from client.connection.fleet_client import NotThere, bundle_fault, expired
+from client.connection.pending_message import InHand
+from client.site.settings import open_site, read_settings
+from client.site.site_state import Memory, MemoryFolder
 from common.config import read_experiment
-from common.data.folder import open_folder
+from common.data.base.spec import FolderSpec, NpzSpec
+from common.data.images.reading import ImageForm, decode_all
 from common.data.load import load
-from common.data.pictures import ImageForm, decode_all
-from common.data.spec import FolderSpec, NpzSpec
+from common.data.sources.folder import open_folder
 from common.errors import BadInput
-from common.flower_objects import message_of
-from common.identity import checked_key, read_key, read_kit, read_request, write_toml
-from common.large_field import cut_out, with_field
 from common.models.head import Head
 from common.models.network import build
 from common.models.saved import DESCRIPTION, TENSORS, load_model, save_model
-from common.models.spec import ModelSpec
 from common.models.state import ModelState
-from common.records import Groups, RefusalNoted, RollCall
-from common.wire import decode, encode
-from common.wire_errors import WireError
-from server.authority import certificate_faults, issue_server_certificate, make_authority
-from server.checkpoints import Checkpoint, CheckpointFolder
-from server.coordinator import FILE as COORDINATOR_FILE
-from server.coordinator import Coordinator, CoordinatorFile, read_coordinator
-from server.run_folder import RunFolder
-from strategies.checkpoint import of_bytes, to_bytes
-from strategies.state import FederationState
+from common.models.zoo.spec import ModelSpec
+from common.security.identity import checked_key, read_key, read_kit, read_request, write_toml
+from common.wire.codec import decode, encode
+from common.wire.errors import WireError
+from common.wire.flower_objects import message_of
+from common.wire.protobuf import cut_out, with_field
+from common.wire.quantization import FORMS, packed, rounded, unpacked
+from common.wire.records import Groups, RefusalNoted, RollCall
+from server.coordinator.authority import certificate_faults, issue_server_certificate, make_authority
+from server.coordinator.folder import FILE as COORDINATOR_FILE
+from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordinator
+from server.federation.checkpoints import Checkpoint, CheckpointFolder
+from server.runs.folder import RunFolder
+from strategies.base.checkpoint import of_bytes, to_bytes
+from strategies.base.state import FederationState
 from tests.bad_input.coordinator_files import GOOD
 from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded

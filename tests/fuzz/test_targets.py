@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.wire import encode
+from common.wire.codec import encode
 from tests.fuzz.targets import RECORDS, TARGETS, decoded
 
 _WORDS = [

@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Message
 
 import client.cli
-from client.link import Link
+from client.connection.fleet_client import Link
 from tests.harms import FAR, FORMS, OVERSIZED, Harm
 
 DUPLICATED = Harm("duplicated reply", FORMS[0].spoil, FORMS[0].reason)

@@ -62,7 +62,7 @@ def of_round(messages: Any) -> bool:
 
 def half_a_file(death: Callable[[], None], module: Any, wanted: Callable[[str], bool]) -> None:
     """Write half of a file beside it, then die."""
-    from common.files import part_of
+    from common.system.files import part_of
 
     original = module.write_atomically
 
@@ -119,12 +119,12 @@ def clock_while(marker: Path, hours: float) -> None:
 
 def on_the_coordinator(point: str, death: Death) -> None:
     """Patch what leads a run."""
-    import server.checkpoints
-    import server.reporter
-    import strategies.rounds
-    from server.superlink.grid import NetworkGrid
+    import server.federation.checkpoints
+    import server.runs.reporter
+    import strategies.rounds.strategy
+    from server.deployment.superlink.run_link.network_grid import NetworkGrid
 
-    loop = strategies.rounds.RoundStrategy
+    loop = strategies.rounds.strategy.RoundStrategy
     checkpoint = f"round-{ROUND:06d}"
     match point:
         case "before sending":
@@ -134,13 +134,18 @@ def on_the_coordinator(point: str, death: Death) -> None:
         case "in aggregation":
             at(loop, "_moved", death.come, lambda loop, server_round, means: server_round == ROUND)
         case "half-way through a checkpoint's state":
-            half_a_file(death.come, server.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
+            half_a_file(death.come, server.federation.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
         case "between a checkpoint's two files":
-            half_a_file(death.come, server.checkpoints, lambda name: name == f"{checkpoint}.json")
+            half_a_file(death.come, server.federation.checkpoints, lambda name: name == f"{checkpoint}.json")
         case "between two rounds":
-            at(server.reporter.Reporter, "round_done", death.come, lambda who, record, state: record.round == ROUND)
+            at(
+                server.runs.reporter.Reporter,
+                "round_done",
+                death.come,
+                lambda who, record, state: record.round == ROUND,
+            )
         case "disk full":
-            disk_full(death, server.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
+            disk_full(death, server.federation.checkpoints, lambda name: name == f"{checkpoint}.safetensors")
         case "our own mistake":
             at(loop, "_moved", lambda: mistake(death), lambda loop, server_round, means: server_round == ROUND)
         case "clock +1" | "clock -1":
@@ -157,9 +162,9 @@ def mistake(death: Death) -> None:
 
 def at_the_site(point: str, death: Death) -> None:
     """Patch a site's program."""
-    import client.memory
-    import client.rounds
-    from client.link import Link
+    import client.site.site_state
+    import client.training.rounds
+    from client.connection.fleet_client import Link
 
     sending = list[bool]()
 
@@ -170,11 +175,17 @@ def at_the_site(point: str, death: Death) -> None:
 
     match point:
         case "while training":
-            at(client.rounds, "update_of", death.come, lambda work, *rest: work.memory.round == ROUND - 1)
+            at(client.training.rounds, "update_of", death.come, lambda work, *rest: work.memory.round == ROUND - 1)
         case "after its memory is written":
-            at(client.rounds, "keep", death.come, lambda work, request, *rest: request.round == ROUND, after=True)
+            at(
+                client.training.rounds,
+                "keep",
+                death.come,
+                lambda work, request, *rest: request.round == ROUND,
+                after=True,
+            )
         case "half-way through its memory":
-            half_a_file(death.come, client.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
+            half_a_file(death.come, client.site.site_state, lambda name: name == f"round-{ROUND:06d}.safetensors")
         case "before it sends":
             at(Link, "reply", death.come, reply_of_round)
         case "while it sends":
@@ -185,9 +196,9 @@ def at_the_site(point: str, death: Death) -> None:
         case "clock +1" | "clock -1":
             hours = float(point.split()[1])
             wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731
-            at(client.rounds, "keep", lambda: set_clock(death, hours), wanted)
+            at(client.training.rounds, "keep", lambda: set_clock(death, hours), wanted)
         case "disk full":
-            disk_full(death, client.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
+            disk_full(death, client.site.site_state, lambda name: name == f"round-{ROUND:06d}.safetensors")
 
 
 def main() -> None:
@@ -195,20 +206,21 @@ def main() -> None:
     marker, point, victim, program, *arguments = sys.argv[1:]
     death = Death(Path(marker), int(victim))
     if program == "supervised":
-        from server import cli, supervising
+        from server import cli
+        from server.deployment.processes import supervisor
 
-        supervising.PROGRAM = (sys.executable, "-m", "tests.network.dying", marker, point, victim, "server")
+        supervisor.PROGRAM = (sys.executable, "-m", "tests.network.dying", marker, point, victim, "server")
         cli.main(arguments)
     elif program == "serving":
         from server import cli
-        from server.superlink import process
+        from server.deployment.superlink.local import process
 
         true = process.command
         struck = [sys.executable, "-m", "tests.network.dying", marker, point, victim, "superlink"]
         process.command = lambda coordinator: [*struck, *true(coordinator)[3:]]
         cli.main(arguments)
     elif program == "superlink":
-        from server.superlink import program as superlink
+        from server.deployment.superlink import program as superlink
 
         clock_while(death.marker, float(point.split()[1]))
         sys.argv[1:] = arguments

@@ -38,8 +38,8 @@ from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
-from common.identity import read_key, read_kit
-from server.superlink.control import flower_key
+from common.security.identity import read_key, read_kit
+from server.deployment.superlink.run_link.control import flower_key
 
 Attempt = tuple[str, Callable[[], Any]]
 

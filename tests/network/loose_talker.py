@@ -11,8 +11,8 @@ from typing import Any
 from flwr.app import Error, Message
 
 import client.cli
-from client.service import Service
-from server.superlink.fleet import LONGEST_WORDS
+from client.connection.service import Service
+from server.deployment.superlink.fleet.service import LONGEST_WORDS
 from tests.words import FORGED
 
 LONG = ("\x1b[2J\u202e<script>alert(1)</script>" * 1_000)[: LONGEST_WORDS // 2]

@@ -21,7 +21,7 @@ import pytest
 import client.cli
 import server.cli
 import server.sim_cli
-from client.status import asked
+from client.connection.status import asked
 from common.errors import BadInput
 from tests.federations import DIGITS
 from tests.server.commands import Ended

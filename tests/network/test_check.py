@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import client.check.connection
-from client.refusals import ExitCode
+from client.connection.exit_codes import ExitCode
 from tests.network.conftest import Trial
 from tests.network.real import Site, flwr_client
 

@@ -17,8 +17,8 @@ from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthCl
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 
-from server.superlink.guard import CALM_S
-from server.superlink.strangers import FIRST_CALL_S, REFUSED_CALLS
+from server.deployment.superlink.port_guard.guard import CALM_S
+from server.deployment.superlink.port_guard.strangers import FIRST_CALL_S, REFUSED_CALLS
 from tests.network.federated import Federation, hash_in, sites_by_round, undisturbed
 from tests.network.real import Program, eventually, flwr_client
 

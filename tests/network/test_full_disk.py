@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from server.supervising import rounds_done
+from server.deployment.processes.supervisor import rounds_done
 from tests.network.federated import (
     EVERYBODY,
     REMEMBERING,

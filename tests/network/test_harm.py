@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from client.refusals import ExitCode
-from server.supervising import RunExit
+from client.connection.exit_codes import ExitCode
+from server.deployment.processes.supervisor import RunExit
 from tests.network.federated import (
     EVERYBODY,
     REMEMBERING,

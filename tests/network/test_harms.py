@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from client import app
-from common.records import TrainReply, TrainRequest
+from common.wire.records import TrainReply, TrainRequest
 from tests.network.adversary import HARMS
 from tests.network.real import (
     PARTIAL,

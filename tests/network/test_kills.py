@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from client.refusals import ExitCode
+from client.connection.exit_codes import ExitCode
 from tests.network.federated import (
     EVERYBODY,
     REMEMBERING,

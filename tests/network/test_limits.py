@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.audit import Audit
+from common.security.audit import Audit
 from tests.network.federated import SLOW, Federation, admitted, events, hash_in, undisturbed
 from tests.network.real import PARTIAL, eventually, flwr_server, lines_of
 

@@ -15,9 +15,9 @@ from flwr.proto.fleet_pb2 import ActivateNodeRequest, PullMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.node_pb2 import Node
 
-from client.refusals import ExitCode
-from server.authority import issue_server_certificate
-from server.coordinator import read_coordinator
+from client.connection.exit_codes import ExitCode
+from server.coordinator.authority import issue_server_certificate
+from server.coordinator.folder import read_coordinator
 from tests.network.conftest import Trial
 from tests.network.real import Coordinator, Site, flwr_client, flwr_server
 
@@ -209,7 +209,10 @@ def test_a_site_of_another_wire_version_is_refused_and_both_sides_say_why(
     trial: Trial, hospital: Hospital, tmp_path: Path
 ) -> None:
     site = hospital("newer")
-    newer = "import sys, common.wire; common.wire.WIRE_VERSION = 99; from client.cli import main; main(sys.argv[1:])"
+    newer = (
+        "import sys, common.wire.codec; common.wire.codec.WIRE_VERSION = 99; "
+        "from client.cli import main; main(sys.argv[1:])"
+    )
     site.start_by("-c", newer, "start", site.folder).says("connected to trial")
     run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1)
     assert run.ends() == 1

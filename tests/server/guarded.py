@@ -12,12 +12,12 @@ from pathlib import Path
 
 import grpc
 
-from server.authority import issue_server_certificate, make_authority
-from server.coordinator import Coordinator, CoordinatorFile
-from server.superlink.call_limits import NoRequest
-from server.superlink.grpc_options import AnythingElse, options
-from server.superlink.guard import Guard
-from server.superlink.sockets import Accepted, Peer
+from server.coordinator.authority import issue_server_certificate, make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.deployment.superlink.port_guard.call_limits import NoRequest
+from server.deployment.superlink.port_guard.grpc_options import AnythingElse, options
+from server.deployment.superlink.port_guard.guard import Guard
+from server.deployment.superlink.port_guard.sockets import Accepted, Peer
 from tests.network.flood import END_HEADERS, FRAME, HEADERS, PREFACE, SETTINGS, announced, frame, headers
 
 METHOD = "/flwr.proto.Fleet/PushObject"

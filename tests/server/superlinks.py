@@ -1,4 +1,4 @@
-"""A SuperLink's database, files and port for hospitals in this process, as ``server.superlink.program`` makes them."""
+"""A SuperLink's database, files and port for hospitals in this process, as the SuperLink's program makes them."""
 
 import hashlib
 import importlib
@@ -32,12 +32,12 @@ from flwr.superlink import extensions
 from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.federation import NoOpFederationManager
 
-from server.authority import issue_server_certificate, make_authority
-from server.coordinator import Coordinator, CoordinatorFile
-from server.superlink import program
-from server.superlink.loopback import SECRET
-from server.superlink.program import ObjectStore, superlink_command
-from server.superlink.steady_clock import OF_THE_SUPERLINK
+from server.coordinator.authority import issue_server_certificate, make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.deployment.superlink import program
+from server.deployment.superlink.local.loopback import SECRET
+from server.deployment.superlink.local.steady_clock import OF_THE_SUPERLINK
+from server.deployment.superlink.program import ObjectStore, superlink_command
 
 SUPERLINK = 1
 """Flower's number of the SuperLink itself."""

@@ -11,10 +11,10 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from common.errors import BadInput
-from common.identity import SiteKit, SiteRequest, fingerprint, new_key, public_line, read_kit, read_request
-from server.admission import admission_faults, admit, admitted_sites, claims_of, members, revoke
-from server.coordinator import Coordinator, read_coordinator
-from strategies.claims import Claims
+from common.security.identity import SiteKit, SiteRequest, fingerprint, new_key, public_line, read_kit, read_request
+from server.coordinator.admission import admission_faults, admit, admitted_sites, claims_of, members, revoke
+from server.coordinator.folder import Coordinator, read_coordinator
+from strategies.rounds.participation.claims import Claims
 from tests.network.real import flwr_client, flwr_server
 
 LINE = (  # made, and its fingerprint printed, by OpenSSH's ssh-keygen

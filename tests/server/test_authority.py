@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from common.errors import BadInput
-from server.authority import certificate_faults, days_valid, issue_server_certificate, make_authority
-from server.coordinator import Coordinator, CoordinatorFile
+from server.coordinator.authority import certificate_faults, days_valid, issue_server_certificate, make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
 
 HOSTS = ("fl.hospital.example", "fl-2.hospital.example", "192.0.2.7", "2001:db8::7")
 

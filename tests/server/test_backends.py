@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.config import SimulationSection
-from server.backends import choose_workers
+from server.simulation.backends import choose_workers
 from tests.federations import federation
 
 

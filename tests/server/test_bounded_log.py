@@ -9,8 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from server.superlink.bounded_log import FILE_BYTES, FILES, LINES_A_MINUTE, LONGEST_LINE, BoundedLog, printable, pump
-from server.superlink.refusals import KEPT, LINES, Refusals
+from server.deployment.superlink.local.bounded_log import (
+    FILE_BYTES,
+    FILES,
+    LINES_A_MINUTE,
+    LONGEST_LINE,
+    BoundedLog,
+    printable,
+    pump,
+)
+from server.deployment.superlink.port_guard.refusals import KEPT, LINES, Refusals
 
 STAMP = len("2026-11-22T10:00:00Z ")
 

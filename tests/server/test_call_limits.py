@@ -8,10 +8,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from server.superlink import call_limits
-from server.superlink.call_limits import CALLS_PER_SITE, LARGE_PER_SITE, CallLimits
-from server.superlink.guard import Guard
-from server.superlink.reply_bounds import LARGEST_CALL
+from server.deployment.superlink.objects.reply_bounds import LARGEST_CALL
+from server.deployment.superlink.port_guard import call_limits
+from server.deployment.superlink.port_guard.call_limits import CALLS_PER_SITE, LARGE_PER_SITE, CallLimits
+from server.deployment.superlink.port_guard.guard import Guard
 from tests.network.flood import END_HEADERS, END_STREAM, HEADERS, RST_STREAM, frame, headers
 from tests.server.guarded import METHOD, Fleet, call, eventually, in_background, running, still_open
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from common.data.base.spec import DigitsSpec
 from common.data.load import load
-from common.data.spec import DigitsSpec
 from tests.federations import DIGITS
 from tests.server.commands import flwr_sim, needs_real_data
 

@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console, RenderableType
 
 from common.errors import BadInput
-from common.metrics import ClassMetrics, summarise
-from common.multi_class import ClientAccuracy, MultiClass, RoundAccuracy
-from server.comparison import Comparison, Spread, compare, write_comparison
-from server.report.tables import comparison_table, coverage_table, markdown_table
-from server.report.wording import headline, verdicts
-from server.run_files import read_run
+from common.metrics.multi_class import ClientAccuracy, MultiClass, RoundAccuracy
+from common.metrics.multi_label import ClassMetrics, summarise
+from server.analysis.comparison import Comparison, Spread, compare, write_comparison
+from server.reporting.tables import comparison_table, coverage_table, markdown_table
+from server.reporting.wording import headline, verdicts
+from server.runs.reader import read_run
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 

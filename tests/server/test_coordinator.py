@@ -12,8 +12,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
-from common.identity import split_address
-from server.coordinator import (
+from common.security.identity import split_address
+from server.coordinator.folder import (
     Coordinator,
     CoordinatorFile,
     alone,

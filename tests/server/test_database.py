@@ -11,9 +11,9 @@ from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.superlink.federation import NoOpFederationManager
 
-from server.coordinator import Coordinator, CoordinatorFile
-from server.superlink import database as module
-from server.superlink.database import BESIDE, FILE, damage, database, set_aside_if_damaged
+from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.deployment.superlink.local import database as module
+from server.deployment.superlink.local.database import BESIDE, FILE, damage, database, set_aside_if_damaged
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
 

@@ -9,11 +9,12 @@ import pytest
 from flwr.common.constant import HEARTBEAT_PATIENCE
 from rich.console import Console
 
-from common import timers as of_sites
 from common.config import read_experiment
-from server.deadlines import ORDER, Inside, order_faults, timers, timers_table
-from server.superlink import calls, grid, process, run
-from strategies import membership, roll_call
+from common.system import timers as of_sites
+from server.deployment.superlink.local import process
+from server.deployment.superlink.run_link import network_grid, retry, run
+from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
+from strategies.rounds.participation import client_manager, roll_call
 from tests.federations import DIGITS
 from tests.network.real import flwr_server
 
@@ -54,7 +55,7 @@ INTERNAL = {
 }
 
 
-@pytest.mark.parametrize("module", [of_sites, roll_call, membership, calls, grid, process, run])
+@pytest.mark.parametrize("module", [of_sites, roll_call, client_manager, retry, network_grid, process, run])
 def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
     constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
     listed = [timer.seconds for timer in timers(None)]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from client import simulated
-from client.policy import Policy
-from client.site import Site
-from common.audit import Audit
-from server.verification import verify
-from strategies.records import TooFewSites
+from client import simulation
+from client.site.policy import Policy
+from client.site.site import Site
+from common.security.audit import Audit
+from server.runs.verify import verify
+from strategies.base.round_record import TooFewSites
 from tests.federations import federation
 
 REASON = 'declines: policy.methods: it does not have "surgical".'
@@ -20,13 +20,13 @@ REASON = 'declines: policy.methods: it does not have "surgical".'
 
 @pytest.fixture(autouse=True)
 def _the_second_site_takes_part_in_fedavg_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = simulated._site
+    found = simulation._site
 
-    def site(sites: simulated.SimulatedSites, index: int) -> Site:
+    def site(sites: simulation.SimulatedSites, index: int) -> Site:
         at = found(sites, index)
         return replace(at, policy=Policy(methods=("fedavg",))) if at.name == "site-2" else at
 
-    monkeypatch.setattr(simulated, "_site", site)
+    monkeypatch.setattr(simulation, "_site", site)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -9,15 +9,15 @@ from sklearn.metrics import roc_auc_score
 
 from common.config import read_experiment
 from common.contract import LabelContract
-from common.data.image_set import ImageSet
-from common.inference import scores_of
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import channels_first
+from common.models.inference import scores_of
 from common.models.network import build
 from common.models.saved import load_model, save_model
-from common.models.spec import ModelSpec
-from common.pixels import channels_first
-from server.ensemble import ensemble_result, local_models
-from server.run_files import read_run
-from server.simulation import simulate
+from common.models.zoo.spec import ModelSpec
+from server.federation.ensemble import ensemble_result, local_models
+from server.runs.reader import read_run
+from server.simulation.simulate import simulate
 
 CONTRACT = LabelContract(("a", "b", "c"), {"north": ("b", "a"), "south": ("c", "b")})
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from common.config import read_experiment
-from server.simulation import checked
+from server.simulation.simulate import checked
 from tests.server.commands import needs_real_data
 
 ROOT = Path(__file__).parents[2] / "experiments"

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from common.config import read_experiment
 from common.data.load import load
 from common.errors import BadInput
-from common.inference import scores_of
+from common.models.inference import scores_of
 from common.models.network import build
 from common.models.saved import load_model, save_model
-from common.models.spec import Architecture, ModelSpec, Task
-from server.exported_model import METADATA, ExportFormat, OutputsDiffer, export_model
+from common.models.zoo.spec import Architecture, ModelSpec, Task
+from server.export.exported_model import METADATA, ExportFormat, OutputsDiffer, export_model
 from tests.federations import DIGITS
 from tests.server.commands import ROOT, flwr_sim, needs_real_data
 
@@ -109,7 +109,7 @@ def facts_in(form: ExportFormat, path: Path) -> dict[str, str]:
 
 def test_a_model_that_says_something_else_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(tmp_path / "run", "tiny_cnn")
-    monkeypatch.setattr("server.exported_model.TOLERANCE", -1.0)  # nothing is equal enough
+    monkeypatch.setattr("server.export.exported_model.TOLERANCE", -1.0)  # nothing is equal enough
     with pytest.raises(OutputsDiffer, match="differ from ours by up to"):
         export_model(folder, ExportFormat.torchscript, folder / "model.pt", [pixels(1, 32, 32)])
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "model.safetensors"]
@@ -138,7 +138,7 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        __import__("server.exported_model").exported_model.NEEDS, ExportFormat.onnx, ("onnx", "no_such_thing")
+        __import__("server.export.exported_model").exported_model.NEEDS, ExportFormat.onnx, ("onnx", "no_such_thing")
     )
     folder = saved(tmp_path / "run", "tiny_cnn")
     with pytest.raises(BadInput, match=r"needs no_such_thing, not installed here\. pip install 'polyclinic\[export\]'"):

@@ -36,11 +36,11 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-from server.superlink import owners
-from server.superlink.door import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
-from server.superlink.fleet import LONGEST_REASON
-from server.superlink.owners import MOST_MESSAGES, Owners
-from server.superlink.refused_calls import FILE
+from server.deployment.superlink.fleet import owners
+from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
+from server.deployment.superlink.fleet.owners import MOST_MESSAGES, Owners
+from server.deployment.superlink.fleet.refused_calls import FILE
+from server.deployment.superlink.fleet.service import LONGEST_REASON
 from tests.server.superlinks import Hospital, Link, Port, named
 
 pytestmark = [

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from common.errors import BadInput
-from server.grid.cells import Cell, check
-from server.grid.pace import AtWork, Pace, PaceRow, rows
-from server.grid.running import FailedRuns, fitting_jobs, run_cells
-from server.grid.table import progress_table
+from server.simulation.live_table import progress_table
+from server.simulation.progress import AtWork, Pace, PaceRow, rows
+from server.simulation.runner import FailedRuns, fitting_jobs, run_cells
+from server.simulation.trial import Cell, check
 from tests.federations import DIGITS
 
 SILENT = Console(quiet=True)

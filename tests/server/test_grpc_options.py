@@ -11,10 +11,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from server.superlink import grpc_options, guard
-from server.superlink.grpc_options import BACKSTOP, CALLS_ON_A_CONNECTION, LARGEST_METADATA
-from server.superlink.guard import Guard
-from server.superlink.strangers import REFUSED_CALLS, Limits
+from server.deployment.superlink.port_guard import grpc_options, guard
+from server.deployment.superlink.port_guard.grpc_options import BACKSTOP, CALLS_ON_A_CONNECTION, LARGEST_METADATA
+from server.deployment.superlink.port_guard.guard import Guard
+from server.deployment.superlink.port_guard.strangers import REFUSED_CALLS, Limits
 from tests.network.flood import FRAME, PREFACE, SETTINGS, Wire, announced, frame
 from tests.server.guarded import METHOD, Fleet, accepted, call, closed, eventually, running, still_open
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import grpc
 import pytest
 
-from server.superlink import strangers
-from server.superlink.guard import Guard
-from server.superlink.sockets import Peer, parsed_peer
-from server.superlink.strangers import REFUSED_CALLS, Limits
+from server.deployment.superlink.port_guard import strangers
+from server.deployment.superlink.port_guard.guard import Guard
+from server.deployment.superlink.port_guard.sockets import Peer, parsed_peer
+from server.deployment.superlink.port_guard.strangers import REFUSED_CALLS, Limits
 from tests.server.guarded import METHOD, Fleet, accepted, call, closed, eventually, running, still_open
 
 SOON_S = 1.0

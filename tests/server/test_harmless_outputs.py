@@ -10,32 +10,33 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-import server.progress
-from client import audit_words, status
-from client.gate import LISTED_BYTES, listed
-from common.audit import Audit
+import server.runs.tracking.progress
+from client.connection import status as site_status
+from client.gate import audit_report
+from client.gate.gate import LISTED_BYTES, listed
 from common.errors import BadInput, Fault
-from common.metrics import summarise
+from common.metrics.multi_label import summarise
 from common.models.network import build
 from common.models.saved import save_model
-from common.models.spec import ModelSpec
-from common.plain_text import json_text
-from common.record_bytes import RecordField
-from common.terminal import PlainConsole, run_program, teller
-from server import overview
-from server.books import Books
-from server.ledger import briefly
-from server.live.page import page, part
-from server.live.seen import Seen, SiteSeen
-from server.live.telling import told
-from server.prediction import predict_to_csv
-from server.present import Present
-from server.report import model_card
-from server.reporter import Reporter
-from server.run_files import RoundLine as RoundLine
-from server.run_folder import RunFolder
-from strategies.records import FederationValidation, RoundRecord, Waiting
-from strategies.state import FederationState
+from common.models.zoo.spec import ModelSpec
+from common.security.audit import Audit
+from common.system.plain_text import json_text
+from common.system.terminal import PlainConsole, run_program, teller
+from common.wire.canonical_bytes import RecordField
+from server.deployment import status
+from server.export.prediction import predict_to_csv
+from server.federation.accounting import Books
+from server.reporting.live.event_text import told
+from server.reporting.live.page import page, part
+from server.reporting.live.snapshot import Seen, SiteSeen
+from server.reporting.pages import model_card
+from server.runs.audit_log import briefly
+from server.runs.folder import RunFolder
+from server.runs.live_status import Present
+from server.runs.reader import RoundLine as RoundLine
+from server.runs.reporter import Reporter
+from strategies.base.round_record import FederationValidation, RoundRecord, Waiting
+from strategies.base.state import FederationState
 from tests.strategies.test_state import ONE
 from tests.words import HOSTILE_TEXTS, raw_in
 
@@ -85,7 +86,7 @@ def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, scre
     run = Present("/run", ALL, left_out={"north": ALL}, far={"east": ALL}, last_error=ALL, last_error_time="now")
     present = {**vars(run), "sites": ["north"]}
     found = {"name": ALL, "address": "a:1", "superlink": "up", "certificate_days": 3, "sites": {}, "run": present}
-    for shown in (table, ALL, overview.in_words({**found, "time": 0.0})):
+    for shown in (table, ALL, status.in_words({**found, "time": 0.0})):
         console.print(shown, markup=False)
     assert raw_in(screen.getvalue()) == set()
 
@@ -103,7 +104,7 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
 def test_the_progress_bar_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     console = PlainConsole(file=screen, force_terminal=True, color_system=None, width=120)
-    with server.progress.ProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
+    with server.runs.tracking.progress.ProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
         bar.began(["east"], 2)
         bar.round_done(record(ALL), STATE)
     assert "\x1b]" not in screen.getvalue()
@@ -150,12 +151,12 @@ def test_pages_hold_none() -> None:
 
 
 def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
-    at = status.Status("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
+    at = site_status.Status("north", coordinator=ALL, run=ALL, phase=ALL, state=ALL)
     at.failed(ALL)
     assert raw_in(at.last_error) == set()
-    assert raw_in(status.in_words({**at.as_json(), "privacy": {}})) == set()
+    assert raw_in(site_status.in_words({**at.as_json(), "privacy": {}})) == set()
     entry = {"n": 1, "time": ALL, "direction": "in", "decision": "deny", "rule": ALL, "reason": ALL, "record": ALL}
-    assert raw_in(audit_words.in_words(entry), "") == set()
+    assert raw_in(audit_report.in_words(entry), "") == set()
     assert raw_in(json_text(entry), "") == set()
 
 

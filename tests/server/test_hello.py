@@ -10,13 +10,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from client.link import Link
+from client.connection.fleet_client import Link
 from common import __version__
-from common.hello import METHOD, SERVICE, Hello
-from common.wire import WIRE_VERSION
-from server.authority import issue_server_certificate, make_authority
-from server.coordinator import Coordinator, CoordinatorFile
-from server.hello import handler
+from common.wire.codec import WIRE_VERSION
+from common.wire.hello import METHOD, SERVICE, Hello
+from server.coordinator.authority import issue_server_certificate, make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.deployment.superlink.fleet.hello import handler
 from tests.client.check.servers import grpc_server, tls_of
 
 OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())

@@ -24,18 +24,18 @@ from cryptography.x509 import load_pem_x509_certificate
 from rich.console import Console
 
 from common.errors import BadInput
-from server.connections import note_connections
-from server.coordinator import Coordinator, read_coordinator
-from server.live.beside import beside
-from server.live.drawing import curves
-from server.live.lines import Lines
-from server.live.listening import listening
-from server.live.page import page
-from server.live.seen import Eye, Where, of_coordinator
-from server.live.service import MOST_VIEWERS, Certificate, ViewServer, Watch
-from server.live.telling import told
-from server.present import FILE, Present
-from server.simulation import simulate
+from server.coordinator.connections import note_connections
+from server.coordinator.folder import Coordinator, read_coordinator
+from server.reporting.live.curves import curves
+from server.reporting.live.event_text import told
+from server.reporting.live.jsonl import Lines
+from server.reporting.live.launch import beside
+from server.reporting.live.listening import listening
+from server.reporting.live.page import page
+from server.reporting.live.service import MOST_VIEWERS, Certificate, ViewServer, Watch
+from server.reporting.live.snapshot import Eye, Where, of_coordinator
+from server.runs.live_status import FILE, Present
+from server.simulation.simulate import simulate
 from tests.federations import experiment
 from tests.network.real import flwr_client, flwr_server
 from tests.server.chromium import View, layout, needs_browser

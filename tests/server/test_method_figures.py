@@ -5,8 +5,8 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from server.report.method_figures import alike, difficulty_by_round, order_of_passes
-from server.run_files import LearnedInRound, Prototypes, RoundLine
+from server.reporting.figures.methods import alike, difficulty_by_round, order_of_passes
+from server.runs.reader import LearnedInRound, Prototypes, RoundLine
 
 SITES = ["east", "north", "west"]
 PASSES = [("north", "east", "west"), ("west", "north", "east"), ("west", "east")]

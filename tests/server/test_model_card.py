@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
+from common.data.base.spec import DigitsSpec
 from common.data.load import load
-from common.data.spec import DigitsSpec
 from common.errors import BadInput
 from common.models.saved import load_model, read_description
-from server.prediction import picture_scores
-from server.report import write_model_card, write_run_report
-from server.report.model_card import escaped, model_card
+from server.export.prediction import picture_scores
+from server.reporting.pages.model_card import escaped, model_card, write_model_card
+from server.reporting.pages.run import write_run_report
 from tests.federations import federation
 
 PARSER = MarkdownIt("commonmark").enable("table")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.superlink.object_files import ObjectFiles
+from server.deployment.superlink.objects.files import ObjectFiles
 
 
 def named(content: bytes) -> str:

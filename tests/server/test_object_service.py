@@ -10,10 +10,10 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.large_field import CONTENT_OF_PUSH, cut_out
-from server.superlink import object_service
-from server.superlink.object_files import ObjectFiles
-from server.superlink.object_service import Answers, found, parsed_push
+from common.wire.protobuf import CONTENT_OF_PUSH, cut_out
+from server.deployment.superlink.objects import service
+from server.deployment.superlink.objects.files import ObjectFiles
+from server.deployment.superlink.objects.service import Answers, found, parsed_push
 
 pushes = st.builds(
     PushObjectRequest,
@@ -139,16 +139,16 @@ def test_an_answer_is_read_by_protobuf_as_found_available_and_with_its_content(c
 
 def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files, now = ObjectFiles(tmp_path), [100.0]
-    monkeypatch.setattr(object_service.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(service.time, "monotonic", lambda: now[0])
     old, new = "a" * 64, "b" * 64
     files.write(old, b"1" * 1000)
     files.write(new, b"2" * 2000)
     answers = Answers(files)
     first = answers.of(old)
     assert first == found(b"1" * 1000)
-    now[0] += object_service.KEPT_S - 1
+    now[0] += service.KEPT_S - 1
     assert answers.of(old) is first  # and it counts as pulled anew
-    now[0] += object_service.KEPT_S - 1
+    now[0] += service.KEPT_S - 1
     both = answers.of(new)
     assert both is not None
     assert answers.size == len(first) + len(both)
@@ -159,7 +159,7 @@ def test_what_is_pulled_is_kept_for_a_while_and_no_longer(tmp_path: Path, monkey
 
 
 def test_no_more_is_kept_than_there_is_room_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_service, "KEPT_BYTES", 3000)
+    monkeypatch.setattr(service, "KEPT_BYTES", 3000)
     files = ObjectFiles(tmp_path)
     answers = Answers(files)
     for name in "abc":

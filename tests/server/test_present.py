@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from common.models.state import Head, ModelState
-from server.overview import in_words
-from server.present import Present, read_present
-from server.reporter import Reporter
-from strategies.records import FederationValidation, RoundRecord
-from strategies.state import FederationState
+from server.deployment.status import in_words
+from server.runs.live_status import Present, read_present
+from server.runs.reporter import Reporter
+from strategies.base.round_record import FederationValidation, RoundRecord
+from strategies.base.state import FederationState
 
 MODEL = ModelState(
     np.zeros(1, np.float32), np.zeros(1, np.float32), Head((), np.zeros((0, 1), np.float32), np.zeros(0, np.float32))

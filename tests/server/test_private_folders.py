@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from common.files import private_folder
-from server.coordinator import keep_private, read_coordinator
+from common.system.files import private_folder
+from server.coordinator.folder import keep_private, read_coordinator
 from tests.network.real import flwr_client, flwr_server
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from common.metrics import Summary, per_class, summarise
-from common.multi_class import multi_class
-from common.pooled import pooled
-from common.quality import quality
-from common.resampling import auroc_intervals
-from common.score_histograms import Bounded, score_histogram
-from server.report import write_run_report
-from server.report.quality_section import mean_of_sites
-from server.report.wording import bounded, span
-from server.run_files import read_run
+from common.metrics.bootstrap import auroc_intervals
+from common.metrics.multi_class import multi_class
+from common.metrics.multi_label import Summary, per_class, summarise
+from common.metrics.pooled import pooled
+from common.metrics.quality import quality
+from common.metrics.score_histograms import Bounded, score_histogram
+from server.reporting.pages.quality import mean_of_sites
+from server.reporting.pages.run import write_run_report
+from server.reporting.wording import bounded, span
+from server.runs.reader import read_run
 from tests.server import test_report as reports
 from tests.server.test_report import body_text, write
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from server.superlink import refused_calls
-from server.superlink.refused_calls import FILE, RefusedCall, RefusedCalls, RefusedCallsReader
+from server.deployment.superlink.fleet import refused_calls
+from server.deployment.superlink.fleet.refused_calls import FILE, RefusedCall, RefusedCalls, RefusedCallsReader
 from tests.server.guarded import eventually
 
 FORGED = RefusedCall("east", "PullMessages", "the node is another site's", "north")

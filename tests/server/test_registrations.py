@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
-from common.identity import SiteRequest, new_key, public_line
-from server.admission import admit, revoke
-from server.coordinator import Coordinator, read_coordinator
-from server.network import registered
-from server.superlink.control import Control, Node, flower_key
+from common.security.identity import SiteRequest, new_key, public_line
+from server.coordinator.admission import admit, revoke
+from server.coordinator.folder import Coordinator, read_coordinator
+from server.deployment.network import registered
+from server.deployment.superlink.run_link.control import Control, Node, flower_key
 from tests.network.real import flwr_server
 
 

@@ -1,8 +1,8 @@
 """How much a reply may weigh."""
 
-from common.masking_records import MaskedRequest, RevealRequest
-from common.wire import encode
-from server.superlink.reply_bounds import MORE_BYTES, MORE_OBJECTS, Bound, asked_for
+from common.wire.codec import encode
+from common.wire.secure_aggregation import MaskedRequest, RevealRequest
+from server.deployment.superlink.objects.reply_bounds import MORE_BYTES, MORE_OBJECTS, Bound, asked_for
 
 
 def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:

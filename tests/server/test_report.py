@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from common.metrics import ClassMetrics, summarise
-from common.multi_class import ClientAccuracy, MultiClass
-from server.comparison import compare
-from server.report import write_comparison_report, write_run_report
-from server.report.accuracy_figures import density_of_sites
-from server.report.run_page import flattened
-from server.report.wording import duration, number, probability, run_result, signed, size, spans
-from server.run_files import read_run
+from common.metrics.multi_class import ClientAccuracy, MultiClass
+from common.metrics.multi_label import ClassMetrics, summarise
+from server.analysis.comparison import compare
+from server.reporting.figures.accuracy import density_of_sites
+from server.reporting.pages.comparison import write_comparison_report
+from server.reporting.pages.run import write_run_report
+from server.reporting.wording import duration, number, probability, run_result, signed, size, spans
+from server.runs.reader import read_run
+from server.runs.settings import flattened
 
 RESULTS = {
     "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),

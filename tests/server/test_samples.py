@@ -12,14 +12,14 @@ import pytest
 from PIL import Image
 
 from common.config import Experiment
-from common.data.image_set import ImageSet
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import channels_first
 from common.errors import BadInput
-from common.inference import scores_of
+from common.models.inference import scores_of
 from common.models.network import SplitNetwork, build
-from common.models.spec import ModelSpec
-from common.pixels import channels_first
-from server.report import write_run_report
-from server.samples import BUDGET, CLASSES, wanted, write_samples
+from common.models.zoo.spec import ModelSpec
+from server.reporting.pages.run import write_run_report
+from server.runs.samples import BUDGET, CLASSES, wanted, write_samples
 from tests.federations import experiment, federation
 
 NAMES = ("a", "b", "c")

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.settings import open_site, read_settings
+from client.site.settings import open_site, read_settings
 from common.config import ExperimentFile
-from common.data.image_set import ImageSet
+from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.simulation import images_of, simulated_data
-from server.site_folders import write_sites
+from server.simulation.export_sites import write_sites
 from tests.federations import DIGITS, experiment
 
 LISTS = """

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from common.metrics import ClassMetrics, summarise
-from server.comparison import Comparison, compare, write_comparison
-from server.report.gains import gain_rows, gain_sentences, gains_figure
-from server.run_files import read_run
+from common.metrics.multi_label import ClassMetrics, summarise
+from server.analysis.comparison import Comparison, compare, write_comparison
+from server.reporting.pages.gains import gain_rows, gain_sentences, gains_figure
+from server.runs.reader import read_run
 
 Aurocs = Mapping[str, Mapping[str, float | None]]  # site -> class -> AUROC at that site
 

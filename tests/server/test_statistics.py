@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import bootstrap, shapiro, ttest_1samp, ttest_rel, wilcoxon
 
-from server.statistics import (
+from server.analysis.statistics import (
     ALPHA,
     RESAMPLES,
     PairedTest,

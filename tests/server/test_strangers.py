@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as any_
 
-from server.superlink.sockets import Peer
-from server.superlink.strangers import (
+from server.deployment.superlink.port_guard.sockets import Peer
+from server.deployment.superlink.port_guard.strangers import (
     CONNECTIONS_PER_SITE,
     DEAF_S,
     FIRST_CALL_S,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from server.grid.cells import Cell
-from server.study.running import Placed
-from server.study.spec import read_study
+from server.analysis.study.spec import read_study
+from server.simulation.study import Placed
+from server.simulation.trial import Cell
 from strategies.registry import method_of
 from tests.federations import DIGITS
 from tests.server.commands import ROOT, flwr_sim

@@ -6,10 +6,10 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from server.comparison import MethodResult, Spread
-from server.report.coverage import ClassesOfGroup
-from server.report.subset_figures import _runs, coverage_of_many, shared_and_unique
-from server.run_files import SiteRecord
+from server.analysis.comparison import MethodResult, Spread
+from server.reporting.coverage import ClassesOfGroup
+from server.reporting.figures.subsets import _runs, coverage_of_many, shared_and_unique
+from server.runs.reader import SiteRecord
 
 GROUPS = [ClassesOfGroup("shared", ("a",)), ClassesOfGroup("some", ("b",))]
 

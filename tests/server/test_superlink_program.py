@@ -20,16 +20,16 @@ from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
 
-from server.coordinator import Coordinator, CoordinatorFile
-from server.superlink import object_store
-from server.superlink.fleet_server import FleetServer
-from server.superlink.object_files import ObjectFiles
-from server.superlink.process import command
-from server.superlink.program import LinkState, ObjectStore, superlink_command
+from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.deployment.superlink.fleet.server import FleetServer
+from server.deployment.superlink.local.process import command
+from server.deployment.superlink.objects import store
+from server.deployment.superlink.objects.files import ObjectFiles
+from server.deployment.superlink.program import LinkState, ObjectStore, superlink_command
 from tests.server.superlinks import REPLACED, Link
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
-FLOWER = f"Flower {version('flwr')} is not what server/superlink/program.py was written for:"
+FLOWER = f"Flower {version('flwr')} is not what server/deployment/superlink/program.py was written for:"
 
 
 def named(content: bytes) -> str:
@@ -57,7 +57,7 @@ def test_flower_looks_up_what_we_replace_where_we_replace_it(module: Any, name: 
         (SqlObjectStore, "delete", "(self, object_id)"),
         (SqlObjectStore, "clear", "(self)"),
         (SqlObjectStore, "__contains__", "(self, object_id)"),
-        (SqlLinkState, "__init__", "(self, database_path, federation_manager, object_store)"),
+        (SqlLinkState, "__init__", "(self, database_path, federation_manager, store)"),
         (SqlLinkState, "get_run_status", "(self, run_ids)"),
         (SqlLinkState, "get_node_id_by_public_key", "(self, public_key)"),
         (SqlLinkState, "store_traffic", "(self, run_id, *, bytes_sent, bytes_recv)"),
@@ -104,7 +104,7 @@ def test_flower_hands_over_what_our_server_takes() -> None:
 def test_flowers_own_program_takes_every_argument_that_we_start_it_with(tmp_path: Path) -> None:
     file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
     started = command(Coordinator(tmp_path, file))
-    assert started[1:5] == ["-m", "server.superlink.program", "--state", str(tmp_path / "state")]
+    assert started[1:5] == ["-m", "server.deployment.superlink.program", "--state", str(tmp_path / "state")]
     assert started[5:9] == ["--connections", "1000", "--connections-per-address", "256"]
     parsed = superlink_command._parse_args_run_superlink().parse_args(started[9:])
     assert (parsed.host, parsed.port, parsed.fleet_api_address) == ("127.0.0.1", 8000, "0.0.0.0:9092"), FLOWER
@@ -244,8 +244,8 @@ def test_one_session_with_the_database_at_a_time(which: str, link: Link) -> None
     free: list[bool] = []
 
     def look() -> None:
-        if taken := object_store._database.acquire(blocking=False):
-            object_store._database.release()
+        if taken := store._database.acquire(blocking=False):
+            store._database.release()
         free.append(taken)
 
     def looked() -> bool:

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server import supervising
-from server.supervising import RunExit, rounds_done, supervise
+from server.deployment.processes import supervisor
+from server.deployment.processes.supervisor import RunExit, rounds_done, supervise
 from tests.network.real import eventually
 
 LEADS = """
@@ -26,12 +26,12 @@ Notes = list[tuple[str, int, float]]
 @pytest.fixture
 def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Notes]]:
     """Supervise a process that does as it is told in each of its lives."""
-    monkeypatch.setattr(supervising, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(supervising, "LOOK_S", 0.01)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
 
     def lead(then: str, *, resume: bool = False) -> tuple[int, Notes]:
         (tmp_path / "leads.py").write_text(LEADS + then)
-        monkeypatch.setattr(supervising, "PROGRAM", (sys.executable, str(tmp_path / "leads.py"), str(tmp_path)))
+        monkeypatch.setattr(supervisor, "PROGRAM", (sys.executable, str(tmp_path / "leads.py"), str(tmp_path)))
         notes: Notes = []
         note = lambda how, deaths, pause_s: notes.append((how, deaths, pause_s))  # noqa: E731
         return supervise(["run", "trial"], lambda: rounds_done(tmp_path), note, resume=resume), notes
@@ -87,8 +87,8 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     program = (sys.executable, str(tmp_path / "leads.py"), str(tmp_path))
     code = (
         "import sys; from server import supervising\n"
-        f"supervising.PROGRAM = {program!r}\n"
-        "sys.exit(supervising.supervise(['run'], lambda: 0, print, resume=False))"
+        f"supervisor.PROGRAM = {program!r}\n"
+        "sys.exit(supervisor.supervise(['run'], lambda: 0, print, resume=False))"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as supervisor:
         eventually(lambda: lives(tmp_path), "it leads")
@@ -99,7 +99,7 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
 
 def test_a_child_does_not_outlive_the_process_that_started_it() -> None:
     code = (
-        "import subprocess, sys, time; from server.children import with_this_process\n"
+        "import subprocess, sys, time; from server.deployment.processes.child_process import with_this_process\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],"
         " preexec_fn=with_this_process())\n"
         "print(child.pid, flush=True); time.sleep(60)"

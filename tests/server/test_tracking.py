@@ -14,10 +14,10 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server.mlflow_runs import mlflow_store
-from server.simulation import simulate
-from server.tensorboard_files import TensorBoard
-from server.tracking import Track, round_scalars, summary_scalars
+from server.runs.scalars import Track, round_scalars, summary_scalars
+from server.runs.tracking.mlflow import mlflow_store
+from server.runs.tracking.tensorboard import TensorBoard
+from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
 from tests.network.real import WITHIN_S, flwr_server
 from tests.server.commands import ROOT, flwr_sim

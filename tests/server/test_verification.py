@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from client.audit_words import verified as site_verified
-from common.audit import Audit
+from client.gate.audit_report import verified as site_verified
+from common.security.audit import Audit
 from server.cli import main
-from server.verification import verify
+from server.runs.verify import verify
 from tests.federations import federation
 
 Change = Callable[[bytes], bytes]

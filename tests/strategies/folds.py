@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
-from common.records import TrainReply
-from strategies.averaging import Float32, OwnersMean, RunningMean
-from strategies.server_optimizer import Moments, ServerOptimizer
-from strategies.state import FederationState, means_of
+from common.wire.records import TrainReply
+from strategies.aggregation.mean import Float32, OwnersMean, RunningMean
+from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
+from strategies.base.state import FederationState, means_of
 
 
 def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.models.state import Head, ModelState
-from common.records import Groups, TrainReply, TrainRequest
-from common.wire import decode
-from strategies.cbafed import CBAFedParameters, connected, learned, pseudo_labels, shares, thresholds
-from strategies.guidance import Known
+from common.wire.codec import decode
+from common.wire.records import Groups, TrainReply, TrainRequest
+from strategies.aggregation.server_optimizer import Moments
+from strategies.base.coordinator_half import Known
+from strategies.comparators.cbafed import CBAFedParameters, connected, learned, pseudo_labels, shares, thresholds
 from strategies.registry import method_named
-from strategies.server_optimizer import Moments
 from tests.federations import Traffic, federation, of_type, overheard
 
 CONTRACT = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.bounds import MOST_LOSS
 from common.models.state import Head, ModelState
-from strategies.choosing import SMALL, TOLERATED, is_better, lowest_of, regret
-from strategies.state import FederationState, with_validation
+from common.wire.bounds import MOST_LOSS
+from strategies.base.best_round import SMALL, TOLERATED, is_better, lowest_of, regret
+from strategies.base.state import FederationState, with_validation
 
 ONE = ModelState(
     np.ones(1, np.float32), np.ones(0, np.float32), Head(("a",), np.ones((1, 1), np.float32), np.ones(1, np.float32))

@@ -9,23 +9,23 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from common.audit import Audit
-from common.audit_check import check
 from common.config import ExperimentFile
 from common.models.network import build
 from common.models.state import layout_of, read_state
-from common.record_bytes import record_sha256
-from common.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
+from common.security.audit import Audit
+from common.security.audit_check import check
 from common.simulation import simulated_data
-from common.wire import decode, encode
-from server.backends import InlineGrid, inline, site_app
-from server.federation import strategy_of
-from strategies.checkpoint import of_bytes, to_bytes
-from strategies.records import RoundRecord
+from common.wire.canonical_bytes import record_sha256
+from common.wire.codec import decode, encode
+from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
+from server.federation.run import strategy_of
+from server.simulation.backends import InlineGrid, inline, site_app
+from strategies.base.checkpoint import of_bytes, to_bytes
+from strategies.base.round_record import RoundRecord
+from strategies.base.state import FederationState
 from strategies.registry import STRATEGIES
-from strategies.rounds import RoundStrategy, array_record
-from strategies.state import FederationState
-from strategies.unifed.own_training import OwnTraining
+from strategies.rounds.strategy import RoundStrategy, array_record
+from strategies.unifed.server_training import OwnTraining
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
 
 SITES = ["site-1", "site-2", "site-3"]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from common.models.state import Head
-from common.records import Groups
-from strategies import distances
-from strategies.distances import distances_between, distances_from_mean, inner_products
+from common.wire.records import Groups
+from strategies.aggregation import distances
+from strategies.aggregation.distances import distances_between, distances_from_mean, inner_products
 
 
 def update(*values: float) -> Groups:

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from common.models.state import Head
-from common.records import Groups
-from strategies.far_updates import Far, dropped, far_updates, lengths_of
+from common.wire.records import Groups
+from strategies.aggregation.outliers import Far, dropped, far_updates, lengths_of
 
 
 def trunks(*lengths: float) -> dict[str, dict[str, float]]:

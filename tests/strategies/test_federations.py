@@ -12,10 +12,10 @@ from common.errors import BadInput
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import read_state
-from common.records import EvaluateReply, TrainReply, TrainRequest
-from common.wire import decode, payload_bytes
-from server.verification import verify
-from strategies.records import TooFewSites
+from common.wire.codec import decode, payload_bytes
+from common.wire.records import EvaluateReply, TrainReply, TrainRequest
+from server.runs.verify import verify
+from strategies.base.round_record import TooFewSites
 from strategies.registry import STRATEGIES, method_named
 from tests.federations import (
     ALL_SHARED,
@@ -218,7 +218,7 @@ def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_s
 def test_personal_models_that_cannot_be_tested_are_not_left_out_of_the_mean_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client import rounds
+    from client.training import rounds
 
     tested = rounds._tested
     fails = {"site-2"}

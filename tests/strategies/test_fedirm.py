@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from common.contract import LabelContract
 from common.models.network import build
-from common.models.spec import ModelSpec
-from common.records import Groups, TrainReply, TrainRequest
-from common.wire import decode
-from strategies.fedirm.method import learned, teacher_of
-from strategies.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
-from strategies.guidance import Known
-from strategies.mean_teacher import follow
+from common.models.zoo.spec import ModelSpec
+from common.wire.codec import decode
+from common.wire.records import Groups, TrainReply, TrainRequest
+from strategies.base.coordinator_half import Known
+from strategies.comparators.fedirm.method import learned, teacher_of
+from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
+from strategies.local.mean_teacher import follow
 from tests.federations import ALL_SHARED, federation, of_type, overheard
 
 NAN = math.nan

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from common.config import TrainingSection
 from common.models.network import build
-from common.models.spec import ModelSpec
-from common.records import NO_ARRAYS
-from strategies.fedlsr import distance, entropy, grown, mixed
-from strategies.local import Situation
-from strategies.losses import known_entries
+from common.models.zoo.spec import ModelSpec
+from common.wire.records import NO_ARRAYS
+from strategies.comparators.fedlsr import distance, entropy, grown, mixed
+from strategies.local.losses import known_entries
+from strategies.local.objective import Situation
+from strategies.local.training import Batch, Examples
 from strategies.registry import method_named
-from strategies.training import Batch, Examples
 
 NAN = math.nan
 some_logits = st.floats(-15, 15)

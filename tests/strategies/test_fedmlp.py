@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.memory import memory_of
+from client.site.site_state import memory_of
 from common.contract import LabelContract
-from common.records import Groups, TrainReply, TrainRequest
-from common.wire import decode
-from server.run_files import read_run
+from common.wire.codec import decode
+from common.wire.records import Groups, TrainReply, TrainRequest
+from server.runs.reader import read_run
+from strategies.base.coordinator_half import Known
 from strategies.fedmlp.method import FedMLPParameters, difficulty_noted, learned, prototypes_noted
-from strategies.guidance import Known
 from tests.federations import Traffic, federation, of_type, overheard
 
 FEW_CLASSES = (
@@ -98,13 +98,13 @@ def test_a_site_that_starts_anew_goes_on_with_the_tags_on_its_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Between rounds, every trace of the site in memory goes: what a restart leaves is its folder.
-    from client import app, simulated
+    from client import app, simulation
 
     straight = federation(tmp_path, *FEW_CLASSES, out="straight")["model_sha256"]
     train = app.private_round
 
     def after_a_restart(site: Any, request: TrainRequest) -> TrainReply:
-        simulated._site.cache_clear()
+        simulation._site.cache_clear()
         return train(site, request)
 
     monkeypatch.setattr(app, "private_round", after_a_restart)

@@ -14,7 +14,7 @@ from strategies.fedmlp.detection import Rounding, share_tagged, tags, with_tags,
 from strategies.fedmlp.losses import consistency, cross_entropies, distances, first_stage, second_stage, supervised
 from strategies.fedmlp.prior import adjustment, positive_prior
 from strategies.fedmlp.prototypes import cosines, difficulty, global_difficulty, global_prototypes, local_prototypes
-from strategies.losses import known_entries
+from strategies.local.losses import known_entries
 from tests.federations import VECTORS
 from tests.strategies.folds import weighted_mean
 

@@ -9,10 +9,11 @@ import torch
 
 from common.contract import LabelContract
 from common.errors import BadInput
-from common.records import Groups, TrainReply, TrainRequest
-from common.wire import decode
-from strategies.fednoro.detection import distance_aware, loss_indicators, noisy_sites, scaled_over_sites
-from strategies.fednoro.method import (
+from common.wire.codec import decode
+from common.wire.records import Groups, TrainReply, TrainRequest
+from strategies.base.coordinator_half import Known
+from strategies.comparators.fednoro.detection import distance_aware, loss_indicators, noisy_sites, scaled_over_sites
+from strategies.comparators.fednoro.method import (
     FedNoRoParameters,
     distillation_weight,
     divergence,
@@ -21,7 +22,6 @@ from strategies.fednoro.method import (
     shares,
     told,
 )
-from strategies.guidance import Known
 from strategies.registry import method_named
 from tests.federations import Traffic, federation, of_type, overheard
 

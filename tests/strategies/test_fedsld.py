@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from common.contract import LabelContract
 from common.errors import BadInput
-from common.models.spec import Task
-from common.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
+from common.models.zoo.spec import Task
+from common.wire.records import NO_ARRAYS, UNKNOWN_COUNT, RollCallAnswer
+from strategies.base.coordinator_half import Known
 from strategies.fedsld.prior import chi_square_factor, federation_prior, label_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import (
     class_weights,
@@ -23,8 +24,7 @@ from strategies.fedsld.weights import (
     weighted_binary_cross_entropy,
     weighted_cross_entropy,
 )
-from strategies.guidance import Known
-from strategies.losses import among_all, known_entries
+from strategies.local.losses import among_all, known_entries
 from tests.federations import VECTORS, federation
 from tests.strategies.folds import weighted_mean
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from common.models.state import Head, ModelState
-from common.records import Groups, TrainReply
-from strategies import gathering
-from strategies.gathering import Assembly, Gathering
+from common.wire.records import Groups, TrainReply
+from strategies.base import gathering
+from strategies.base.gathering import Assembly, Gathering
 from tests.strategies.folds import aggregated
 
 SITES = ("east", "north", "south", "west")

@@ -9,8 +9,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.identity import public_line
-from common.masking_records import (
+from common.models.head import Head
+from common.security.identity import public_line
+from common.wire.codec import R, decode, encode
+from common.wire.records import Groups, Record
+from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,
     MaskedAnswer,
@@ -20,13 +23,10 @@ from common.masking_records import (
     SharesAnswer,
     SharesRequest,
 )
-from common.models.head import Head
-from common.records import Groups, Record
-from common.wire import R, decode, encode
-from strategies.masking.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
-from strategies.masking.fixed_point import ONE, cut, fixed_point, from_fixed_point
-from strategies.masking.segments import SegmentLayout, flat, segments_of, threshold
-from strategies.masking.site import Identity, MaskingRefused, SiteRound, Terms
+from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.fixed_point import ONE, cut, fixed_point, from_fixed_point
+from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat, segments_of, threshold
+from strategies.privacy.secure_aggregation.site import Identity, MaskingRefused, SiteRound, Terms
 
 LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
 STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)

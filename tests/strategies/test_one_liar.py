@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import strategies.rounds
+import strategies.rounds.strategy
 from client import app
-from client.private_rounds import private_round
-from server.checkpoints import CheckpointFolder
-from server.going_back import Backwards
-from server.verification import verify
+from client.training.private import private_round
+from server.federation.checkpoints import CheckpointFolder
+from server.federation.rollback import Backwards
+from server.runs.verify import verify
 from strategies.registry import STRATEGIES
 from tests.federations import federation, needs_of
 from tests.liars import LIES, Answer, Lying, changed, shifted_trunk
@@ -60,13 +60,13 @@ def without_the_liar(sites: int, folder: Path, honest: dict[int, float]) -> floa
     """The same shares of the images, and the liar sends nothing: the guard is told of it beforehand."""
     if sites not in honest:
         with pytest.MonkeyPatch.context() as patched:
-            start = strategies.rounds.RoundStrategy._beginning
+            start = strategies.rounds.strategy.RoundStrategy._beginning
 
             def beginning(strategy: Any, arrays: Any) -> Any:
                 state = start(strategy, arrays)
                 return replace(state, guard=state.guard.without({LIAR: "not there"}))
 
-            patched.setattr(strategies.rounds.RoundStrategy, "_beginning", beginning)
+            patched.setattr(strategies.rounds.strategy.RoundStrategy, "_beginning", beginning)
             patched.setitem(vars(app), "private_round", private_round)
             honest[sites] = federation(folder, *plan(sites), out="honest")["test"]["mean_auroc"]
     return honest[sites]
@@ -133,7 +133,7 @@ KILLS = {
     "before the rollback is written": (Backwards, "go_back", 1, False),
     "after the rollback is written": (Backwards, "go_back", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
-    "while a site is held back": (strategies.rounds.RoundStrategy, "_moved", 3, False),
+    "while a site is held back": (strategies.rounds.strategy.RoundStrategy, "_moved", 3, False),
 }
 
 
@@ -160,14 +160,14 @@ def test_a_model_that_only_shows_itself_broken_later_is_taken_back(
 ) -> None:
     """As if nothing were odd: the trial takes place only when the round is done again."""
     lied(monkeypatch, LIES["1000 times"])
-    held = strategies.rounds.UpdateTrial.held
+    held = strategies.rounds.strategy.UpdateTrial.held
 
     def only_repeated(trial: Any, server_round: int, *others: Any, guard: Any, judges: Any) -> Any:
         if guard.repeated != server_round:
             return guard, {}
         return held(trial, server_round, *others, guard=guard, judges=judges)
 
-    monkeypatch.setattr(strategies.rounds.UpdateTrial, "held", only_repeated)
+    monkeypatch.setattr(strategies.rounds.strategy.UpdateTrial, "held", only_repeated)
     summary = federation(tmp_path, *plan(3))
     assert list(summary["condemned"]) == [LIAR]
     assert events(tmp_path / "run", "rolled_back")

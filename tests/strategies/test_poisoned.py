@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from client import app
-from common.inference import label_matrix, scores_of
-from common.metrics import mean_auroc
+from common.data.images.pixels import channels_first
+from common.metrics.multi_label import mean_auroc
+from common.models.inference import label_matrix, scores_of
 from common.models.network import build
 from common.models.state import Head, write_state
-from common.pixels import channels_first
-from common.records import Groups, TrainReply, TrainRequest
 from common.simulation import simulated_data
+from common.wire.records import Groups, TrainReply, TrainRequest
 from tests.federations import experiment
 from tests.strategies.test_contract import lead
 

@@ -8,21 +8,21 @@ import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from common.augmentation import AugmentationSpec
 from common.config import TrainingSection
+from common.data.augmentation.weak import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
-from common.models.spec import ModelSpec
 from common.models.state import Head, read_state
-from common.records import Groups
-from strategies.losses import loss_for
+from common.models.zoo.spec import ModelSpec
+from common.wire.records import Groups
+from strategies.local.losses import loss_for
+from strategies.local.training import Examples, Exercise, Frozen, optimizer_for, plain, train_epoch
 from strategies.privacy.accounting import Steps, epsilon_of, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum, gradients_by_image, losses_by_image
 from strategies.privacy.noise import NoiseSource, seeded
 from strategies.privacy.protection import has_batch_norm, protection_of
 from strategies.privacy.updates import NoisyReply
 from strategies.registry import method_of
-from strategies.training import Examples, Exercise, Frozen, optimizer_for, plain, train_epoch
 from tests.federations import experiment, federation
 
 BCE = loss_for("multi_label", "masked")

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.state import Head, ModelState
-from common.records import Groups
-from strategies import averaging
-from strategies.robust_mean import RobustMean, krum, robust_mean, squared_distances
-from strategies.robust_state import Merged, robust_means
+from common.wire.records import Groups
+from strategies.aggregation import mean
+from strategies.aggregation.robust import RobustMean, krum, robust_mean, squared_distances
+from strategies.base.robust_state import Merged, robust_means
 
 MEDIAN = RobustMean(kind="coordinate_median")
 TRIMMED = RobustMean(kind="trimmed_mean", fraction=0.2)
@@ -126,8 +126,8 @@ def test_long_vectors_are_taken_block_by_block_to_the_same_bits(
 ) -> None:
     updates = drawn(5, 1001, 4)
     whole = of(rule, updates)
-    monkeypatch.setattr(averaging, "BLOCK", 16)
-    monkeypatch.setattr(averaging, "STRETCH", 160)
+    monkeypatch.setattr(mean, "BLOCK", 16)
+    monkeypatch.setattr(mean, "STRETCH", 160)
     np.testing.assert_array_equal(of(rule, updates), whole)
 
 

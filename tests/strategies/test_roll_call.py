@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Message
 
 from common.errors import Fault
-from common.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
-from common.wire import decode, encode, payload_bytes
-from strategies.records import TooFewSites, Waiting
-from strategies.roll_call import (
+from common.wire.codec import decode, encode, payload_bytes
+from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
+from strategies.base.round_record import TooFewSites, Waiting
+from strategies.rounds.participation.roll_call import (
     REFUSAL,
     ROLL_CALL,
     Member,

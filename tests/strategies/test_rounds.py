@@ -12,15 +12,23 @@ from flwr.clientapp import ClientApp
 from common.config import ParticipationSection, Plan
 from common.errors import BadInput
 from common.models.state import Head, ModelState
-from common.plain_text import MOST_WORDS
-from common.records import EvaluateReply, EvaluateRequest, Groups, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from common.wire import decode, encode, payload_bytes
-from server.backends import inline
-from strategies.checkpoint import of_bytes, to_bytes
-from strategies.records import RoundRecord, TooFewSites
+from common.system.plain_text import MOST_WORDS
+from common.wire.codec import decode, encode, payload_bytes
+from common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+)
+from server.simulation.backends import inline
+from strategies.base.checkpoint import of_bytes, to_bytes
+from strategies.base.round_record import RoundRecord, TooFewSites
 from strategies.registry import method_named
-from strategies.replies import Replies
-from strategies.rounds import RoundStrategy, array_record
+from strategies.rounds.messages.replies import Replies
+from strategies.rounds.strategy import RoundStrategy, array_record
 from tests.harms import FORMS, Harm
 from tests.words import raw_in
 
@@ -368,7 +376,7 @@ def test_a_far_update_counts_where_too_few_sites_would_stay(monkeypatch: pytest.
 
 @pytest.mark.parametrize("in_memory", [0, 4])
 def test_dropping_far_updates_changes_no_bit_where_none_is_far(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.gathering.IN_MEMORY", in_memory)
+    monkeypatch.setattr("strategies.base.gathering.IN_MEMORY", in_memory)
     plain, dropping = (run(ALL, rounds=2, min_sites=2, far_updates=far) for far in ("off", "drop"))
     for group in ("trunk", "norm"):
         assert getattr(plain.model, group).tobytes() == getattr(dropping.model, group).tobytes()
@@ -388,7 +396,7 @@ def test_dropping_far_updates_changes_no_bit_where_none_is_far(in_memory: int, m
 def test_a_robust_mean_is_not_moved_by_one_site_that_lies(
     mean: Any, moved: float, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.gathering.IN_MEMORY", in_memory)
+    monkeypatch.setattr("strategies.base.gathering.IN_MEMORY", in_memory)
     ran = five(monkeypatch, parameters={"mean": mean})
     np.testing.assert_array_equal(ran.model.trunk, [0.25 + moved, -4 + moved])
     np.testing.assert_array_equal(ran.model.head.bias, np.array([-2, 0], np.float32) - moved)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from client.memory import memory_of
+from client.site.site_state import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
-from common.records import Groups, TrainReply, TrainRequest
-from strategies.guidance import Known
-from strategies.mean_teacher import decay_after
+from common.wire.records import Groups, TrainReply, TrainRequest
+from strategies.base.coordinator_half import Known
+from strategies.comparators.rscfed import RSCFedParameters, consensus, group, reweighted, shares
+from strategies.local.mean_teacher import decay_after
 from strategies.registry import method_named
-from strategies.rscfed import RSCFedParameters, consensus, group, reweighted, shares
 from tests.federations import federation
 
 CONTRACT = LabelContract(("a",), MappingProxyType({"east": ("a",), "north": ("a",), "west": ("a",)}))

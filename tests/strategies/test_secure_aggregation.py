@@ -10,10 +10,10 @@ from flwr.app import Message
 from safetensors.numpy import load_file
 
 from common.errors import BadInput
-from common.records import TrainReply
-from common.wire import decode
-from server import backends
-from strategies.masking.limits import contradictions
+from common.wire.codec import decode
+from common.wire.records import TrainReply
+from server.simulation import backends
+from strategies.privacy.secure_aggregation.supported import contradictions
 from strategies.registry import method_named
 from tests.federations import FULL_COVERAGE, experiment, federation, of_type, overheard
 

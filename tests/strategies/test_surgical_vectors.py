@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.metrics import mean_and_sd, per_class
+from common.metrics.multi_label import mean_and_sd, per_class
 from common.models.state import Head, ModelState
-from common.records import Groups, TrainReply
-from strategies.losses import known_entries, missing_as_negative
-from strategies.state import FederationState, with_validation
+from common.wire.records import Groups, TrainReply
+from strategies.base.state import FederationState, with_validation
+from strategies.local.losses import known_entries, missing_as_negative
 from tests.federations import VECTORS
 from tests.strategies.folds import aggregated, owners_mean
 

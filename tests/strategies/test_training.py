@@ -4,14 +4,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.augmentation import AugmentationSpec
 from common.config import TrainingSection
+from common.data.augmentation.weak import AugmentationSpec
 from common.models.network import SplitNetwork, build
-from common.models.spec import ModelSpec
 from common.models.state import layout_of as layout
 from common.models.state import read_state, state_sha256
-from strategies.losses import known_entries
-from strategies.training import (
+from common.models.zoo.spec import ModelSpec
+from strategies.local.early_stopping import Settling
+from strategies.local.losses import known_entries
+from strategies.local.training import (
     Examples,
     Exercise,
     Frozen,
@@ -27,7 +28,6 @@ from strategies.training import (
     train_until_settled,
     validate,
 )
-from strategies.unifed.stopping import Settling
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)
 RNG = np.random.default_rng(11)

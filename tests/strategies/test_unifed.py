@@ -13,13 +13,21 @@ from flwr.clientapp import ClientApp
 
 from common.config import ParticipationSection, Plan
 from common.models.state import Head, ModelState
-from common.records import EvaluateReply, EvaluateRequest, Groups, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from common.wire import decode, encode
-from server.backends import inline
-from strategies.records import RoundRecord, RunStopped, TooFewSites
+from common.wire.codec import decode, encode
+from common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+)
+from server.simulation.backends import inline
+from strategies.base.round_record import RoundRecord, RunStopped, TooFewSites
 from strategies.registry import method_named
-from strategies.rounds import array_record
-from strategies.unifed.passing import PassingStrategy
+from strategies.rounds.strategy import array_record
+from strategies.unifed.strategy import PassingStrategy
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
 
 FILE = VECTORS / "unifed.json"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strategies.aggregation.interpolation import mixed
+from strategies.local.early_stopping import Settling
 from strategies.unifed.difficulty import SlopeRule, easy_first, loss_slope
-from strategies.unifed.mixing import mixed
-from strategies.unifed.stopping import Settling
 from tests.federations import VECTORS
 
 FILE = VECTORS / "unifed.json"

@@ -7,23 +7,23 @@ import numpy as np
 import pytest
 import torch
 
-from common.compact import Form
 from common.config import TrainingSection
 from common.errors import BadInput
 from common.models.network import build
 from common.models.saved import load_model
-from common.models.spec import ModelSpec
 from common.models.state import Head, ModelState, layout_of
-from common.records import NO_ARRAYS, Groups, TrainReply
-from common.wire import decode
-from strategies.clipping import clipped, norm_of
-from strategies.compression import compressed
-from strategies.local import LocalRound, Situation, proximal
-from strategies.quarantine import fault_in
+from common.models.zoo.spec import ModelSpec
+from common.wire.codec import decode
+from common.wire.quantization import Form
+from common.wire.records import NO_ARRAYS, Groups, TrainReply
+from strategies.aggregation.server_optimizer import ServerOptimizer, stepped
+from strategies.base.state import FederationState
+from strategies.local.clipping import clipped, norm_of
+from strategies.local.compression import compressed
+from strategies.local.objective import LocalRound, Situation, proximal
+from strategies.local.training import Batch, Examples
 from strategies.registry import method_named
-from strategies.server_optimizer import ServerOptimizer, stepped
-from strategies.state import FederationState
-from strategies.training import Batch, Examples
+from strategies.rounds.messages.quarantine import fault_in
 from tests.federations import ALL_SHARED, federation, needs_of, of_type, overheard
 from tests.strategies.folds import aggregated, stepped_by
 

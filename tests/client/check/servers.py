@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from common.hello import METHOD, SERVICE, Hello
-from server.coordinator import Coordinator
+from common.wire.hello import METHOD, SERVICE, Hello
+from server.coordinator.folder import Coordinator
 
 Handler = Callable[[socket.socket], object]
 

@@ -10,13 +10,13 @@ from PIL import Image
 from client.check.findings import Finding, Result
 from client.check.machine import Gpu, Machine
 from client.check.run import check
-from client.first_day import prepare
-from client.settings import Settings
+from client.site.init import prepare
+from client.site.settings import Settings
 from common.config import read_experiment
-from common.data.phantom import PHANTOM_CLASSES, phantoms
-from common.identity import SiteKit, public_line, read_key, write_toml
-from server.authority import issue_server_certificate, make_authority
-from server.coordinator import Coordinator, CoordinatorFile
+from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
+from common.security.identity import SiteKit, public_line, read_key, write_toml
+from server.coordinator.authority import issue_server_certificate, make_authority
+from server.coordinator.folder import Coordinator, CoordinatorFile
 from tests.federations import DIGITS
 
 CLASSES = ("Cardiomegaly", "Effusion")

@@ -13,11 +13,11 @@ from PIL import Image
 
 import client.check.connection
 from client.check.findings import Result, Severity
-from client.refusals import ExitCode
+from client.connection.exit_codes import ExitCode
 from common import __version__
-from common.wire import WIRE_VERSION
-from server import hello
-from server.authority import issue_server_certificate
+from common.wire.codec import WIRE_VERSION
+from server.coordinator.authority import issue_server_certificate
+from server.deployment.superlink.fleet import hello
 from tests.client.check.servers import (
     Inspector,
     coordinators,

@@ -16,16 +16,16 @@ from client.check.findings import AreaFindings, Result, fault, note, warning
 from client.check.labels import ClassCounts
 from client.check.needs import needs_of
 from client.check.pictures import looks_inverted
-from client.check.present import narrow, show
+from client.check.terminal import narrow, show
 from client.check.training import work_of
-from client.plans import remember
-from client.refusals import ExitCode
-from client.settings import read_file_only
+from client.connection.exit_codes import ExitCode
+from client.site.last_plan import remember
+from client.site.settings import read_file_only
 from common.config import Plan, plan_of, read_experiment
-from common.data.phantom import phantoms
+from common.data.sources.phantom import phantoms
 from common.models.network import build
-from common.records import RollCall
-from server.supervising import RunExit
+from common.wire.records import RollCall
+from server.deployment.processes.supervisor import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
 from tests.common.data.test_pictures import dicom
 from tests.federations import DIGITS

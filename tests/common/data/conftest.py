@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from common.data.image_set import ImageSet, Splits
+from common.data.base.image_set import ImageSet, Splits
 
 PROJECT = Path(__file__).resolve().parents[3]
 

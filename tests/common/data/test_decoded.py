@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data import decoded
-from common.data.decoded import PARTS, is_decoded, read_decoded, write_decoded
-from common.data.image_set import ImageSet, Skipped, Splits
+from common.data.base.image_set import ImageSet, Skipped, Splits
+from common.data.images import decoded
+from common.data.images.decoded import PARTS, is_decoded, read_decoded, write_decoded
 from tests.common.data.conftest import splits_of
 
 

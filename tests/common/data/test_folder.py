@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from common.data.base.spec import FolderSpec
 from common.data.load import faults, load
-from common.data.spec import FolderSpec
 from common.errors import BadInput
 
 WritePng = Callable[[str], None]

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from common.data.division import Division
-from common.data.image_set import ImageSet, Splits
-from common.data.label_shares import all_dealt, dealt, pathological_shares, practical_shares, rest_dropped
-from common.data.partition import partition, partition_faults
-from common.data.partition_spec import PartitionSpec
+from common.data.base.image_set import ImageSet, Splits
+from common.data.partition.division import Division
+from common.data.partition.label_shares import all_dealt, dealt, pathological_shares, practical_shares, rest_dropped
+from common.data.partition.partition import partition, partition_faults
+from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput
 from tests.common.data.conftest import even_splits, evenly, one_class_each, splits_of
 

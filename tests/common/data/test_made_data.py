@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.data.image_set import Splits
+from common.data.base.image_set import Splits
+from common.data.base.spec import DigitsSpec, PhantomSpec
 from common.data.load import faults, load
-from common.data.phantom import PHANTOM_CLASSES, phantoms
-from common.data.spec import DigitsSpec, PhantomSpec
+from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
 
 
 def disjoint(splits: Splits) -> bool:

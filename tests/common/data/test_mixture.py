@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from common.data.base.spec import MixtureSpec
+from common.data.images.reading import recolored
 from common.data.load import faults, load
-from common.data.pictures import recolored
-from common.data.spec import MixtureSpec
 
 SCAN = {"kind": "npz", "path": "scan.npz", "classes": ["normal", "mass"], "patient_key": "patient"}
 PHOTO = {"kind": "npz", "path": "photo.npz", "classes": ["normal", "rash", "burn"]}

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from common.data.base.spec import NpzSpec
 from common.data.load import faults, load
-from common.data.npz import stratified_rows
-from common.data.spec import NpzSpec
+from common.data.sources.npz import stratified_rows
 from common.errors import BadInput
 
 Save = Callable[..., Path]

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from common.data.class_deals import deal_classes, random_owners
-from common.data.class_tables import class_names_of
-from common.data.image_set import Splits
-from common.data.partition import SitePart, partition, partition_faults, site_images
-from common.data.partition_spec import (
+from common.data.base.image_set import Splits
+from common.data.partition.class_draws import deal_classes, random_owners
+from common.data.partition.paper_tables import class_names_of
+from common.data.partition.partition import SitePart, partition, partition_faults, site_images
+from common.data.partition.spec import (
     ClassListsSpec,
     ClassSubsetsSpec,
     ClassTableSpec,
     PartitionSpec,
     RandomOwnersSpec,
 )
-from common.data.table_presets import NIH_CLASSES
+from common.data.tables.presets import NIH_CLASSES
 from common.errors import BadInput
 from tests.common.data.conftest import splits_of
 

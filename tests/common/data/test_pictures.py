@@ -9,8 +9,8 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
-from common.data.dicom import dicom_pixels, windowed
-from common.data.pictures import ImageForm, ImageStore, decode_all, picture, resized, shaped
+from common.data.images.dicom import dicom_pixels, windowed
+from common.data.images.reading import ImageForm, ImageStore, decode_all, picture, resized, shaped
 
 
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:

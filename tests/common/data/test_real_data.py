@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
-from common.data.dicom import dicom_pixels
-from common.data.image_set import Splits
+from common.data.base.image_set import Splits
+from common.data.base.spec import DataSpec, NihSpec
+from common.data.images.dicom import dicom_pixels
+from common.data.images.reading import ImageForm, picture, shaped
 from common.data.load import faults, load, open_table
-from common.data.partition import partition
-from common.data.partition_spec import LabelSkewSpec, TasksSpec
-from common.data.pictures import ImageForm, picture, shaped
-from common.data.spec import DataSpec, NihSpec
+from common.data.partition.partition import partition
+from common.data.partition.spec import LabelSkewSpec, TasksSpec
 
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from common.config import Experiment
-from common.data.decoded import write_decoded
-from common.data.partition import partition
-from common.data.partition_spec import LabelSkewSpec, TasksSpec
+from common.data.images.decoded import write_decoded
+from common.data.partition.partition import partition
+from common.data.partition.spec import LabelSkewSpec, TasksSpec
 from common.simulation import SimulatedData, images_of, simulated_data, whole_data
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.splits import (
+from common.data.splits.patient_disjoint import (
     hold_out,
     parts_of,
     patient_split,

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter
 
+from common.data.base.spec import ChexpertSpec, DataSpec, MimicSpec, NihSpec
 from common.data.load import faults, load, open_table
-from common.data.spec import ChexpertSpec, DataSpec, MimicSpec, NihSpec
-from common.data.table_presets import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
+from common.data.tables.presets import CHEXPERT_CLASSES, MIMIC_CLASSES, NIH_CLASSES
 
 WritePng = Callable[[str], None]
 ADAPTER: TypeAdapter[DataSpec] = TypeAdapter(DataSpec)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from common.data.division import Division
-from common.data.image_set import ImageSet, Splits
-from common.data.partition import partition
-from common.data.partition_spec import TasksSpec
+from common.data.base.image_set import ImageSet, Splits
+from common.data.partition.division import Division
+from common.data.partition.partition import partition
+from common.data.partition.spec import TasksSpec
 from common.errors import BadInput
 from tests.common.data.conftest import Classes, in_turn, mixture, splits_of
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.models.network import SplitNetwork, build, freeze_backbone, freeze_batch_norm, train_mode, unfreeze
-from common.models.spec import TRAITS, Architecture, ModelSpec
+from common.models.zoo.spec import TRAITS, Architecture, ModelSpec
 
 SURGICAL = Path(__file__).parents[4] / "shared" / "vectors" / "surgical.json"
 

@@ -8,8 +8,8 @@ import torch
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.saved import load_model, save_model
-from common.models.spec import ModelSpec
 from common.models.state import layout_of, read_state, state_sha256
+from common.models.zoo.spec import ModelSpec
 
 
 def network() -> SplitNetwork:

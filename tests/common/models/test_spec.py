@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from common.models.spec import ModelSpec
+from common.models.zoo.spec import ModelSpec
 
 
 def test_an_image_below_the_minimum_is_refused_with_the_minimum_named() -> None:

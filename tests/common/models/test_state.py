@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from common.models.head import initial_head
 from common.models.network import SplitNetwork, build
-from common.models.spec import ModelSpec
 from common.models.state import (
     Head,
     ModelState,
@@ -17,6 +16,7 @@ from common.models.state import (
     state_sha256,
     write_state,
 )
+from common.models.zoo.spec import ModelSpec
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=5)
 NAMES = ("Atelectasis", "Effusion", "Mass", "Nodule", "Pneumonia")

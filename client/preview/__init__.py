@@ -1,0 +1,1 @@
+"""What a hospital can look at before it trains: images as the network sees them, and a dry run."""

@@ -1,0 +1,200 @@
+"""``flwr-client preview``: the very records that would leave in a first round, made with this site's own images.
+
+The site's own program answers a coordinator that is played here, in a folder that is removed afterwards: its gate, its
+policy, its training, one local epoch of it. Only the model that it starts from is another than the coordinator's.
+"""
+
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+from rich.markup import escape
+from rich.table import Table
+
+from client.app import client_app
+from client.gate.data_dictionary import meaning
+from client.site.site import Site
+from common.config import Experiment, ParticipationSection, Plan, plan_of, read_experiment
+from common.errors import BadInput, Fault
+from common.models.network import build
+from common.models.state import layout_of, read_state
+from common.system.files import write_atomically
+from common.system.plain_text import json_text
+from common.wire.canonical_bytes import parts, pieces, record_sha256
+from common.wire.codec import payload_bytes
+from strategies.base.round_record import TooFewSites
+from strategies.base.state import FederationState
+from strategies.registry import method_of
+from strategies.rounds.strategy import RoundStrategy
+
+NODE = 2
+DEADLINE_S = 86_400.0
+"""Of an exchange with this process itself, which answers before anybody could wait."""
+
+
+@dataclass(frozen=True)
+class FieldRow:
+    """One field, for a person.
+
+    Attributes:
+        values: What it says, or from where to where its numbers go.
+    """
+
+    record: str
+    field: str
+    shape: str
+    size: int
+    values: str
+    meaning: str
+
+
+@dataclass
+class OneSite(Grid):
+    """A ``Grid`` of one site, in this process; keeps what left it."""
+
+    site: Site
+
+    def __post_init__(self) -> None:
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message()
+        self._app = client_app(lambda context: self.site)
+        self._asked: dict[str, Message] = {}
+        self.left: list[RecordDict] = []
+        self.errors: list[str] = []
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Sequence[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def get_node_ids(self) -> Iterable[int]:
+        return [NODE]
+
+    def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
+        new = {str(len(self._asked) + place): message for place, message in enumerate(messages)}
+        for name, message in new.items():
+            message.metadata.__dict__["_message_id"] = name
+        self._asked |= new
+        return list(new)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Sequence[Message]:
+        return [self._answered(self._asked[name]) for name in message_ids]
+
+    def _answered(self, message: Message) -> Message:
+        reply = self._app(message, Context(1, NODE, {}, RecordDict(), {}))
+        if reply.has_error():
+            self.errors.append(str(reply.error.reason))
+        else:
+            self.left.append(reply.content)
+        return reply
+
+
+def experiment_of(path: Path | None, site: Site) -> Experiment:
+    """The experiment of a file, or a small one that fits this site's images; with one local epoch, and unmasked."""
+    if path is not None:
+        experiment = read_experiment(path).experiment
+    else:
+        channels = 1 if site.train.images.ndim == 3 else 3
+        model = {"architecture": "tiny_cnn", "channels": channels, "image_size": 32}
+        experiment = Experiment.model_validate({"run": {"method": "surgical"}, "model": model})
+    training = experiment.training.model_copy(update={"epochs": 1})
+    privacy = experiment.privacy.model_copy(update={"secure_aggregation": False})
+    return experiment.model_copy(update={"training": training, "privacy": privacy})
+
+
+def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordDict], list[str]]:
+    """What leaves in round 1 and with the test, and the reasons for what does not.
+
+    Raises:
+        BadInput: If the method cannot serve this site's labels, or needs what its policy does not tell.
+    """
+    plan = plan_of(experiment)
+    with tempfile.TemporaryDirectory() as folder:
+        grid = OneSite(replace(site, folder=Path(folder), durable=False))
+        with suppress(TooFewSites):  # it declined, and said why
+            _lead(grid, plan)
+        return grid.left, grid.errors
+
+
+def _lead(grid: OneSite, plan: Plan) -> None:
+    """Roll call, one round, test: in a pass, too, a site is asked like this."""
+    strategy = RoundStrategy(method_of(plan), plan, ParticipationSection(round_deadline_s=DEADLINE_S), "preview")
+    contract = strategy.sites.roll_call(grid, 1)
+    network = build(plan.model, contract.class_names, plan.run.seed)
+    strategy.sites.settle_model(layout_of(network).signature)
+    strategy.state = FederationState(0, read_state(network))
+    grid.send_and_receive(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
+    strategy.test(grid)
+
+
+def rows(content: RecordDict) -> list[FieldRow]:
+    """What one record holds, field by field."""
+    fields: dict[str, Any] = dict(content.config_records["fields"])
+    record, found = str(fields["wire.record"]), []
+    for part in parts(content):
+        shape = "x".join(map(str, part.shape)) if part.shape is not None else ""
+        said = _values(content, fields, part.name)
+        found.append(FieldRow(record, part.name, shape, part.size, said, meaning(record, part.name)))
+    return found
+
+
+def _values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
+    if name not in fields:
+        record, _, key = name.partition("/")
+        array = content.array_records[record][key]
+        return _spread(np.frombuffer(array.data, "<f4")) if array.dtype == "float32" else f"packed as {array.dtype}"
+    value = fields[name]
+    if isinstance(value, bytes):
+        return _spread(np.frombuffer(value, "<f4"))
+    text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _spread(numbers: np.ndarray[Any, np.dtype[np.float32]]) -> str:
+    known = numbers[~np.isnan(numbers)]
+    return f"{known.min():.3g} to {known.max():.3g}" if len(known) else "none"
+
+
+def shown(content: RecordDict) -> Table:
+    """One record for a person at a terminal."""
+    found = rows(content)
+    title = f"{found[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
+    table = Table("field", "shape", "bytes", "values", "what it is", title=title, title_justify="left")
+    for row in found:
+        table.add_row(*(escape(text) for text in (row.field, row.shape, f"{row.size:,}", row.values, row.meaning)))
+    return table
+
+
+def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
+    """Write the exact bytes of each record, whose first line has the SHA-256 that an audit would name, and it as JSON.
+
+    Raises:
+        BadInput: If the folder holds anything already.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise BadInput([Fault(f"--out {out}", "is not empty, and nothing is written over.", "Name another folder.")])
+    written = []
+    for number, content in enumerate(records, 1):
+        found = rows(content)
+        said = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in found}
+        name = f"{number}-{found[0].record}"
+        write_atomically(out / f"{name}.record", b"".join(pieces(content)), durable=False)
+        text = json_text({"sha256": record_sha256(content), "fields": said}, indent=1, allow_nan=True) + "\n"
+        write_atomically(out / f"{name}.json", text.encode(), durable=False)
+        written += [out / f"{name}.record", out / f"{name}.json"]
+    return written

@@ -1,0 +1,66 @@
+"""The ClientApp of a simulation: one process serves whichever site a message is for."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+
+from client.app import client_app
+from client.site.policy import WITHOUT_LIMITS, Policy
+from client.site.site import Site
+from common.config import Experiment
+from common.simulation import images_of, simulated_data
+from strategies.registry import method_of
+
+
+@dataclass(frozen=True)
+class SimulatedSites:
+    """Finds a site by its partition id. Small, for it travels to every worker with every message.
+
+    Attributes:
+        experiment: The experiment as JSON.
+        base: Folder that the experiment's paths start from.
+        run_folder: Where the sites keep their memory, each in its own folder under ``sites``.
+        decoded: Where the images lie for every worker of this machine, if anywhere.
+    """
+
+    experiment: str
+    base: Path
+    run_folder: Path
+    decoded: Path | None = None
+
+    def __call__(self, context: Context) -> Site:
+        return _site(self, int(context.node_config["partition-id"]))
+
+
+@lru_cache(maxsize=1024)
+def _site(sites: SimulatedSites, index: int) -> Site:
+    experiment = Experiment.model_validate_json(sites.experiment)
+    data = simulated_data(experiment, sites.base, sites.decoded)
+    images = images_of(data, index, method_of(experiment).pooled)
+    use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
+    return Site(
+        declaration=images.declaration,
+        train=images.train,
+        validation=images.validation,
+        test=images.test,
+        folder=sites.run_folder / "sites" / images.declaration.site,
+        device="cuda" if use_gpu else "cpu",
+        policy=Policy(
+            label_counts=True,
+            score_histograms=True,
+            smallest_count=0,
+            metrics_outside_privacy=True,
+            **WITHOUT_LIMITS,
+        ),
+        durable=False,
+        repeatable_noise=True,
+    )
+
+
+def simulated_app(experiment: str, base: Path, run_folder: Path, decoded: Path | None = None) -> ClientApp:
+    """Build the ClientApp that serves every site of a simulation."""
+    return client_app(SimulatedSites(experiment, base, run_folder, decoded))

@@ -1,0 +1,122 @@
+"""What a site tells of small groups of patients: nothing.
+
+Patients are counted, not images: many images of one patient are no crowd. A class with fewer patients than the policy's
+threshold who show it, or fewer who do not, is *hidden*: neither of its counts is told, nor any figure that rests on
+it. Where every image shows exactly one class the counts add up to all images, so that one hidden count alone could be
+worked out from the others; then another class is hidden with it.
+
+Which one must not depend on its count: somebody who knows this rule would learn from the choice. It is the first by
+name, and more by name while the hidden images together are fewer than the threshold. Sums then leave every hidden count
+anything from 0 to the threshold at least; to somebody who also knows this rule, each can still be any of as many values
+as there are counts from 1 to the threshold less one.
+
+All of it is found from the site's whole table, before the classes of a run are picked out of it: runs with other class
+lists then tell parts of the same, and their difference tells nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.site.policy import Policy
+from common.data.base.image_set import ImageSet
+from common.errors import BadInput, Fault
+from common.metrics.multi_label import ClassMetrics
+from common.wire.records import Arrays
+from strategies.local.objective import LocalRound
+
+Few = NDArray[np.bool_]
+
+
+def patients_in(images: ImageSet) -> int:
+    """Distinct patients."""
+    return len(np.unique(images.patients))
+
+
+def few_patients(images: ImageSet, smallest: int) -> Few:
+    """Whether fewer patients than that are known not to show a class, and to show it; ``(classes, 2)``."""
+    kinds = [[len(np.unique(images.patients[column == kind])) for kind in (0, 1)] for column in images.labels.T]
+    return np.array(kinds, np.int64).reshape(-1, 2) < smallest
+
+
+def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
+    """The classes of which nothing is told."""
+    few = few_patients(images, smallest)
+    hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
+    if not hidden or not _one_class_an_image(images.labels):
+        return frozenset(hidden)
+    shown = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))
+    hidden.add(min(shown))
+    for name in sorted(shown):
+        if len(hidden) > 1 and sum(shown[one] for one in hidden) >= smallest:
+            break
+        hidden.add(name)
+    return frozenset(hidden)
+
+
+def _one_class_an_image(labels: NDArray[np.float32]) -> bool:
+    """Whether the counts of all classes add up to the images about which anything is known."""
+    known = ~np.isnan(labels).all(axis=1)
+    return bool(known.any()) and bool((np.nan_to_num(labels[known]).sum(axis=1) == 1).all())
+
+
+def told_count(count: int, policy: Policy) -> int:
+    """A count that is large enough, rounded down to the policy's base: parts then never exceed their whole."""
+    return count - count % policy.round_counts_to
+
+
+def tells_of(images: ImageSet, policy: Policy) -> bool:
+    """Whether anything is told of a part of the data as a whole; that it is empty says nothing of anybody."""
+    return not len(images) or not policy.smallest_count or patients_in(images) >= policy.smallest_count
+
+
+def refuse_few(train: ImageSet, policy: Policy) -> None:
+    """Raise if the site as a whole is too small to take part: its update is about all of its patients.
+
+    Raises:
+        BadInput: Naming the threshold, not the number.
+    """
+    if not tells_of(train, policy):
+        problem = f"there are training images of fewer than {policy.smallest_count} patients, and the policy tells "
+        remedy = "A smaller smallest_count in its [policy] lets it take part."
+        raise BadInput([Fault("site.toml: policy.smallest_count", f"{problem}nothing of so few.", remedy)])
+
+
+def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:
+    """:func:`few_patients` by the head's rows; of a class that the site does not annotate there is nothing to hide."""
+    few = np.zeros((len(class_names), 2), np.bool_)
+    if policy.smallest_count:
+        own = dict(zip(images.class_names, few_patients(images, policy.smallest_count), strict=True))
+        for row, name in enumerate(class_names):
+            few[row] = own.get(name, few[row])
+    return few
+
+
+def told_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
+    """A class's test result, as it may leave."""
+    if hidden or metrics.positives is None or metrics.negatives is None:
+        return ClassMetrics(None, None, None, None, None)
+    counts = (told_count(count, policy) for count in (metrics.positives, metrics.negatives))
+    return ClassMetrics(metrics.auroc, metrics.average_precision, metrics.balanced_accuracy, *counts)
+
+
+def told_statistics(statistics: Arrays, local: LocalRound, few: Few, policy: Policy) -> Arrays:
+    """A method's statistics without what rests on few patients; NaN is "nothing to say".
+
+    Args:
+        few: Of the head rows' classes, ``(rows, 2)``; see :func:`few_patients`.
+    """
+    return {name: _told(name, array, local, few, policy) for name, array in statistics.items()}
+
+
+def _told(name: str, array: NDArray[np.float32], local: LocalRound, few: Few, policy: Policy) -> NDArray[np.float32]:
+    about = local.about[name]
+    if about == "images":
+        return array
+    if about == "counts":
+        small = few.all(axis=1) | (array < policy.smallest_count)
+        return np.where(small, np.nan, array - array % policy.round_counts_to).astype(np.float32)
+    small = few if about == "signs" else few[:, 1]
+    place = small.reshape(small.shape + (1,) * (array.ndim - small.ndim))
+    return np.where(place, np.nan, array).astype(np.float32)

@@ -1,0 +1,102 @@
+"""``flwr-client init``: the key pair, the request, and a site.toml to be filled in."""
+
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from common.errors import BadInput, Fault
+from common.security.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
+from common.system.files import private_folder, write_atomically
+
+FILE = "site.toml"
+TEMPLATE = """# What this hospital brings to the federation. Paths are relative to this folder.
+name = "{name}"
+# kit = "{name}.kit"            # what the coordinator sends back
+# device = "auto"               # auto, cpu, cuda
+# health = "127.0.0.1:9095"     # where flwr-client status asks; "" for nowhere
+
+# One table says where images and labels are. Every key: docs/experiments.md, [data].
+# A csv beside a folder of PNG, JPEG or DICOM files:
+[data]
+kind = "folder"
+images = "images"
+labels = "labels.csv"
+image_column = "image"
+patient_column = "patient"
+label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not annotated
+# annotates = ["Effusion"]                  # the classes that count here; all of them where left out
+
+# What may leave besides model updates:
+# [policy]
+# label_counts = false          # true: how many training images show each class, where the method asks (fedsld)
+# score_histograms = false      # true: how the final model's scores on the test images are spread, if asked
+# smallest_count = 10           # ... but nothing of classes that fewer patients show, or fewer do not
+# epsilon = 10.0                # only runs with privacy, and none beyond this, all together: docs/privacy.md
+# masked_only = false           # true: send no update but a masked one (secure aggregation)
+# rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
+
+# What a run may cost this machine; a run beyond is declined. All limits: docs/hospital-it.md, "What a run may cost"
+# (they belong into the same [policy] table):
+# maximum_hours = 24            # work on one request; this program stops a longer one
+# maximum_run_hours = 720       # work on one run, all requests together
+# maximum_rounds = 10000
+# maximum_epochs = 500          # local epochs in one round
+# maximum_total_epochs = 100000 # local epochs in a whole run
+# maximum_batch_size = 4096     # images in a training batch
+# maximum_image_size = 1024     # side in pixels to which the network brings images
+# maximum_parameters = 200000000
+# maximum_classes = 1000
+# maximum_memory_gb = "machine" # a number, or "machine" for all that it has, or its GPU
+# maximum_disk_gb = 20          # what one run may leave on the disk
+# maximum_threads = 64
+# maximum_plan_kb = 64
+# maximum_method_number = 10000 # largest whole number in a plan's [method]
+# test_each_round = true        # false: decline runs that test the model here every round
+
+# Where this hospital's words differ from the federation's:
+# [data.synonyms]
+# "Fluid" = "Effusion"
+"""
+
+
+def prepare(folder: Path, name: str) -> list[str]:
+    """Make what is missing in a site's folder; never over anything.
+
+    Returns:
+        Lines for the person who ran it.
+
+    Raises:
+        BadInput: If the name cannot be used, or the folder holds a key already.
+    """
+    try:
+        checked_name(name)
+    except ValueError as error:
+        raise BadInput([Fault("--name", f"{error}.")]) from None
+    if not folder.exists():
+        private_folder(folder)
+    key_path, request = folder / f"{name}.key", folder / f"{name}.request"
+    made = []
+    if key_path.exists():
+        key = read_key(key_path)
+        made.append(f"{key_path} is there already and stays.")
+    else:
+        key = _made_key(key_path)
+        made.append(f"{key_path}: this site's private key. It stays here; nobody else needs it.")
+    line = public_line(key, name)
+    write_toml(request, SiteRequest(site=name, public_key=line), "For the coordinator. Holds no secret.")
+    made.append(f"{request}: send this file to the coordinator, who asks you for the fingerprint:")
+    made.append(f"    {fingerprint(line)}")
+    if (folder / FILE).exists():
+        made.append(f"{folder / FILE} is there already and stays.")
+    else:
+        write_atomically(folder / FILE, TEMPLATE.format(name=name).encode())
+        made.append(f"{folder / FILE}: say there where this hospital's images and labels are.")
+    made.append(f"The coordinator sends {name}.kit back; put it into {folder} and run: flwr-client start {folder}")
+    return made
+
+
+def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        return new_key(path)
+    except OSError as error:
+        raise BadInput([Fault(str(path), f"cannot be written: {error.strerror}.")]) from None

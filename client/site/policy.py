@@ -1,0 +1,126 @@
+"""The ``[policy]`` table of ``site.toml``: what the hospital takes part in, and what it lets out.
+
+What a method needs, it declares (:class:`strategies.base.method.Method`); nothing else leaves. These keys narrow that
+down, or allow what is told only where a hospital says so. The rules that hold them are in :mod:`client.gate.rules`.
+
+The limits have defaults that an ordinary experiment never meets; None takes one away, which no file can say.
+"""
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from common.errors import did_you_mean, quoted
+from common.system.toml import Section
+from strategies.registry import STRATEGIES, statistics_told
+
+Group = Literal["trunk", "norm", "head"]
+GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
+
+LIMITS = (
+    *("rounds", "epochs", "total_epochs", "batch_size", "image_size", "parameters", "classes"),
+    *("memory_gb", "disk_gb", "threads", "hours", "run_hours", "plan_kb", "method_number"),
+)
+WITHOUT_LIMITS: dict[str, Any] = dict.fromkeys((f"maximum_{name}" for name in LIMITS), None)
+"""For a simulation: who writes the plan there owns the machine."""
+
+
+class Policy(Section):
+    """What the hospital takes part in, and lets out.
+
+    Attributes:
+        methods: Those it takes part in; every method of this release where left out.
+        maximum_rounds: Most rounds of a run that it takes part in.
+        maximum_epochs: Most local epochs in one round, those of a method that trains until its loss settles included.
+        maximum_total_epochs: Most local epochs in a whole run, warm-up epochs included.
+        maximum_batch_size: Most images in a training batch.
+        maximum_image_size: Largest side, in pixels, to which a network brings images.
+        maximum_parameters: Most numbers in a model.
+        maximum_classes: Most head rows in a model.
+        maximum_memory_gb: Most memory that training may take by our estimate, a lower bound; ``machine`` stands for
+            all that the machine has, or its GPU.
+        maximum_disk_gb: Most that one run may leave on the disk.
+        maximum_threads: Most threads that training uses.
+        maximum_hours: Longest time of work on one request; the site itself stops a longer one.
+        maximum_run_hours: Longest time of work on one run, all its requests together.
+        maximum_plan_kb: Largest plan, in units of 1,000 bytes.
+        maximum_method_number: Largest whole number in a plan's ``[method]`` table.
+        test_each_round: Whether it takes part in runs that test the model on its own test part every round.
+        parts: Groups of the network whose change may leave.
+        statistics: What a method may be told beside the change of the network, by name; where left out, what the
+            method declares.
+        maximum_update_norm: Longest Euclidean length of a change that leaves; runs whose plan does not clip to it, or
+            to less, are declined.
+        test_metrics: Whether it tells how good the model is on its own test part, class by class.
+        label_counts: Whether it tells how many training images show each class, where a method asks.
+        score_histograms: Whether it tells how the final model's scores on its test part are spread, if asked.
+        masked_only: Send no update but under secure aggregation.
+        rows_alone: Whether, under secure aggregation, a head row that no other site of the round owns may be opened:
+            nobody else's hide it. Else it stays masked, and the model's row stays as it was.
+        peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
+            signed with, as OpenSSH lines; where left out, the coordinator is trusted to relay the right ones.
+        smallest_count: Of a class that fewer patients show, or fewer do not, nothing is told.
+        round_counts_to: Counts are rounded down to a multiple of it.
+        epsilon, delta: What all runs together may cost; the site stops taking part before that, and takes no part in
+            a run without privacy.
+        metrics_outside_privacy: Whether losses and test results, which no noise covers, leave in a run with privacy.
+    """
+
+    methods: tuple[str, ...] | None = None
+    maximum_rounds: int | None = Field(10_000, ge=1)
+    maximum_epochs: int | None = Field(500, ge=1)
+    maximum_total_epochs: int | None = Field(100_000, ge=1)
+    maximum_batch_size: int | None = Field(4096, ge=1)
+    maximum_image_size: int | None = Field(1024, ge=1)
+    maximum_parameters: int | None = Field(200_000_000, ge=1)
+    maximum_classes: int | None = Field(1000, ge=1)
+    maximum_memory_gb: Annotated[float, Field(gt=0)] | Literal["machine"] | None = "machine"
+    maximum_disk_gb: float | None = Field(20.0, gt=0)
+    maximum_threads: int | None = Field(64, ge=1)
+    maximum_hours: float | None = Field(24.0, gt=0)
+    maximum_run_hours: float | None = Field(720.0, gt=0)
+    maximum_plan_kb: float | None = Field(64.0, gt=0)
+    maximum_method_number: int | None = Field(10_000, ge=1)
+    test_each_round: bool = True
+    parts: tuple[Group, ...] = GROUPS
+    statistics: tuple[str, ...] | None = None
+    maximum_update_norm: float | None = Field(None, gt=0)
+    test_metrics: bool = True
+    label_counts: bool = False
+    score_histograms: bool = False
+    masked_only: bool = False
+    rows_alone: bool = False
+    peers: dict[str, str] = Field(default_factory=dict)
+    smallest_count: int = Field(10, ge=0)
+    round_counts_to: int = Field(1, ge=1)
+    epsilon: float | None = Field(None, gt=0)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    metrics_outside_privacy: bool = False
+
+    @model_validator(mode="after")
+    def _rounding_makes_no_zero(self) -> Self:
+        if self.smallest_count % self.round_counts_to or self.round_counts_to > max(self.smallest_count, 1):
+            raise ValueError("smallest_count must be a multiple of round_counts_to: a count would fall below it")
+        if self.round_counts_to > 1 and self.score_histograms:
+            raise ValueError("score_histograms add up to exact counts: they do not go with round_counts_to")
+        return self
+
+    @field_validator("methods")
+    @classmethod
+    def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return _known(names, STRATEGIES, "methods")
+
+    @field_validator("statistics")
+    @classmethod
+    def _known_statistics(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return _known(names, statistics_told(), "statistics")
+
+
+def _known(names: tuple[str, ...] | None, options: Iterable[str], what: str) -> tuple[str, ...] | None:
+    """The names, if each is one of the options: a misspelt one would forbid what it was meant to allow."""
+    known = list(options)
+    for name in names or ():
+        if name not in known:
+            raise ValueError(f'"{name}" is none of the {what}: {did_you_mean(name, known) or quoted(known)}')
+    return names

@@ -1,0 +1,89 @@
+"""A hospital as its own program sees it: name, labels, images, disk, device."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+
+from client.site.disclosure import hidden_classes, tells_of, told_count
+from client.site.policy import Policy
+from common.contract import Declaration
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import Pixels, pixels_of
+from strategies.privacy.secure_aggregation.site import Identity
+
+
+@dataclass(frozen=True)
+class Site:
+    """One site.
+
+    Attributes:
+        declaration: Its name and labels.
+        train, validation, test: Its images; label columns are its canonical class names in its own order.
+        folder: Where it keeps its memory and its own models.
+        device: ``cpu`` or ``cuda``.
+        policy: What else may leave.
+        identity: The key that it is admitted with; None in simulation.
+        durable: Flush memory to disk; off in simulation, where a crash ends the sites with everything else.
+        hidden: By part, the classes of which nothing is told, where the data know more classes than the site annotates;
+            see :mod:`client.site.disclosure`.
+        repeatable_noise: In simulation noise comes from the run's seeds; a hospital's must not, for others know them.
+        tell: Prints one line for the person who looks after it.
+    """
+
+    declaration: Declaration
+    train: ImageSet
+    validation: ImageSet
+    test: ImageSet
+    folder: Path
+    device: str = "cpu"
+    policy: Policy = field(default_factory=Policy)
+    durable: bool = True
+    identity: Identity | None = None
+    hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    repeatable_noise: bool = False
+    tell: Callable[[str], None] = lambda text: None
+
+    @cached_property
+    def train_samples(self) -> int:
+        """How many training images the site says it has."""
+        return told_count(len(self.train), self.policy)
+
+    def hides(self, part: str) -> frozenset[str]:
+        """Classes of which nothing is told, of one part of its data."""
+        if part not in self._hidden:
+            images: ImageSet = getattr(self, part)
+            own = frozenset(images.class_names)
+            self._hidden[part] = self.hidden[part] & own if part in self.hidden else self._found(images)
+        return self._hidden[part]
+
+    def tells(self, part: str) -> bool:
+        """Whether anything is told of one part of its data as a whole: not if it is of few patients."""
+        if part not in self._tells:
+            self._tells[part] = tells_of(getattr(self, part), self.policy)
+        return self._tells[part]
+
+    @cached_property
+    def _tells(self) -> dict[str, bool]:
+        return {}
+
+    def _found(self, images: ImageSet) -> frozenset[str]:
+        return hidden_classes(images, self.policy.smallest_count) if self.policy.smallest_count else frozenset()
+
+    @cached_property
+    def _hidden(self) -> dict[str, frozenset[str]]:
+        return {}
+
+    @property
+    def name(self) -> str:
+        return self.declaration.site
+
+    def pixels(self, part: str) -> Pixels:
+        """Pictures of ``train``, ``validation`` or ``test``, for the device."""
+        return self._pixels[part]
+
+    @cached_property
+    def _pixels(self) -> dict[str, Pixels]:
+        parts = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: pixels_of(images, self.device) for name, images in parts.items()}

@@ -1,0 +1,156 @@
+"""What a site keeps between rounds, on its own disk: never sent, final only once its round has counted.
+
+One file a round, named by it. The coordinator's next request says which round counted last; the file of that round is
+the memory, later ones (replies that never arrived, or came too late) are thrown away. The one before stays, in case
+the coordinator goes back a round.
+"""
+
+import hashlib
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from common.system.files import remove_parts, write_atomically
+from common.wire.records import Arrays, Groups, below, no_arrays
+
+NOTHING = Groups()
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A site's memory after a round it took part in.
+
+    Attributes:
+        round: That round; 0 before the first.
+        parts: The groups that never leave the site, as trained in that round.
+        evaluated: The same as they were when the round began, and the round they are from.
+        best: The same of the best round so far, its round, and (where each site chooses) its validation loss.
+        optimizer: State of the optimiser, by ``parameter/key``.
+        notes: What the method noted down, such as FedMLP's tags.
+        unsent: What rounding took from the updates so far, to go with the next one.
+    """
+
+    round: int = 0
+    parts: Groups = NOTHING
+    evaluated: Groups = NOTHING
+    evaluated_round: int = -1
+    best: Groups = NOTHING
+    best_round: int = -1
+    best_loss: float = float("inf")
+    optimizer: Arrays = field(default_factory=no_arrays)
+    notes: Arrays = field(default_factory=no_arrays)
+    unsent: Groups = NOTHING
+
+
+KEPT_ROUNDS = 2
+KEPT_DAYS = 60
+KEPT_BYTES = 4 * 10**9
+KEPT_RUNS = 100
+
+
+def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
+    """Remove the memory of runs that are not likely to be resumed, however many others the site took part in since.
+
+    Those not written to for so many days; and of the others, beside ``run``'s own and the one written last, the oldest,
+    until the rest fits into ``most_bytes`` and is no more than :data:`KEPT_RUNS`: a coordinator may begin any number.
+    """
+    others = [folder for folder in memory.iterdir() if folder.name != run] if memory.is_dir() else []
+    newest, room, before = True, most_bytes, time.time() - days * 86400
+    for kept, folder in enumerate(sorted(others, key=lambda folder: folder.stat().st_mtime, reverse=True)):
+        room -= sum(path.stat().st_size for path in folder.iterdir())
+        if folder.stat().st_mtime < before or (room < 0 and not newest) or kept >= KEPT_RUNS:
+            shutil.rmtree(folder)
+        newest = False
+
+
+class MemoryFolder:
+    """The files of one run's memory."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self.folder, self.durable = folder, durable
+
+    def recall(self, counted: int, tell: Callable[[str], None] = lambda text: None, *, forget: bool = True) -> Memory:
+        """Return the memory of the last round that counted.
+
+        The one before it is kept, for a coordinator that finds a model broken goes back one round. Older ones, and
+        later ones that did not count, are forgotten.
+
+        A site whose disk was lost has none and starts anew from what the coordinator sends; so does one whose disk
+        gives back something else than was written, for else it would fail in every round to come.
+
+        Args:
+            tell: Told of a memory that is damaged.
+            forget: Whether to forget any; not where a model is only judged, which may be while a round is undecided.
+        """
+        if forget:
+            self._forget(counted)
+        path = self._path(counted)
+        try:
+            return memory_of(path.read_bytes())
+        except FileNotFoundError:
+            return Memory()
+        except (OSError, ValueError) as error:
+            tell(f"what this site remembered of round {counted} is lost, {path.name} is damaged: {error}")
+            tell("it goes on as with a new disk, from what the coordinator sends")
+            return Memory()
+
+    def _forget(self, counted: int) -> None:
+        remove_parts(self.folder)
+        paths = sorted(self.folder.glob("round-*.safetensors"))
+        current = [path for path in paths if path <= self._path(counted)]
+        for path in paths:
+            if path not in current[-KEPT_ROUNDS:]:
+                path.unlink()
+
+    def keep(self, memory: Memory) -> None:
+        """Write the memory of a round beside that of the round before."""
+        write_atomically(self._path(memory.round), _bytes_of(memory), durable=self.durable)
+
+    def _path(self, server_round: int) -> Path:
+        return self.folder / f"round-{server_round:06d}.safetensors"
+
+
+_GROUPS = ("parts", "evaluated", "best", "unsent")
+_ARRAYS = ("optimizer", "notes")
+_FACTS = ("round", "evaluated_round", "best_round", "best_loss")
+_FACTS_NAME = "facts"
+_DIGEST = hashlib.sha256().digest_size
+
+
+def _bytes_of(memory: Memory) -> bytes:
+    """A memory as safetensors behind its SHA-256."""
+    named = {f"{group}/{name}": a for group in _GROUPS for name, a in getattr(memory, group).named().items()}
+    named |= {f"{kind}/{name}": array for kind in _ARRAYS for name, array in getattr(memory, kind).items()}
+    facts = {name: getattr(memory, name) for name in _FACTS}
+    facts["classes"] = {g: list(h.class_names) for g in _GROUPS if (h := getattr(memory, g).head) is not None}
+    named[_FACTS_NAME] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    content = save({name: np.asarray(array, order="C") for name, array in named.items()})
+    return hashlib.sha256(content).digest() + content
+
+
+def memory_of(written: bytes) -> Memory:
+    """A memory, from what its file holds.
+
+    Raises:
+        ValueError: If they are other bytes than were written.
+    """
+    digest, content = written[:_DIGEST], written[_DIGEST:]
+    if hashlib.sha256(content).digest() != digest:
+        raise ValueError("its SHA-256 is not the one that it was written with")
+    try:
+        arrays = load(content)
+        facts: dict[str, Any] = json.loads(arrays.pop(_FACTS_NAME).tobytes())
+        classes = facts.pop("classes")
+        groups: dict[str, Any] = {g: Groups.of_named(below(g, arrays), classes.get(g, [])) for g in _GROUPS}
+        groups |= {kind: below(kind, arrays) for kind in _ARRAYS}
+        return Memory(**groups, **facts)
+    except (SafetensorError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"it holds no memory: {error}") from None

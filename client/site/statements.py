@@ -1,0 +1,150 @@
+"""What a site has stated to each run, on its disk: the count of replies that were taken, and the requests that it saw.
+
+The count goes into every statement that the site signs, so that a reply that the coordinator took and then withheld
+leaves a gap in the run's receipt. A request that was seen is not answered a second time under another message's name.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import RecordDict
+
+from common.security.identity import fingerprint, public_line
+from common.security.signatures import (
+    CHAINED,
+    ReplyStatement,
+    RequestStatement,
+    SignatureFault,
+    about,
+    refuse_another_record,
+    sign,
+    signature_of,
+    verified_request,
+)
+from common.system.files import write_atomically
+from common.wire.canonical_bytes import record_sha256
+
+FILE, REQUESTS = "statements.json", "requests"
+RUNS_KEPT = 64
+
+
+class OtherName(SignatureFault):
+    """The coordinator has admitted this site's key under another name than the site uses."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """The replies to one run that the coordinator took.
+
+    Attributes:
+        count: How many.
+        message: The message that the last one answered; empty where there is none.
+    """
+
+    count: int = 0
+    message: str = ""
+
+
+class Statements:
+    """Signs a site's records and checks the coordinator's.
+
+    Args:
+        state: The site's folder of its own files.
+        site: Its name.
+        key: Its key.
+        authority: The certificate in its kit.
+    """
+
+    def __init__(self, state: Path, site: str, key: ec.EllipticCurvePrivateKey, authority: x509.Certificate) -> None:
+        self._state, self._site, self._key, self._authority = state, site, key, authority
+        self._fingerprint = fingerprint(public_line(key, ""))
+
+    def signed(self, content: RecordDict, message: str) -> RecordDict:
+        """A reply's records with the site's signature.
+
+        Args:
+            message: The name of the message that is answered.
+        """
+        run, server_round, record = about(content)
+        last = taken(self._state, run) if record in CHAINED else Taken(-1)
+        statement = ReplyStatement(
+            site=self._site,
+            run=run,
+            round=server_round,
+            record=record,
+            message=message,
+            sha256=record_sha256(content),
+            number=last.count + 1,
+            before=last.message,
+        )
+        return sign(content, statement, self._key)
+
+    def was_taken(self, content: RecordDict, message: str) -> None:
+        """Count a reply that the coordinator took."""
+        run, _, record = about(content)
+        last = taken(self._state, run)
+        if record not in CHAINED or last.message == message:
+            return
+        runs = {**_runs(self._state), run: vars(Taken(last.count + 1, message))}
+        newest = dict(list(runs.items())[-RUNS_KEPT:])
+        write_atomically(self._state / FILE, json.dumps(newest).encode())
+
+    def accept(self, content: RecordDict, message: str) -> None:
+        """Take note of a request, if the coordinator signed it for this site.
+
+        Args:
+            message: The name of the message that it came by.
+
+        Raises:
+            SignatureFault: If the coordinator did not, or for another site, or the request came by another message.
+            OtherName: If it signed it for this site's key and another name.
+        """
+        signed, certificate = signature_of(content)
+        statement = verified_request(signed, certificate, self._authority)
+        if statement.key != self._fingerprint:
+            raise SignatureFault(f"it is meant for {statement.site}")
+        if statement.site != self._site:
+            raise OtherName(f'it calls itself "{self._site}", but its key is registered for "{statement.site}".')
+        if (statement.run, statement.round, statement.record) != about(content):
+            raise SignatureFault("its statement names another run, round or record")
+        refuse_another_record(statement, content)
+        self._refuse_repeated(statement, message)
+
+    def _refuse_repeated(self, statement: RequestStatement, message: str) -> None:
+        folder = self._state / REQUESTS
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{statement.run}.txt"
+        if not path.exists():
+            _forget_old(folder)
+        seen = dict(line.split() for line in path.read_text(encoding="ascii").splitlines()) if path.exists() else {}
+        first = seen.get(statement.nonce)
+        if first not in (None, message):
+            raise SignatureFault("it came before, by another message")
+        if first is None:
+            with path.open("a", encoding="ascii") as file:
+                file.write(f"{statement.nonce} {message}\n")
+
+
+def taken(state: Path, run: str) -> Taken:
+    """The replies of this site to a run that the coordinator took."""
+    found = _runs(state).get(run)
+    return Taken(int(found["count"]), str(found["message"])) if found else Taken()
+
+
+def _runs(state: Path) -> dict[str, dict[str, Any]]:
+    try:
+        runs: dict[str, dict[str, Any]] = json.loads((state / FILE).read_bytes())
+        return runs
+    except (OSError, ValueError):
+        return {}
+
+
+def _forget_old(folder: Path) -> None:
+    """Keep the requests of the newest runs only."""
+    paths = sorted(folder.glob("*.txt"), key=lambda path: path.stat().st_mtime)
+    for path in paths[: -RUNS_KEPT + 1]:
+        path.unlink()

@@ -1,0 +1,1 @@
+"""A round at the hospital: training, evaluation, privacy budget, secure aggregation."""

@@ -1,0 +1,141 @@
+"""A round at a site that counts what it tells: within the budget, with noise, and without figures that none covers."""
+
+import math
+from dataclasses import replace
+
+from client.site.site import Site
+from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
+from client.training.rounds import Shield, evaluate_round, train_round
+from common.config import Plan
+from common.errors import BadInput, Fault
+from common.system.seeds import seed_of
+from common.wire.records import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
+from strategies.base.method import Method
+from strategies.privacy.noise import NoiseSource, from_the_system, seeded
+from strategies.privacy.protection import Protection, protection_of
+from strategies.registry import method_of
+
+
+def ledger_of(site: Site) -> PrivacyBudgetLedger:
+    """The site's."""
+    return PrivacyBudgetLedger(site.folder, durable=site.durable)
+
+
+def spent_by(site: Site) -> dict[str, float | None]:
+    """What all runs have cost, for the site's status."""
+    ledger, policy = ledger_of(site), site.policy
+    if not ledger.entries and policy.epsilon is None:
+        return {}
+    spent = ledger.epsilon(policy.delta)
+    return {"epsilon": spent if math.isfinite(spent) else None, "delta": policy.delta, "budget": policy.epsilon}
+
+
+def refuse_unaffordable(site: Site, plan: Plan, method: Method) -> None:
+    """Raise if the site cannot take part in one round of this plan.
+
+    Raises:
+        BadInput: With the reason.
+    """
+    refuse_without_privacy(site, plan)
+    protection = protection_of(plan, method, site.train_samples)
+    if protection is not None:
+        _refuse_beyond_budget(site, protection)
+
+
+def private_round(site: Site, request: TrainRequest) -> TrainReply:
+    """Train a round as its plan says.
+
+    Raises:
+        BadInput: If the round would cost more than the site's policy allows.
+    """
+    plan = Plan.model_validate_json(request.plan)
+    method = method_of(plan)
+    refuse_without_privacy(site, plan)
+    protection = protection_of(plan, method, site.train_samples)
+    if protection is None:
+        return train_round(site, request)
+    ledger, asked, cost = ledger_of(site), fingerprint(request), protection.cost
+    entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
+    if (same := ledger.reply_to(asked)) is not None:
+        ledger.note_again(entry)
+        return same
+    _refuse_beyond_budget(site, protection)
+    noise = _noise(site, plan, request.round)
+    shield = Shield(protection.epochs_for(method, noise), protection.reply_for(noise))
+    section = plan.privacy
+    spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
+    reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
+    if not site.policy.metrics_outside_privacy:
+        reply = without_figures(reply, plan.training.epochs)
+    ledger.note(entry, reply)
+    return reply
+
+
+def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:
+    """Evaluate, for the site's own sake too; what no noise covers stays at home."""
+    reply, plan = evaluate_round(site, request), Plan.model_validate_json(request.plan)
+    outside = plan.privacy.level != "none" and not site.policy.metrics_outside_privacy
+    return without_test(reply) if outside else reply
+
+
+def refuse_without_privacy(site: Site, plan: Plan) -> None:
+    """Raise if the site has a budget and the plan no privacy, which no budget pays for.
+
+    Raises:
+        BadInput: With the reason.
+    """
+    if plan.privacy.level == "none" and site.policy.epsilon is not None:
+        problem = "this site takes part only in runs with privacy."
+        raise BadInput([Fault("site.toml: policy.epsilon", problem, "Give the experiment a [privacy] table.")])
+
+
+def without_figures(reply: TrainReply, epochs: int) -> TrainReply:
+    """A reply with nothing in it that depends on the data but what noise covers.
+
+    Args:
+        epochs: As the plan says; a site that trains until its loss settles would tell of it by their number.
+    """
+    return replace(
+        reply,
+        train_loss=None,
+        validation_loss=None,
+        validation_auroc=None,
+        test_images=None,
+        test_correct=None,
+        epochs=epochs,
+    )
+
+
+def without_test(reply: EvaluateReply) -> EvaluateReply:
+    """A reply that says that the site was there, and nothing of its data."""
+    return EvaluateReply(
+        run=reply.run,
+        round=reply.round,
+        site=reply.site,
+        validation_loss=None,
+        validation_auroc=None,
+        class_names=(),
+        auroc=(),
+        average_precision=(),
+        balanced_accuracy=(),
+        positives=(),
+        negatives=(),
+        model_sha256=reply.model_sha256,
+    )
+
+
+def _refuse_beyond_budget(site: Site, protection: Protection) -> None:
+    budget, delta = site.policy.epsilon, site.policy.delta
+    if budget is None:
+        return
+    after = ledger_of(site).epsilon(delta, [protection.cost])
+    if after > budget:
+        spent = f"another round would bring what all runs have cost to epsilon {after:.2f}"
+        problem = f"{spent}; this site allows {budget:g}."
+        raise BadInput([Fault("site.toml: policy.epsilon", problem, "It takes no further part.")])
+
+
+def _noise(site: Site, plan: Plan, server_round: int) -> NoiseSource:
+    if site.repeatable_noise:
+        return seeded(seed_of(plan.run.seed, server_round, site.name, "noise"))
+    return from_the_system()

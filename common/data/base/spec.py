@@ -1,0 +1,221 @@
+"""What a config file says about a data set; checked by pydantic, frozen after.
+
+Paths are relative to the folder of the file that names them. Nothing is read here: :mod:`common.data.load` does that.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from common.contract import PLAIN_NAME
+from common.data.base.spec_base import (
+    SPLIT_SEED,
+    ClassNames,
+    Count,
+    Fraction,
+    LabelPolicy,
+    LegacySeed,
+    Resize,
+    Side,
+    Spec,
+)
+
+TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
+
+
+class NpzSpec(Spec):
+    """One npz file in MedMNIST's layout, ``{train,val,test}_{images,labels}``.
+
+    Images may also be JPEG bytes: ``{train,test}_jpeg`` (one after another), ``_offsets`` ``(n + 1,)``, ``_labels``.
+
+    Attributes:
+        classes: Names of the classes in label order; may be empty for MedMNIST's own files, MNIST and CIFAR-10.
+        keep: The classes to use, in this order; all where empty. Of a multi-label file all images stay; where an image
+            has one class, those of other classes are left out.
+        patient_key: ``"patient"`` means the arrays ``train_patient``, ``val_patient``, ``test_patient``.
+        source_key: The same for the centre an image came from.
+        train_limit: Keep at most so many training images, each combination of labels in proportion.
+        test_limit: The same for test images.
+        validation_fraction: Part of the training patients held out where the file has no ``val`` arrays; may be 0.
+        image_size: Height and width in pixels; the file's own where None.
+    """
+
+    kind: Literal["npz"]
+    path: str
+    classes: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
+    patient_key: str | None = None
+    source_key: str | None = None
+    train_limit: Count | None = None
+    test_limit: Count | None = None
+    validation_fraction: Fraction = 0.1
+    image_size: Side | None = None
+    resize: Resize = "pad"
+    skip_budget: Fraction = 0.05
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class PictureSpec(Spec):
+    """What all folders of picture files have in common.
+
+    Attributes:
+        images: The folder.
+        labels: The table, ``.csv`` or ``.csv.gz``.
+        image_size: Height and width in pixels after resizing.
+        resize: ``"pad"`` keeps the aspect ratio on black; ``"stretch"`` does not.
+        skip_budget: Part of the images that may be unreadable before the load stops.
+        missing_files: Whether rows of the table without a file are a fault, or left out and counted.
+    """
+
+    images: str
+    labels: str
+    image_size: Side = 224
+    resize: Resize = "pad"
+    color: bool = False
+    skip_budget: Fraction = 0.05
+    missing_files: Literal["ignore", "fault"] = "fault"
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class FolderSpec(PictureSpec):
+    """A table and a folder of PNG, JPEG or DICOM files (told apart by content).
+
+    Labels stand either in one column per class (``label_columns``: 1, 0, -1 uncertain, or blank), or as names in one
+    column (``finding_column``, parted by ``separator``, of which ``classes`` are kept).
+
+    Attributes:
+        uncertain: What -1 means.
+        blank: What an empty cell means.
+        split_column: Values train, val or validation, test; without it patients are split 70/10/20 (see ``splits``).
+        validation_fraction: Part of the training patients held out where ``split_column`` has no validation rows.
+    """
+
+    kind: Literal["folder"]
+    image_column: str
+    label_columns: tuple[str, ...] = ()
+    finding_column: str | None = None
+    separator: Annotated[str, Field(min_length=1)] = "|"
+    classes: tuple[str, ...] = ()
+    uncertain: LabelPolicy = "unknown"
+    blank: Literal["unknown", "negative"] = "unknown"
+    patient_column: str | None = None
+    source_column: str | None = None
+    split_column: str | None = None
+    validation_fraction: Fraction = 0.1
+
+    @model_validator(mode="after")
+    def _labels_said_once(self) -> Self:
+        if bool(self.label_columns) == (self.finding_column is not None):
+            raise ValueError("give either label_columns, or finding_column with classes")
+        if (self.finding_column is not None) != bool(self.classes):
+            raise ValueError("finding_column and classes belong together: classes names the findings to keep")
+        return self
+
+
+class NihSpec(PictureSpec):
+    """NIH ChestX-ray14: ``labels`` is ``Data_Entry_2017*.csv``; images may lie in folders ``images_001/images``...
+
+    Attributes:
+        view: Keep one view position only.
+        train_val_list: NIH's ``train_val_list.txt``, with ``test_list``; without both the paper's 70/10/20 split.
+        validation_fraction: Part of the patients of ``train_val_list`` held out.
+    """
+
+    kind: Literal["nih"]
+    view: Literal["PA", "AP"] | None = None
+    train_val_list: str | None = None
+    test_list: str | None = None
+    validation_fraction: Fraction = 0.125
+    missing_files: Literal["ignore", "fault"] = "ignore"
+
+    @model_validator(mode="after")
+    def _both_lists(self) -> Self:
+        if (self.train_val_list is None) != (self.test_list is None):
+            raise ValueError("train_val_list and test_list belong together: give both or neither")
+        return self
+
+
+class ChexpertSpec(PictureSpec):
+    """CheXpert's official ``train.csv``; frontal images only, 13 classes, split by patient 70/10/20.
+
+    ``images`` is the folder that ``Path`` starts from, or the ``CheXpert-v1.0*`` folder itself.
+
+    Attributes:
+        uncertain: What -1 means; "negative" is U-Zeros, as in the surgical aggregation paper.
+        blank: What an empty cell means; the paper takes it as negative.
+    """
+
+    kind: Literal["chexpert"]
+    uncertain: LabelPolicy = "negative"
+    blank: Literal["unknown", "negative"] = "negative"
+
+
+class MimicSpec(PictureSpec):
+    """MIMIC-CXR-JPG with the CXR-LT label table; ``images`` is the folder that holds ``files/p10/...``.
+
+    Attributes:
+        classes: Label columns to keep; the 20 of NIH and CheXpert together by default.
+        views: View positions to keep.
+        split: ``"test"`` puts everything into the test part (external test); ``"patients"`` splits 70/10/20.
+    """
+
+    kind: Literal["mimic"]
+    classes: tuple[str, ...] = ()
+    views: ClassNames = ("AP", "PA")
+    uncertain: LabelPolicy = "negative"
+    blank: Literal["unknown", "negative"] = "negative"
+    split: Literal["test", "patients"] = "test"
+
+
+class DigitsSpec(Spec):
+    """scikit-learn's 1,797 handwritten digits, 8x8: always at hand, nothing to download."""
+
+    kind: Literal["digits"]
+    image_size: Side | None = None
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class PhantomSpec(Spec):
+    """Procedural radiograph phantoms, synthetic: thorax, lungs, heart and nine findings that can be seen.
+
+    Attributes:
+        images: Number of images in all three parts together; patients have 1 to 3.
+        image_size: Height and width in pixels.
+        seed: Same seed, same images.
+    """
+
+    kind: Literal["phantom"]
+    images: Annotated[int, Field(ge=20, le=10**7)] = 3000
+    image_size: Annotated[int, Field(ge=16, le=4096)] = 64
+    seed: Annotated[int, Field(ge=0)] = 0
+    split_seed: LegacySeed = SPLIT_SEED
+
+
+class MixtureSpec(Spec):
+    """Several data sets as tasks of one: images of one size and colour, the classes of all tasks side by side.
+
+    Class ``normal`` of task ``busi`` is called ``busi normal``; each image's source is its task's name, and the
+    classes of other tasks are unknown to it, not absent.
+
+    Attributes:
+        tasks: A data set for each task's name.
+        image_size: Height and width in pixels, for all tasks.
+    """
+
+    kind: Literal["mixture"]
+    tasks: Annotated[Mapping[TaskName, NpzSpec], Field(min_length=1)]
+    image_size: Side
+    color: bool = False
+
+    @model_validator(mode="after")
+    def _one_size(self) -> Self:
+        if sized := [task for task, spec in self.tasks.items() if spec.image_size not in (None, self.image_size)]:
+            raise ValueError(f"image_size is the mixture's; take it out of {', '.join(sized)}")
+        return self
+
+
+DataSpec = Annotated[
+    NpzSpec | FolderSpec | NihSpec | ChexpertSpec | MimicSpec | DigitsSpec | PhantomSpec | MixtureSpec,
+    Field(discriminator="kind"),
+]

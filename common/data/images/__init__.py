@@ -1,0 +1,1 @@
+"""Image files to arrays: PNG, JPEG, DICOM."""

@@ -1,0 +1,103 @@
+"""One DICOM image to 8 bits, as a viewer would show it: rescaled, windowed, white bone on black air."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pydicom
+from numpy.typing import NDArray
+from pydicom.pixels.processing import apply_modality_lut, apply_voi
+from pydicom.pixels.utils import pixel_array
+
+from common.data.base.image_set import MAX_PIXELS
+
+_GREY = ("MONOCHROME1", "MONOCHROME2")
+_COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+
+
+def is_dicom(data: bytes) -> bool:
+    """Whether the bytes carry DICOM's preamble."""
+    return data[128:132] == b"DICM"
+
+
+def dicom_pixels(data: bytes) -> NDArray[np.uint8]:
+    """Return ``(height, width)`` grey or ``(height, width, 3)`` colour.
+
+    Raises:
+        ValueError: If it is no single grey or colour image, or too large a one; what pydicom raises passes.
+    """
+    dataset = pydicom.dcmread(io.BytesIO(data))
+    _refuse_other_than_one_image(dataset)
+    if int(dataset.Rows) * int(dataset.Columns) > MAX_PIXELS:
+        raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
+    try:
+        pixels = pixel_array(dataset)
+    except (RuntimeError, NotImplementedError):
+        kind = dataset.file_meta.TransferSyntaxUID.name
+        raise ValueError(f"its pixels are packed as {kind}, which cannot be decoded here") from None
+    if dataset.PhotometricInterpretation in _COLOR:
+        return _eight_bit_color(pixels, int(dataset.BitsStored))
+    shown = _displayed(pixels, dataset)  # (height, width), 0 to 1
+    if dataset.PhotometricInterpretation == "MONOCHROME1":
+        shown = 1 - shown
+    return np.round(255 * shown).astype(np.uint8)
+
+
+def _refuse_other_than_one_image(dataset: Any) -> None:
+    if "PixelData" not in dataset:
+        raise ValueError("the DICOM file holds no pixels")
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    if frames > 1:
+        raise ValueError(f"the DICOM file has {frames} frames; one image per file is expected")
+    if dataset.PhotometricInterpretation not in _GREY + _COLOR:
+        kind = str(dataset.PhotometricInterpretation)[:20]
+        raise ValueError(f"its pixels are of the kind {kind}, which is neither grey nor RGB or YBR")
+
+
+def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:
+    return np.round(pixels * (255 / ((1 << bits) - 1))).astype(np.uint8)
+
+
+def _displayed(pixels: NDArray[Any], dataset: Any) -> NDArray[np.float64]:
+    """Apply the modality transform, then the first VOI table or window; without one, the range of the pixels."""
+    values = np.asarray(apply_modality_lut(pixels, dataset))
+    if dataset.get("VOILUTSequence"):
+        bits = int(dataset.VOILUTSequence[0].LUTDescriptor[2])
+        table_input = np.round(values).astype(np.int64)
+        return np.clip(np.asarray(apply_voi(table_input, dataset), dtype=np.float64) / ((1 << bits) - 1), 0, 1)
+    if dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None:
+        center, width = _first(dataset.WindowCenter), _first(dataset.WindowWidth)
+        return windowed(values, center, width, function=str(dataset.get("VOILUTFunction") or "LINEAR"))
+    return _stretched(values, padding=pixels == dataset.get("PixelPaddingValue"))
+
+
+def _first(value: Any) -> float:
+    """A window may come as one number or as several; viewers show the first."""
+    return float(value[0] if isinstance(value, pydicom.multival.MultiValue) else value)
+
+
+def windowed(values: NDArray[Any], center: float, width: float, function: str = "LINEAR") -> NDArray[np.float64]:
+    """Map a window to 0..1 (DICOM PS3.3 C.11.2.1.2 and C.11.2.1.3).
+
+    Raises:
+        ValueError: If the width is none, or the function is unknown.
+    """
+    if width <= 0 or (function == "LINEAR" and width < 1):
+        raise ValueError(f"window width {width:g} is too small")
+    match function:
+        case "LINEAR":
+            return np.clip((values - (center - 0.5)) / max(width - 1, 1e-9) + 0.5, 0, 1)
+        case "LINEAR_EXACT":
+            return np.clip((values - center) / width + 0.5, 0, 1)
+        case "SIGMOID":
+            return np.asarray(1 / (1 + np.exp(-4 * (values - center) / width)), dtype=np.float64)
+    raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
+
+
+def _stretched(values: NDArray[Any], padding: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
+    """Map the range of the pixels, padding aside, to 0..1."""
+    inside = values[~np.broadcast_to(padding, values.shape)]
+    if not inside.size:
+        raise ValueError("the DICOM file holds nothing but padding")
+    low, high = float(inside.min()), float(inside.max())
+    return np.clip((values - low) / max(high - low, 1e-9), 0, 1)

@@ -1,0 +1,78 @@
+"""Pictures on their way to a network: rows of one array that all sites of a process share."""
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.data.base.image_set import ImageSet
+
+PART_OF_FREE_MEMORY = 0.5
+"""Of a GPU's free memory that pictures may take; a set that needs more stays with the CPU and comes batch by batch."""
+
+
+@dataclass(frozen=True)
+class Pixels:
+    """uint8 pictures ``(n, channels, height, width)``, read by row.
+
+    Attributes:
+        stored: ``(m, channels, height, width)``, wherever it lies.
+        rows: ``(n,)`` places in ``stored``, on its device; None where they are all of it, in order.
+        device: Where pictures go.
+    """
+
+    stored: Tensor
+    rows: Tensor | None
+    device: torch.device
+
+    def __len__(self) -> int:
+        return len(self.stored) if self.rows is None else len(self.rows)
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """The pictures at ``rows``, in that order, on the device."""
+        own = rows.to(self.stored.device)
+        return self.stored[own if self.rows is None else self.rows[own]].to(self.device)
+
+    def batches(self, size: int) -> Iterator[Tensor]:
+        """All pictures in order, ``size`` at a time, on the device; of none, one batch of none."""
+        for start in range(0, max(len(self), 1), size):
+            own = slice(start, start + size)
+            yield self.stored[own if self.rows is None else self.rows[own]].to(self.device)
+
+
+def pixels_of(images: ImageSet, device: str) -> Pixels:
+    """The pictures of a set for a device; sets that share their store share it there too."""
+    stored = _stored_on(images.stored, device)
+    rows = None if images.places is None else torch.from_numpy(images.places).to(stored.device)
+    return Pixels(stored, rows, torch.device(device))
+
+
+def channels_first(images: NDArray[np.uint8]) -> Tensor:
+    """Turn ``(n, height, width[, 3])`` into ``(n, channels, height, width)``; shares memory where it can."""
+    pixels = np.ascontiguousarray(images)
+    tensor = torch.from_numpy(pixels if pixels.flags.writeable else pixels.copy())
+    return tensor[:, None] if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+
+
+_on_devices: dict[tuple[int, str], Tensor] = {}
+
+
+def _stored_on(stored: NDArray[np.uint8], device: str) -> Tensor:
+    """Keep the array on the device where there is room, for as long as it lives; else where it is."""
+    if device == "cpu":
+        return channels_first(stored)
+    key = (id(stored), device)
+    if key not in _on_devices:
+        tensor = channels_first(stored)
+        _on_devices[key] = tensor.to(device) if _fits(stored.nbytes, device) else tensor
+        weakref.finalize(stored, _on_devices.pop, key, None)
+    return _on_devices[key]
+
+
+def _fits(size: int, device: str) -> bool:
+    free, _ = torch.cuda.mem_get_info(device)
+    return size <= PART_OF_FREE_MEMORY * free

@@ -1,0 +1,205 @@
+"""From the bytes of PNG, JPEG and DICOM files to one uint8 array, on several threads; unreadable files are listed."""
+
+import io
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from common.data.base.image_set import MAX_PIXELS, Skipped
+from common.data.base.spec_base import Resize
+from common.data.images.dicom import dicom_pixels, is_dicom
+from common.errors import BadInput, Fault
+
+_BIT_DEPTHS = (8, 10, 12, 14, 16)
+_LONGEST_REASON = 100
+warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well
+
+
+@dataclass(frozen=True)
+class ImageForm:
+    """The form every picture of a set is brought into: ``(size, size)``, or ``(size, size, 3)`` in colour."""
+
+    size: int
+    color: bool
+    resize: Resize
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.size, self.size, 3) if self.color else (self.size, self.size)
+
+
+@dataclass(frozen=True)
+class ImageStore:
+    """Where decoded images live.
+
+    Attributes:
+        cache_dir: Arrays above ``memory_budget_bytes`` are mapped from an unnamed file in this folder, gone when the
+            program ends; without it everything is held in memory.
+        memory_budget_bytes: Of one part of a data set.
+        workers: Decoding threads.
+    """
+
+    cache_dir: Path | None = None
+    memory_budget_bytes: int = 4 << 30
+    workers: int = min(8, os.cpu_count() or 1)
+
+    def allocate(self, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+        """Return an array to write images into."""
+        if self.cache_dir is None or int(np.prod(shape)) <= self.memory_budget_bytes:
+            return np.zeros(shape, dtype=np.uint8)
+        with tempfile.TemporaryFile(dir=self.cache_dir) as file:
+            return np.memmap(file, dtype=np.uint8, mode="w+", shape=shape)
+
+
+IN_MEMORY = ImageStore()
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What could be read: ``images[i]`` is the picture at ``kept[i]``."""
+
+    images: NDArray[np.uint8]
+    kept: NDArray[np.intp]
+    skipped: tuple[Skipped, ...]
+
+
+def decode_all(
+    names: Sequence[str], read: Callable[[int], bytes], form: ImageForm, store: ImageStore = IN_MEMORY
+) -> Decoded:
+    """Decode the pictures whose bytes ``read(i)`` returns; ``names[i]`` is what a skipped one is called."""
+    images = store.allocate((len(names), *form.shape))
+
+    def decode_one(index: int) -> str:
+        # Whatever a decoder makes of a broken file ends here: that file is left out, the others go on.
+        try:
+            images[index] = shaped(picture(read(index)), form)
+        except Exception as error:
+            return why_unreadable(error)
+        return ""
+
+    with ThreadPoolExecutor(store.workers) as pool:
+        reasons = list(pool.map(decode_one, range(len(names))))
+    kept = np.flatnonzero([not reason for reason in reasons])
+    skipped = tuple(Skipped(name, reason) for name, reason in zip(names, reasons, strict=True) if reason)
+    return Decoded(_closed_up(images, kept), kept, skipped)
+
+
+def _closed_up(images: NDArray[np.uint8], kept: NDArray[np.intp]) -> NDArray[np.uint8]:
+    """Move the kept images to the front, in place because the array may be larger than memory."""
+    for row, index in enumerate(kept):
+        if row != index:
+            images[row] = images[index]
+    return images[: len(kept)]
+
+
+def why_unreadable(error: Exception) -> str:
+    """What a decoder found, for the person who has the file: in one line, and our own words where we have some."""
+    said = " ".join(str(error).split())
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
+        return f"more than {MAX_PIXELS // 10**6} million pixels"
+    if isinstance(error, OSError) and error.strerror:
+        return f"the file cannot be opened: {error.strerror}"
+    if isinstance(error, ValueError | OSError) and 0 < len(said) <= _LONGEST_REASON:
+        return said
+    return "damaged, or of a kind that cannot be decoded here"
+
+
+def picture(data: bytes) -> Image.Image:
+    """Decode one file by its content into an 8-bit grey ("L") or colour ("RGB") picture.
+
+    Raises:
+        OSError, ValueError, ...: Whatever the decoder found; see :func:`decode_all`.
+    """
+    if not data:
+        raise ValueError("empty")
+    if is_dicom(data):
+        return Image.fromarray(dicom_pixels(data))
+    if not data.startswith((b"\x89PNG", b"\xff\xd8")):
+        raise ValueError("neither PNG, JPEG nor DICOM")
+    with _opened(data) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise Image.DecompressionBombError
+        image.load()
+        if image.mode.startswith("I"):
+            return Image.fromarray(_eight_bits(np.asarray(image)))
+        return image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+
+
+def _opened(data: bytes) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+    except UnidentifiedImageError:
+        raise ValueError("damaged or cut off") from None
+
+
+def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Scale by the smallest usual bit depth that holds the brightest pixel: 12-bit images are often saved as 16-bit."""
+    brightest = int(pixels.max())
+    depth = next((depth for depth in _BIT_DEPTHS if brightest < 1 << depth), None)
+    if depth is None or int(pixels.min()) < 0:
+        raise ValueError(f"pixel values from {pixels.min()} to {brightest} do not fit 16 bits")
+    return np.round(pixels * (255 / ((1 << depth) - 1))).astype(np.uint8)
+
+
+def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
+    """Bring a picture into ``form``, bilinear (averaging when it shrinks), padded with black or stretched."""
+    image = image.convert("RGB" if form.color else "L")
+    longer = max(image.size)
+    width, height = (
+        (form.size, form.size)
+        if form.resize == "stretch"
+        else (max(1, round(side * form.size / longer)) for side in image.size)
+    )
+    if (width, height) != image.size:
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+    canvas = np.zeros(form.shape, dtype=np.uint8)
+    top, left = (form.size - height) // 2, (form.size - width) // 2
+    canvas[top : top + height, left : left + width] = np.asarray(image)
+    return canvas
+
+
+def resized(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDArray[np.uint8]:
+    """Bring decoded images ``(n, h, w[, 3])`` to ``size``; the same array where nothing changes."""
+    if size is None or images.shape[1:3] == (size, size):
+        return images
+    form = ImageForm(size, images.ndim == 4, resize)
+    return (
+        np.stack([shaped(Image.fromarray(image), form) for image in images])
+        if len(images)
+        else (np.zeros((0, *form.shape), dtype=np.uint8))
+    )
+
+
+def recolored(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:
+    """Bring decoded images ``(n, h, w[, 3])`` to grey or to colour; the same array where nothing changes."""
+    if color == (images.ndim == 4):
+        return images
+    if color:
+        return np.repeat(images[..., None], 3, axis=3)
+    grey = np.empty(images.shape[:3], dtype=np.uint8)
+    for row, image in enumerate(images):
+        grey[row] = np.asarray(Image.fromarray(image).convert("L"))
+    return grey
+
+
+def stop_over_budget(where: str, skipped: Sequence[Skipped], total: int, budget: float) -> None:
+    """Raise if too many images could not be read.
+
+    Raises:
+        BadInput: Naming the first 20 files with their reasons.
+    """
+    if len(skipped) <= budget * total:
+        return
+    listed = "; ".join(f'"{skip.name}" ({skip.reason})' for skip in skipped[:20])
+    more = f" and {len(skipped) - 20} more" if len(skipped) > 20 else ""
+    problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
+    problem += f"{listed}{more}."
+    raise BadInput([Fault(where, problem, "Mend or remove them, or raise skip_budget.", cause="unreadable")])

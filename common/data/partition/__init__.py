@@ -1,0 +1,1 @@
+"""One data set divided among simulated sites, as the papers do it."""

@@ -1,0 +1,67 @@
+"""Who holds which images of a data set, and which classes each site annotates: what every partition comes to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.image_set import ImageSet, Splits
+
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class SitePart:
+    """What one site holds.
+
+    Attributes:
+        class_names: The classes it annotates, sorted.
+        train: Rows of the data set's train part.
+        validation: Rows of its validation part.
+        test: Rows of its test part that are this site's own; None where all sites test on the whole of it.
+    """
+
+    site: str
+    class_names: tuple[str, ...]
+    train: Rows
+    validation: Rows
+    test: Rows | None = None
+
+
+@dataclass(frozen=True)
+class Division:
+    """A data set divided over sites.
+
+    Attributes:
+        splits: What the rows of ``parts`` count in; a partition may cut the parts of a data set anew.
+        parts: The sites, in the order of their names.
+        server: Images that the coordinator holds itself, of no site; None in most partitions.
+    """
+
+    splits: Splits
+    parts: tuple[SitePart, ...]
+    server: Splits | None = None
+
+
+def site_images(splits: Splits, part: SitePart) -> Splits:
+    """Return a site's images with the label columns it annotates; the others are gone."""
+    test = splits.test if part.test is None else splits.test.rows(part.test)
+    sets = (splits.train.rows(part.train), splits.validation.rows(part.validation), test)
+    return Splits(*(images.only_classes(part.class_names) for images in sets))
+
+
+def numbered(stem: str, count: int) -> tuple[str, ...]:
+    """Names that sort as their numbers do: ``("site-01", ..., "site-12")``."""
+    return tuple(f"{stem}-{number:0{len(str(count))}}" for number in range(1, count + 1))
+
+
+def gathered(images: ImageSet, hands: Sequence[Rows]) -> tuple[ImageSet, list[Rows]]:
+    """Return the images of all hands, one hand after the other, and each hand's rows in them."""
+    ends = np.cumsum([len(hand) for hand in hands])
+    return images.rows(np.concatenate(hands)), np.split(np.arange(ends[-1]), ends[:-1])
+
+
+def without_notes(images: ImageSet) -> ImageSet:
+    """Return the images without the notes on unreadable ones, which are given once for all parts."""
+    return replace(images, skipped=(), missing=0)

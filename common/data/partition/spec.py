@@ -1,0 +1,138 @@
+"""What a config file says about the division of a data set over sites; checked by pydantic, frozen after."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from common.data.base.spec_base import ClassNames, Count, Fraction, LegacySeed, Spec
+
+
+class SitesSpec(Spec):
+    """What all partitions have in common that deal patients or centres, and classes apart from them.
+
+    Attributes:
+        images: ``"patients"`` deals patients over sites; ``"source"`` makes each source centre a site, under its name.
+        seed: Of the deal; the run's own where None.
+    """
+
+    images: Literal["patients", "source"] = "patients"
+    seed: Annotated[int, Field(ge=0)] | None = None
+
+
+class ClassSubsetsSpec(SitesSpec):
+    """Some classes shared by all sites, each of the others annotated by exactly one.
+
+    Attributes:
+        sites: Number of sites; with ``images = "source"`` it may be left out.
+        shared: How many classes all sites share (drawn at random), or which.
+        minimum_positives: Deal a class to a site with fewer positive training images only if no other site has enough.
+    """
+
+    kind: Literal["class_subsets"]
+    sites: Count | None = None
+    shared: Annotated[int, Field(ge=0)] | tuple[str, ...] = 0
+    minimum_positives: Annotated[int, Field(ge=0)] = 0
+
+
+class ClassListsSpec(SitesSpec):
+    """Fixed classes of every site, by site name."""
+
+    kind: Literal["class_lists"]
+    lists: Annotated[Mapping[str, ClassNames], Field(min_length=1)]
+
+
+class ClassTableSpec(SitesSpec):
+    """A row of the surgical aggregation paper's NIH tables.
+
+    Attributes:
+        table: ``"clients"``: sweep over the number of sites; ``"shared"``: sweep over the shared classes, four sites.
+        row: K for ``"clients"`` (2, 3, 4, 5, 6, 8, 10), the run's number for ``"shared"`` (1 to 7).
+    """
+
+    kind: Literal["class_table"]
+    table: Literal["clients", "shared"]
+    row: int
+
+
+class RandomOwnersSpec(SitesSpec):
+    """Each class annotated by a number of sites drawn uniformly from 1 to all; every site has at least one class."""
+
+    kind: Literal["random_owners"]
+    sites: Count | None = None
+
+
+class MissingClassesSpec(SitesSpec):
+    """Each site annotates all classes but ``missing`` drawn ones, as in FedMLP (Sun et al., MICCAI 2024).
+
+    Where that leaves one class a site, site i annotates class i, and nothing is drawn.
+
+    Attributes:
+        sites: Number of sites; with ``images = "source"`` it may be left out.
+        lists_seed: Of the draw of class lists, the paper's own by default.
+    """
+
+    kind: Literal["missing_classes"]
+    sites: Count | None = None
+    missing: Annotated[int, Field(ge=0)]
+    lists_seed: Annotated[int, Field(ge=0)] = 1037
+
+
+class LabelSkewSpec(Spec):
+    """All sites annotate all classes and differ in how many images of each they hold, as in FedSLD (Luo & Wu 2021).
+
+    For data with one class per image. Each site has test images of its own, dealt like its training images.
+
+    Attributes:
+        shards: ``"practical"``: of each class one site holds 80 %, one 10 %, the others 1 % each;
+            ``"pathological"``: each site holds two classes.
+        seed: The paper's code's by default; the run's own where None.
+        validation_fraction: Part of each site's training images held out.
+    """
+
+    kind: Literal["label_skew"]
+    shards: Literal["practical", "pathological"]
+    sites: Annotated[int, Field(ge=2)] = 12
+    seed: LegacySeed | None = 42
+    validation_fraction: Fraction = 0.0
+
+
+class DirichletSpec(Spec):
+    """Like ``label_skew``, with each class dealt over sites in proportions drawn from a Dirichlet distribution.
+
+    Attributes:
+        alpha: Concentration: 0.1 is very uneven, 100 almost even.
+        seed: The run's own where None.
+        validation_fraction: Part of each site's training images held out.
+    """
+
+    kind: Literal["dirichlet"]
+    alpha: Annotated[float, Field(gt=0)]
+    sites: Count
+    seed: LegacySeed | None = None
+    validation_fraction: Fraction = 0.0
+
+
+class TasksSpec(Spec):
+    """Some sites for each task of a mixture, and images for the coordinator, as in UniFed (Hassani & Rekik 2024).
+
+    Only the mixture's train part is used: each site and the coordinator divide their share of it 70/10/20.
+
+    Attributes:
+        split: ``"strong"``: sites have their task's classes as unevenly as they come; ``"moderate"``: in equal numbers.
+        server_fraction: Part of each task's images that the coordinator holds.
+        limit: Use at most so many patients of each task, in file order ("moderate": evenly over classes). An image
+            without a patient counts as one.
+    """
+
+    kind: Literal["tasks"]
+    sites_per_task: Count = 8
+    split: Literal["strong", "moderate"]
+    server_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    limit: Count | None = None
+    seed: LegacySeed = 42
+
+
+ClassPartitionSpec = ClassSubsetsSpec | ClassListsSpec | ClassTableSpec | RandomOwnersSpec | MissingClassesSpec
+LabelPartitionSpec = LabelSkewSpec | DirichletSpec
+PartitionSpec = Annotated[ClassPartitionSpec | LabelPartitionSpec | TasksSpec, Field(discriminator="kind")]

@@ -1,0 +1,1 @@
+"""The kinds of data an experiment or a site can name."""

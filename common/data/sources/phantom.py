@@ -1,0 +1,296 @@
+"""Radiograph phantoms: procedural, synthetic frontal chests with nine findings that can be seen.
+
+No patient stands behind them and nothing about medicine follows from results on them. They are there so that a demo or
+a test runs without files, with the difficulties of the real thing: several findings at once, some that come together
+(a failing heart is wide, with oedema and effusions), some small, varying pose, exposure and noise.
+
+Coordinates: x and y run from -1 to 1 over the image, y downwards; a patient's left is at positive x, as on a viewer.
+All arrays are float32 and of shape ``(batch, size, size)``; anatomy and findings are ``(batch, 1, 1)``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.image_set import ImageSet, Splits
+from common.data.base.spec import PhantomSpec
+from common.data.sources.digits import split_images
+
+Plane = NDArray[np.floating[Any]]
+Random = np.random.Generator
+
+PHANTOM_CLASSES = (
+    "Cardiomegaly",
+    "Consolidation",
+    "Device",
+    "Edema",
+    "Effusion",
+    "Emphysema",
+    "Mass",
+    "Nodule",
+    "Pneumothorax",
+)
+_PREVALENCE = {
+    "Cardiomegaly": 0.15,
+    "Consolidation": 0.22,
+    "Device": 0.25,
+    "Edema": 0.12,
+    "Effusion": 0.15,
+    "Emphysema": 0.18,
+    "Mass": 0.17,
+    "Nodule": 0.25,
+    "Pneumothorax": 0.18,
+}
+_HEART_FAILURE = 0.15
+_WITH_HEART_FAILURE = {"Cardiomegaly": 0.75, "Edema": 0.7, "Effusion": 0.6, "Device": 0.45}
+_BATCH = 100
+
+
+def load_phantom(spec: PhantomSpec) -> Splits:
+    """Draw patients of 1 to 3 images, render them, split by patient."""
+    return split_images(phantoms(spec.images, spec.image_size, np.random.default_rng(spec.seed)), spec.split_seed)
+
+
+def phantoms(count: int, size: int, random: Random) -> ImageSet:
+    """Draw ``count`` images ``(count, size, size)`` with their nine labels."""
+    patient = np.repeat(np.arange(count), random.integers(1, 4, size=count))[:count]
+    findings = _findings(patient, random)
+    anatomy = Anatomy.draw(patient, random)
+    batches = [slice(start, start + _BATCH) for start in range(0, count, _BATCH)]
+    images = [_render(findings[batch], anatomy.rows(batch), size, random) for batch in batches]
+    return ImageSet(
+        stored=np.concatenate(images),
+        labels=findings,
+        class_names=PHANTOM_CLASSES,
+        patients=np.char.add("phantom-", np.char.zfill(patient.astype(np.str_), 6)),
+        sources=np.full(count, "phantom"),
+    )
+
+
+def _findings(patient: NDArray[np.intp], random: Random) -> NDArray[np.float32]:
+    """Draw 0/1 ``(n, classes)``; heart failure belongs to the patient, what is seen of it to the image."""
+    failing = (random.random(patient.max() + 1) < _HEART_FAILURE)[patient]
+    columns = []
+    for name in PHANTOM_CLASSES:
+        chance = np.where(failing, _WITH_HEART_FAILURE.get(name, _PREVALENCE[name]), _PREVALENCE[name])
+        columns.append(random.random(len(patient)) < chance)
+    return np.stack(columns, axis=1).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """What differs between patients before any finding; each ``(n, 1, 1)``.
+
+    Attributes:
+        width: Half width of the thorax.
+        lung_height: Half height of the lungs.
+        heart: Half width of the heart.
+        diaphragm: y of the domes.
+        rib_spacing: Ribs per unit of y.
+    """
+
+    width: Plane
+    lung_height: Plane
+    heart: Plane
+    diaphragm: Plane
+    rib_spacing: Plane
+
+    @classmethod
+    def draw(cls, patient: NDArray[np.intp], random: Random) -> "Anatomy":
+        """Draw one anatomy per patient and repeat it for the patient's images."""
+
+        def of_patient(low: float, high: float) -> Plane:
+            values = random.uniform(low, high, size=int(patient.max()) + 1)[patient]
+            return values.astype(np.float32).reshape(-1, 1, 1)
+
+        return cls(
+            width=of_patient(0.8, 0.92),
+            lung_height=of_patient(0.66, 0.76),
+            heart=of_patient(0.19, 0.27),
+            diaphragm=of_patient(0.45, 0.64),
+            rib_spacing=of_patient(3.6, 4.6),
+        )
+
+    def rows(self, batch: slice) -> "Anatomy":
+        """The anatomy of a batch of images."""
+        return Anatomy(**{field.name: getattr(self, field.name)[batch] for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One batch being drawn.
+
+    Attributes:
+        x: Posed coordinate, to the image's right.
+        y: Posed coordinate, downwards.
+        lungs: 0 to 1, air.
+        draw: Draws one uniform number per image between two bounds, ``(batch, 1, 1)``.
+        texture: Draws smooth noise of mean 0, deviation 1; its argument is the number of grains along a side.
+    """
+
+    x: Plane
+    y: Plane
+    lungs: Plane
+    draw: Callable[[float, float], Plane]
+    texture: Callable[[int], Plane]
+
+    def side(self) -> Plane:
+        """Draw -1 or 1 per image."""
+        return np.where(self.draw(-1, 1) < 0, np.float32(-1), np.float32(1))
+
+
+def _render(findings: NDArray[np.float32], anatomy: Anatomy, size: int, random: Random) -> NDArray[np.uint8]:
+    """Draw a batch: body, lungs, findings of the lungs, heart, bones, findings on top, then the exposure."""
+    count = len(findings)
+    has = {name: findings[:, place].reshape(-1, 1, 1) for place, name in enumerate(PHANTOM_CLASSES)}
+
+    def draw(low: float, high: float) -> Plane:
+        return random.uniform(low, high, size=(count, 1, 1)).astype(np.float32)
+
+    def texture(grains: int) -> Plane:
+        return _smooth_noise(count, size, grains, random)
+
+    x, y = _posed(size, draw)
+    emphysema = has["Emphysema"] * draw(0.2, 0.8)
+    scene = Scene(x, y, _lungs(x, y, anatomy, emphysema), draw, texture)
+    body = _edge(1 - np.square(np.square(x / anatomy.width)) - np.abs(np.minimum(y + 0.05, 0)) ** 6, 6)
+    density = 0.62 * body
+    density -= scene.lungs * (draw(0.31, 0.4) + 0.12 * emphysema)
+    vessels = scene.lungs * (0.035 * texture(16) + 0.05 * _perihilar(scene))
+    vessels *= 1 - 0.6 * emphysema
+    density += vessels
+    density += has["Edema"] * _edema(scene) + has["Consolidation"] * _consolidation(scene)
+    air, rim = _pneumothorax(scene)
+    density -= has["Pneumothorax"] * air * (0.6 * vessels + 0.06)
+    density += has["Pneumothorax"] * rim
+    density += body * (_ribs(scene, anatomy) + _middle(scene, anatomy, has["Cardiomegaly"], emphysema))
+    density += has["Nodule"] * _disc(scene, 0.06, 0.085, 0.3) + has["Mass"] * _disc(scene, 0.15, 0.22, 0.3)
+    effusion = has["Effusion"] * _effusion(scene, anatomy) * body
+    density += effusion * np.maximum(0.68 - density, 0)
+    density += has["Device"] * body * _device(scene)
+    return _exposed(density, draw, texture, random)
+
+
+def _posed(size: int, draw: Callable[[float, float], Plane]) -> tuple[Plane, Plane]:
+    """Shift, turn and scale the coordinates of each image a little."""
+    axis = np.linspace(-1, 1, size, dtype=np.float32)
+    column, row = axis[None, None, :] - draw(-0.06, 0.06), axis[None, :, None] - draw(-0.05, 0.05)
+    turn, scale = draw(-0.07, 0.07), draw(0.93, 1.07)
+    return (np.cos(turn) * column + np.sin(turn) * row) * scale, (np.cos(turn) * row - np.sin(turn) * column) * scale
+
+
+def _edge(signed: Plane, sharpness: float) -> Plane:
+    """1 where ``signed`` is positive, 0 where negative, with a soft edge."""
+    return np.asarray(1 / (1 + np.exp(np.clip(-sharpness * signed, -30, 30))), dtype=np.float32)
+
+
+def _smooth_noise(count: int, size: int, grains: int, random: Random) -> Plane:
+    """Draw values on a coarse grid and interpolate between them linearly, rows and columns each by one matrix."""
+    grid = random.standard_normal((count, grains + 1, grains + 1), dtype=np.float32)
+    place = np.linspace(0, grains, size, dtype=np.float32)
+    weights = np.maximum(1 - np.abs(place[:, None] - np.arange(grains + 1, dtype=np.float32)), 0)  # (size, grains + 1)
+    return np.asarray(1.5 * (weights @ grid @ weights.T), dtype=np.float32)
+
+
+def _lungs(x: Plane, y: Plane, anatomy: Anatomy, emphysema: Plane) -> Plane:
+    """Two half-ellipses on domes; emphysema pushes the domes down and flat and the lungs wide."""
+    center = 0.49 * anatomy.width
+    from_center = (np.abs(x) - center) / (0.36 * anatomy.width * (1 + 0.06 * emphysema))
+    outline = 1 - np.abs(from_center) ** 2.4 - np.abs((y + 0.12) / anatomy.lung_height) ** 2.4
+    outline -= 0.35 * np.clip(-y - 0.35, 0, 1) * (1 + from_center)
+    dome = anatomy.diaphragm - 0.05 + 0.16 * emphysema + (0.22 - 0.2 * emphysema) * from_center**2
+    dome -= 0.05 * (x < 0) * (1 - emphysema)
+    return _edge(outline, 9) * _edge(dome - y, 28)
+
+
+def _perihilar(scene: Scene) -> Plane:
+    """Vessels are densest beside the heart's upper border."""
+    return np.exp(-(((np.abs(scene.x) - 0.24) / 0.17) ** 2) - ((scene.y + 0.05) / 0.26) ** 2)
+
+
+def _ribs(scene: Scene, anatomy: Anatomy) -> Plane:
+    """Bright arcs that fall towards the sides, and the clavicles."""
+    phase = anatomy.rib_spacing * (scene.y - 0.42 * np.abs(scene.x) ** 1.5)
+    arcs = 0.055 * np.clip(np.cos(2 * np.pi * phase) - 0.25, 0, 1) * _edge(np.abs(scene.x) - 0.12, 30)
+    clavicles = 0.08 * np.exp(-(((scene.y + 0.68 + 0.12 * np.abs(scene.x)) / 0.035) ** 2))
+    return arcs * _edge(0.55 - scene.y, 10) + clavicles
+
+
+def _middle(scene: Scene, anatomy: Anatomy, cardiomegaly: Plane, emphysema: Plane) -> Plane:
+    """Spine and great vessels, and the heart: wide in cardiomegaly, narrow between emphysematous lungs."""
+    x, y = scene.x, scene.y
+    half_width = 0.13 + 0.03 * np.sin(5 * y)
+    mediastinum = 0.22 * np.exp(-np.square(np.square(x / half_width))) * (1 - 0.5 * _edge(y - 0.6, 8))
+    width = anatomy.heart * (1 + scene.draw(0.18, 0.5) * cardiomegaly) * (1 - 0.14 * emphysema)
+    across = (x - 0.09 - 0.35 * (width - 0.22)) / (1.25 * width)
+    along = (y - anatomy.diaphragm + 0.22 - 0.06 * emphysema) / (0.3 + 0.25 * (width - 0.22))
+    heart = _edge(1 - across**2 - along**2 - 0.5 * across * along, 7)
+    return mediastinum + heart * (0.03 + 0.29 * scene.lungs)
+
+
+def _disc(scene: Scene, least: float, most: float, brightness: float) -> Plane:
+    """A round shadow somewhere in a lung, its rim a little uneven if large."""
+    radius = scene.draw(least, most)
+    x, y = scene.side() * scene.draw(0.34, 0.6), scene.draw(-0.5, 0.25)
+    distance: Plane = np.hypot(scene.x - x, scene.y - y) * (1 + radius * scene.texture(8))
+    disc = _edge(1 - distance / radius, 7) * (0.25 + 0.75 * scene.lungs)
+    return scene.draw(0.75, 1.1) * brightness * disc
+
+
+def _consolidation(scene: Scene) -> Plane:
+    """A patchy white area with an ill-defined edge in one lung."""
+    x, y = scene.side() * scene.draw(0.36, 0.52), scene.draw(-0.3, 0.3)
+    area = np.exp(-(((scene.x - x) / scene.draw(0.2, 0.28)) ** 2) - ((scene.y - y) / scene.draw(0.16, 0.26)) ** 2)
+    patches: Plane = np.clip(0.75 + 0.5 * scene.texture(11), 0.1, 1.4)
+    return np.asarray(scene.draw(0.3, 0.42) * scene.lungs * area * patches)
+
+
+def _edema(scene: Scene) -> Plane:
+    """Haze around both hila, as a butterfly's wings."""
+    wings = np.exp(-(((np.abs(scene.x) - 0.3) / 0.24) ** 2) - ((scene.y + 0.02) / 0.36) ** 2)
+    haze = wings * np.clip(1 + 0.25 * scene.texture(14), 0.3, 1.7)
+    return np.asarray(scene.draw(0.07, 0.2) * scene.lungs * haze)
+
+
+def _pneumothorax(scene: Scene) -> tuple[Plane, Plane]:
+    """Air without markings above and outside the collapsed lung, and the thin white line of its pleura."""
+    side = scene.side()
+    across, along = (side * scene.x - 0.3) / scene.draw(0.26, 0.36), (scene.y - 0.25) / scene.draw(0.5, 0.8)
+    inside = 1 - across**2 - along**2
+    here = _edge(side * scene.x - 0.1, 30) * scene.lungs
+    rim = scene.draw(0.04, 0.14) * np.exp(-((inside / 0.14) ** 2)) * here * _edge(0.35 - scene.y, 12)
+    return here * _edge(-inside, 12), rim
+
+
+def _effusion(scene: Scene, anatomy: Anatomy) -> Plane:
+    """Fluid over one diaphragm, its level rising towards the chest wall (the meniscus)."""
+    outward = scene.side() * scene.x
+    lateral = np.clip((outward - 0.15) / 0.6, 0, 1.2)
+    level = anatomy.diaphragm - scene.draw(0.0, 0.26) - 0.2 * lateral**3
+    return _edge(scene.y - level, 22) * _edge(outward - 0.06, 25) * _edge(anatomy.diaphragm + 0.3 - scene.y, 12)
+
+
+def _device(scene: Scene) -> Plane:
+    """A lead or catheter: a thin bright line from a shoulder down to the heart."""
+    side, end = scene.side(), scene.draw(-0.05, 0.35)
+    start = scene.draw(0.4, 0.6)
+    way = np.clip((scene.y + 0.75) / (end + 0.75), 0, 1)
+    line = side * (start * (1 - way) ** 2 + scene.draw(-0.04, 0.06) * way)
+    slope = side * 2 * start * (1 - way) / (end + 0.75)
+    distance: Plane = np.abs(scene.x - line) / np.sqrt(1 + slope**2)
+    on_way = _edge(scene.y + 0.75, 60) * _edge(end - scene.y, 60)
+    line_density: Plane = scene.draw(0.06, 0.2) * np.exp(-((distance / 0.022) ** 2))
+    return line_density * on_way
+
+
+def _exposed(
+    density: Plane, draw: Callable[[float, float], Plane], texture: Callable[[int], Plane], random: Random
+) -> NDArray[np.uint8]:
+    """Vary exposure and contrast, add scatter and grain, and store as 8 bits."""
+    grain = random.standard_normal(density.shape, dtype=np.float32)
+    shown: Plane = np.clip(density, 0, 1.2) ** draw(0.8, 1.25) * draw(0.85, 1.1) + draw(-0.02, 0.06)
+    shown += draw(0.015, 0.045) * grain + 0.012 * texture(3)
+    return np.asarray(np.round(255 * np.clip(shown, 0, 1)), dtype=np.uint8)

@@ -1,0 +1,1 @@
+"""Training, validation and test parts, disjoint by patient."""

@@ -1,0 +1,1 @@
+"""Label tables: CSV files, names of classes, presets of public data sets."""

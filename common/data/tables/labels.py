@@ -1,0 +1,138 @@
+"""The table next to a folder of pictures: one row an image, with its file, labels, patient and part of the split."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.image_set import ImageSet, Splits
+from common.data.base.spec import PictureSpec
+from common.data.images.reading import ImageForm, ImageStore, decode_all, stop_over_budget
+from common.data.splits.patient_disjoint import (
+    Names,
+    any_positive,
+    hold_out,
+    parts_of,
+    patient_split,
+    shared_patient_faults,
+)
+from common.errors import BadInput, Fault, quoted
+from common.system.files import is_file
+
+
+@dataclass(frozen=True)
+class LabelTable:
+    """Rows of all fields belong together.
+
+    Attributes:
+        files: ``(n,)`` paths.
+        labels: float32 ``(n, classes)``, NaN unknown.
+        parts: ``(n,)`` "train", "validation" or "test".
+        missing: Number of rows left out because there is no file.
+    """
+
+    files: tuple[Path, ...]
+    labels: NDArray[np.float32]
+    class_names: tuple[str, ...]
+    patients: Names
+    sources: Names
+    parts: Names
+    missing: int = 0
+
+    def rows(self, index: NDArray[np.intp]) -> "LabelTable":
+        """The rows at ``index``, in that order."""
+        return replace(
+            self,
+            files=tuple(self.files[row] for row in index),
+            labels=self.labels[index],
+            patients=self.patients[index],
+            sources=self.sources[index],
+            parts=self.parts[index],
+        )
+
+
+def split_by_patient(table: LabelTable, seed: int) -> LabelTable:
+    """Give every patient a part by the 70/10/20 procedure, over all rows of the table, with a file or without."""
+    return replace(
+        table, parts=parts_of(table.patients, patient_split(table.patients, any_positive(table.labels), seed))
+    )
+
+
+def with_validation(table: LabelTable, fraction: float, seed: int) -> LabelTable:
+    """Hold out some training patients if there is no validation part yet."""
+    if "validation" in table.parts:
+        return table
+    train = np.flatnonzero(table.parts == "train")
+    held = hold_out(table.patients[train], any_positive(table.labels[train]), fraction, seed)
+    parts = table.parts.astype("<U10")
+    parts[train[held]] = "validation"
+    return replace(table, parts=parts)
+
+
+def part_faults(where: str, table: LabelTable) -> list[Fault]:
+    """Find patients that stand in two parts."""
+    return shared_patient_faults(where, {part: table.patients[table.parts == part] for part in _part_names()})
+
+
+def _part_names() -> tuple[str, ...]:
+    return ("train", "validation", "test")
+
+
+def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
+    """Leave out rows without a file, and count them.
+
+    Raises:
+        BadInput: If a file is missing and ``spec.missing_files`` is "fault", or if no file is there at all.
+    """
+    present = np.array([is_file(file) for file in table.files], dtype=np.bool_)
+    there, absent = np.flatnonzero(present), np.flatnonzero(~present)
+    missing = len(absent)
+    if missing and (spec.missing_files == "fault" or not len(there)):
+        problem = f"{missing} of {len(table.files)} images named in {spec.labels} are not in {spec.images}: "
+        problem += f"{quoted((table.files[row].name for row in absent), 5)}."
+        raise BadInput([Fault("data.images", problem, 'Add them, or set missing_files = "ignore" to leave them out.')])
+    return replace(table.rows(there), missing=missing)
+
+
+def folder_faults(spec: PictureSpec, base: Path) -> list[Fault]:
+    """Find out whether the folder of images is there."""
+    folder = base / spec.images
+    try:
+        there = folder.is_dir()
+    except (OSError, ValueError):  # a name that no folder can have
+        there = False
+    remedy = "Paths are relative to the folder of this file."
+    return [] if there else [Fault("data.images", f"there is no folder {folder}.", remedy)]
+
+
+def load_pictures(table: LabelTable, spec: PictureSpec, store: ImageStore) -> Splits:
+    """Decode the files of a table.
+
+    Raises:
+        BadInput: If more than ``spec.skip_budget`` of them cannot be read.
+    """
+    form = ImageForm(spec.image_size, spec.color, spec.resize)
+    sets = [_decoded_part(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in _part_names()]
+    skipped = [skip for images in sets for skip in images.skipped]
+    stop_over_budget("data.images", skipped, len(table.files), spec.skip_budget)
+    return Splits(*sets)
+
+
+def _decoded_part(table: LabelTable, form: ImageForm, store: ImageStore) -> ImageSet:
+    decoded = decode_all([file.name for file in table.files], lambda row: table.files[row].read_bytes(), form, store)
+    kept = table.rows(decoded.kept)
+    return ImageSet(
+        stored=decoded.images,
+        labels=kept.labels,
+        class_names=kept.class_names,
+        patients=kept.patients,
+        sources=kept.sources,
+        skipped=decoded.skipped,
+        missing=table.missing,
+    )
+
+
+def own_patients(count: int, start: int = 0) -> Names:
+    """Where no patient is known, each image is its own: its running number."""
+    return np.arange(start, start + count).astype(np.str_)

@@ -1,0 +1,1 @@
+"""How good a classifier is, from labels and scores."""

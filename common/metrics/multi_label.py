@@ -1,0 +1,194 @@
+"""How good a multi-label classifier is, class by class, where some labels are unknown.
+
+An entry whose label is NaN (*not annotated*) is left out for its class. A measure that a class does not allow, because
+the test set holds no positive or no negative of it, is ``None``: neither 0 nor 0.5 would be true.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+from sklearn.metrics import average_precision_score
+
+from common.errors import Diverged
+from common.metrics.bootstrap import Intervals
+from common.metrics.multi_class import MultiClass
+from common.metrics.pooled import Pooled
+from common.metrics.quality import Quality
+from common.metrics.score_histograms import THRESHOLD
+
+Floats = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class ClassMetrics:
+    """One class on one set of images; ``None`` where there are no positives or no negatives.
+
+    Attributes:
+        positives, negatives: ``None`` where the site that has the images does not tell.
+    """
+
+    auroc: float | None
+    average_precision: float | None
+    balanced_accuracy: float | None
+    positives: int | None
+    negatives: int | None
+
+    @property
+    def images(self) -> int | None:
+        """Number of images with a known label."""
+        return None if self.positives is None or self.negatives is None else self.positives + self.negatives
+
+
+@dataclass(frozen=True)
+class ClassGroup:
+    """AUROC over some of the classes: mean and population SD over those for which it is defined."""
+
+    mean_auroc: float | None
+    sd_auroc: float | None
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The ``test`` part of ``summary.json``; ``dataclasses.asdict`` gives its JSON.
+
+    Attributes:
+        shared_classes: Those that every site annotates.
+        unique_classes: Those that exactly one of several sites annotates.
+        note: What was scored: ``"global model"`` or ``"mean over the owning sites' own models"``.
+        multi_class: Over all classes at once, where every image has exactly one.
+        intervals: Of the AUROCs, where the coordinator's own images were scored.
+        quality: Calibration and decisions, likewise.
+        pooled: Over the sites' own test parts, where they told how their scores are spread.
+    """
+
+    mean_auroc: float | None
+    sd_auroc: float | None
+    mean_average_precision: float | None
+    mean_balanced_accuracy: float | None
+    per_class: Mapping[str, ClassMetrics]
+    shared_classes: ClassGroup
+    unique_classes: ClassGroup
+    note: str = "global model"
+    multi_class: MultiClass | None = None
+    intervals: Intervals | None = None
+    quality: Quality | None = None
+    pooled: Pooled | None = None
+
+
+def per_class(scores: Floats, labels: Floats, class_names: Sequence[str]) -> dict[str, ClassMetrics]:
+    """Score every class by itself.
+
+    Args:
+        scores: Probabilities, ``(n, classes)``; looked at only where the label is known.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``.
+        class_names: Names of the columns.
+
+    Raises:
+        Diverged: Naming the class, for a score that is not finite.
+        ValueError: Naming the class, for a label that is none of 0, 1 and NaN; or if the shapes do not fit.
+    """
+    if not scores.shape == labels.shape == (len(scores), len(class_names)):
+        expected = f"two arrays of (n, {len(class_names)})"
+        raise ValueError(f"Expected {expected} for {len(class_names)} classes, got {scores.shape} and {labels.shape}.")
+    return {name: _of_class(name, scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
+
+
+def mean_auroc(scores: Floats, labels: Floats) -> float | None:
+    """The mean of :func:`per_class`'s AUROCs, without the other measures; None where no class has one.
+
+    Args:
+        scores: Finite, ``(n, classes)``.
+        labels: 1, 0 or NaN for unknown, ``(n, classes)``.
+    """
+    if not np.isnan(labels).any():
+        return mean_and_sd(_aurocs(scores, labels))[0]
+    known = (~np.isnan(column) for column in labels.T)
+    return mean_and_sd(_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(known))[0]
+
+
+def mean_and_sd(values: Iterable[float | None]) -> tuple[float | None, float | None]:
+    """Mean and population SD (ddof 0, as in the tables of Kulkarni et al. 2024) over the values that are defined."""
+    defined = [value for value in values if value is not None]
+    return (float(np.mean(defined)), float(np.std(defined))) if defined else (None, None)
+
+
+def summarise(
+    results: Mapping[str, ClassMetrics], shared: Collection[str], unique: Collection[str], note: str = "global model"
+) -> Summary:
+    """Gather the classes' results into the ``test`` part of ``summary.json``.
+
+    Args:
+        results: Class name -> its result, in the order of the run's classes.
+        shared: Classes that every site annotates.
+        unique: Classes that exactly one site annotates.
+        note: What was scored.
+    """
+    everything = group(results, results)
+    return Summary(
+        mean_auroc=everything.mean_auroc,
+        sd_auroc=everything.sd_auroc,
+        mean_average_precision=_mean(results, lambda result: result.average_precision),
+        mean_balanced_accuracy=_mean(results, lambda result: result.balanced_accuracy),
+        per_class=dict(results),
+        shared_classes=group(results, shared),
+        unique_classes=group(results, unique),
+        note=note,
+    )
+
+
+def group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
+    """AUROC over the classes in ``members``, kept in the order of ``results``."""
+    classes = tuple(name for name in results if name in members)
+    return ClassGroup(*mean_and_sd(results[name].auroc for name in classes), classes)
+
+
+def _mean(results: Mapping[str, ClassMetrics], measure: Callable[[ClassMetrics], float | None]) -> float | None:
+    return mean_and_sd(measure(result) for result in results.values())[0]
+
+
+def _of_class(name: str, scores: Floats, labels: Floats) -> ClassMetrics:
+    scores, labels = _known(name, scores, labels)
+    positives = int(np.sum(labels == 1))
+    negatives = len(labels) - positives
+    if not positives or not negatives:
+        return ClassMetrics(None, None, None, positives, negatives)
+    sensitivity = float(np.mean(scores[labels == 1] > THRESHOLD))
+    specificity = float(np.mean(scores[labels == 0] <= THRESHOLD))
+    return ClassMetrics(
+        auroc=_auroc(scores, labels),
+        average_precision=float(average_precision_score(labels, scores)),
+        balanced_accuracy=(sensitivity + specificity) / 2,
+        positives=positives,
+        negatives=negatives,
+    )
+
+
+def _auroc(scores: Floats, labels: Floats) -> float | None:
+    return _aurocs(scores[:, None], labels[:, None])[0]
+
+
+def _aurocs(scores: Floats, labels: Floats) -> list[float | None]:
+    """Mann and Whitney's U of each column over its largest value: ties count half."""
+    if not len(labels):
+        return [None] * labels.shape[1]
+    positive = labels == 1
+    positives = positive.sum(axis=0)
+    pairs = positives * (len(labels) - positives)
+    larger = np.where(positive, rankdata(scores, axis=0), 0).sum(axis=0) - positives * (positives + 1) / 2
+    return [float(one / of) if of else None for one, of in zip(larger, pairs, strict=True)]
+
+
+def _known(name: str, scores: Floats, labels: Floats) -> tuple[Floats, Floats]:
+    known = ~np.isnan(labels)
+    scores, labels = scores[known], labels[known]
+    if not np.isin(labels, (0, 1)).all():
+        strange = labels[~np.isin(labels, (0, 1))][0]
+        raise ValueError(f'Labels of class "{name}" hold {strange}; expected 0, 1 or NaN for unknown.')
+    if not np.isfinite(scores).all():
+        count = int(np.sum(~np.isfinite(scores)))
+        raise Diverged(f'{count} of {len(scores)} scores of class "{name}" are NaN or infinite')
+    return scores, labels

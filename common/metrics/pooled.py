@@ -1,0 +1,80 @@
+"""Several sites' test parts as one, from what their score histograms add up to."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import numpy as np
+
+from common.metrics.calibration import Calibration, Decisions, pooled_calibration, pooled_decisions
+from common.metrics.score_histograms import Bounded, ScoreHistogram, pooled_auroc, pooled_average_precision
+
+
+@dataclass(frozen=True)
+class PooledClass:
+    """One class over the sites that told; None where they hold no positives or no negatives.
+
+    Attributes:
+        balanced_accuracy: At probability 0.5; exact.
+        sites: Those that told.
+        silent: Those that annotate the class and did not: by policy, for too few images, or as they were absent.
+    """
+
+    auroc: Bounded | None
+    average_precision: Bounded | None
+    balanced_accuracy: float | None
+    positives: int
+    negatives: int
+    sites: tuple[str, ...]
+    silent: tuple[str, ...]
+    calibration: Calibration | None
+    decisions: Decisions
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """All classes; means are over those with a value. A class that no site told of is not in ``per_class``."""
+
+    mean_auroc: Bounded | None
+    mean_average_precision: Bounded | None
+    per_class: Mapping[str, PooledClass]
+
+
+def pooled(told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]) -> Pooled | None:
+    """Add the sites up; None where none told anything.
+
+    Args:
+        told: Site -> class -> its histogram.
+        owners: Class -> the sites that annotate it, in the order of the run's classes.
+    """
+    by_class = {
+        name: {site: told[site][name] for site in sites if name in told.get(site, {})} for name, sites in owners.items()
+    }
+    results = {name: _of_class(found, owners[name]) for name, found in by_class.items() if found}
+    if not results:
+        return None
+    each = results.values()
+    return Pooled(mean_of(one.auroc for one in each), mean_of(one.average_precision for one in each), results)
+
+
+def mean_of(values: Iterable[Bounded | None]) -> Bounded | None:
+    """The mean over those there are: its bounds are the means of theirs."""
+    rows = [(value.value, value.at_least, value.at_most) for value in values if value is not None]
+    return Bounded(*np.mean(rows, axis=0).tolist()) if rows else None
+
+
+def _of_class(found: Mapping[str, ScoreHistogram], annotating: Sequence[str]) -> PooledClass:
+    histogram = reduce(add, found.values())
+    decided = pooled_decisions(histogram)
+    return PooledClass(
+        auroc=pooled_auroc(histogram),
+        average_precision=pooled_average_precision(histogram),
+        balanced_accuracy=decided.balanced_accuracy,
+        positives=int(histogram.positives.sum()),
+        negatives=int(histogram.negatives.sum()),
+        sites=tuple(found),
+        silent=tuple(site for site in annotating if site not in found),
+        calibration=pooled_calibration(histogram),
+        decisions=decided,
+    )

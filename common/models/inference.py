@@ -1,0 +1,75 @@
+"""From pixels to logits, and from labels to the rows of a head: the same on both sides."""
+
+import contextlib
+from collections.abc import Iterable
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import Pixels
+from common.models.network import SplitNetwork
+from common.models.zoo.spec import Task
+
+EVALUATION_BATCH = 256
+Precision = Literal["auto", "float32", "bf16"]
+
+
+def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
+    """Labels for these head rows, float32 ``(n, rows)``; NaN for classes the images have no column for."""
+    position = {name: column for column, name in enumerate(images.class_names)}
+    matrix = torch.full((len(images), len(class_names)), float("nan"))
+    for row, name in enumerate(class_names):
+        if name in position:
+            matrix[:, row] = torch.from_numpy(images.labels[:, position[name]])
+    return matrix
+
+
+@torch.no_grad()
+def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> Tensor:
+    """Logits ``(n, rows)`` of uint8 images ``(n, channels, height, width)``, in evaluation mode."""
+    network.eval()
+    parts = []
+    for batch in _batches(images):
+        with autocast(batch.device, precision):
+            parts.append(network(batch.float()).float())
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def features_and_logits(
+    network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto"
+) -> tuple[Tensor, Tensor]:
+    """What the head sees ``(n, features)`` and says ``(n, rows)``, of uint8 images, in evaluation mode."""
+    network.eval()
+    features = []
+    for batch in _batches(images):
+        with autocast(batch.device, precision):
+            features.append(network.features(batch.float()).float())
+    seen = torch.cat(features)
+    return seen, network.head(seen)
+
+
+def _batches(images: Tensor | Pixels) -> Iterable[Tensor]:
+    return images.batches(EVALUATION_BATCH) if isinstance(images, Pixels) else torch.split(images, EVALUATION_BATCH)
+
+
+def probabilities(logits: Tensor, task: Task) -> Tensor:
+    """Probabilities ``(n, rows)``: one yes or no a class, or one of the rows an image."""
+    return logits.softmax(dim=1) if task == "multi_class" else logits.sigmoid()
+
+
+def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precision = "auto") -> NDArray[np.float32]:
+    """:func:`probabilities` of uint8 images ``(n, channels, height, width)``, on the CPU."""
+    scores = probabilities(logits_of(network, images, precision), network.spec.task)
+    return scores.cpu().numpy()
+
+
+def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
+    """bf16 on a GPU where the experiment asks for it or leaves it open; float32 elsewhere."""
+    if precision == "float32" or device.type != "cuda":
+        return contextlib.nullcontext()
+    return torch.autocast("cuda", dtype=torch.bfloat16)

@@ -1,0 +1,128 @@
+"""What an experiment says about its model; read and checked here without loading torch."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from common.system.toml import SHA256_PATTERN
+
+Architecture = Literal[
+    "densenet121",
+    "resnet18",
+    "vgg11",
+    "efficientnet_lite0",
+    "fedsld_cnn",
+    "femnist_cnn",
+    "unifed_vgg11",
+    "unifed_resnet18",
+    "tiny_cnn",
+]
+
+Task = Literal["multi_label", "multi_class"]
+"""``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax."""
+
+Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """A network sees ``(pixel / 255 - mean) / std``; one value per channel."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What is fixed by the choice of an architecture.
+
+    Attributes:
+        minimum_size: Smallest image side at which every layer still has an output of at least one pixel.
+        colour: Default normalisation of three channels.
+        grey: Default normalisation of one channel.
+    """
+
+    minimum_size: int
+    colour: Normalisation
+    grey: Normalisation
+
+
+_HALF = (Normalisation((0.5,) * 3, (0.5,) * 3), Normalisation((0.5,), (0.5,)))
+_LITE = (Normalisation((127 / 255,) * 3, (128 / 255,) * 3), Normalisation((127 / 255,), (128 / 255,)))
+# Grey: the mean over the three channels, as no value fits all three exactly.
+_IMAGENET = (Normalisation((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), Normalisation((0.449,), (0.226,)))
+
+TRAITS: dict[Architecture, Traits] = {
+    "densenet121": Traits(32, *_IMAGENET),
+    "resnet18": Traits(32, *_IMAGENET),
+    "vgg11": Traits(32, *_IMAGENET),
+    "efficientnet_lite0": Traits(32, *_LITE),
+    "fedsld_cnn": Traits(16, *_HALF),
+    "femnist_cnn": Traits(16, *_HALF),
+    "unifed_vgg11": Traits(32, *_HALF),
+    "unifed_resnet18": Traits(32, *_HALF),
+    "tiny_cnn": Traits(16, *_HALF),
+}
+
+
+class ModelSpec(BaseModel):
+    """The ``[model]`` part of an experiment.
+
+    Attributes:
+        architecture: Name of the backbone.
+        task: What an output means, see :data:`Task`.
+        channels: Input channels of the backbone; images with another number are converted.
+        image_size: Side in pixels to which images are brought inside the network.
+        neck: Width of the dense layer between backbone and head, or None for none.
+        dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
+        norm: ``group`` puts group normalisation in the place of batch normalisation, which mixes the images of a batch.
+        weights: Local safetensors file for the backbone, relative to the experiment's folder.
+        weights_sha256: The hash this file must have.
+        mean: Pixel mean per channel after division by 255; default by architecture.
+        std: Pixel standard deviation per channel after division by 255; default by architecture.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    architecture: Architecture
+    task: Task = "multi_label"
+    channels: Literal[1, 3] = 3
+    image_size: Annotated[int, Field(ge=1, le=4096)]
+    neck: Annotated[int, Field(ge=1, le=65536)] | None = None
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    norm: Literal["batch", "group"] = "batch"
+    weights: Annotated[str, Field(min_length=1)] | None = None
+    weights_sha256: Sha256 | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[Annotated[float, Field(gt=0)], ...] | None = None
+
+    @field_validator("image_size")
+    @classmethod
+    def _large_enough(cls, size: int, info: ValidationInfo) -> int:
+        architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
+        if architecture and size < (minimum := TRAITS[architecture].minimum_size):
+            raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
+        return size
+
+    @field_validator("weights_sha256")
+    @classmethod
+    def _hash_of_something(cls, sha256: str | None, info: ValidationInfo) -> str | None:
+        if sha256 and "weights" in info.data and info.data["weights"] is None:
+            raise ValueError("a hash was given but no weights file; name the file in weights")
+        return sha256
+
+    @field_validator("mean", "std")
+    @classmethod
+    def _one_per_channel(cls, values: tuple[float, ...] | None, info: ValidationInfo) -> tuple[float, ...] | None:
+        channels: int | None = info.data.get("channels")
+        if values is not None and channels and len(values) != channels:
+            raise ValueError(f"expected one value for each of {channels} channels, got {len(values)}")
+        return values
+
+    @property
+    def normalisation(self) -> Normalisation:
+        """The given mean and std, or the architecture's own where not given."""
+        traits = TRAITS[self.architecture]
+        default = traits.grey if self.channels == 1 else traits.colour
+        return Normalisation(self.mean or default.mean, self.std or default.std)

@@ -1,0 +1,1 @@
+"""Keys, signatures, the audit chain and proof of authorship."""

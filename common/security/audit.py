@@ -1,0 +1,190 @@
+"""An audit: a file that only grows, in which every line holds the hash of the line before it.
+
+``audit.jsonl`` is written to; what grew too large is beside it as ``audit-000001.jsonl`` and so on, and the chain goes
+on from file to file. ``audit.head`` holds how many entries there are and the last one's hash: without it a cut at the
+end could not be told from an audit that ends there.
+
+Each entry has ``n`` (from 1), ``time``, and ``before``: the SHA-256 of the line before, without its newline. An entry
+is on the disk before :meth:`Audit.append` returns. A process that was killed in the middle of a line leaves a torn one:
+the next entry stands on a line of its own and says so (``torn``: how many bytes, and their SHA-256), so that a torn
+line is told from one that somebody spoiled.
+
+Nothing here is secret: who may write to the folder can write the whole chain anew, head included. Against that helps
+only what somebody else holds: the coordinator's receipt names the hash of every record that it received.
+"""
+
+import datetime as dt
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.system.files import flush_folder, write_atomically
+from common.system.plain_text import json_text
+
+FILE, HEAD = "audit.jsonl", "audit.head"
+ROTATED_AT_BYTES = 16 * 2**20
+BEGINNING = ""
+"""What the first entry has for the hash of the line before."""
+
+Entry = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Torn:
+    """What a killed process left behind the last whole entry."""
+
+    bytes: int
+    sha256: str
+
+
+class Audit:
+    """The audit in one folder. Several processes may write in turn, not at once.
+
+    Attributes:
+        durable: Flush to disk; off in simulation, where a power failure ends everything anyway.
+    """
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        self.folder, self.durable = folder, durable
+
+    def append(self, **facts: Any) -> Torn | None:
+        """Write one entry; return what a killed process had left before it, if anything."""
+        end = self._end()
+        entry: dict[str, Any] = {
+            "n": end.entries + 1,
+            "time": dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds"),
+            "before": end.sha256,
+        }
+        if end.torn is not None:
+            entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
+        line = json_text({**entry, **facts}).encode()
+        self._write(line, b"\n" if end.cut else b"")
+        self._write_head(end.entries + 1, line_sha256(line))
+        return end.torn
+
+    def entries(self) -> Iterator[Entry]:
+        """Yield the entries that can be read, oldest first, unchecked."""
+        for path in files(self.folder):
+            for line in path.read_bytes().split(b"\n"):
+                if (entry := parsed(line)) is not None:
+                    yield entry
+
+    def _write(self, line: bytes, first: bytes) -> None:
+        path = self.folder / FILE
+        new = not path.exists()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            _written(descriptor, first + line + b"\n")
+            if self.durable:
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if new and self.durable:
+            flush_folder(self.folder)
+
+    def _write_head(self, entries: int, sha256: str) -> None:
+        head = json.dumps({"entries": entries, "sha256": sha256}).encode()
+        write_atomically(self.folder / HEAD, head, durable=self.durable)
+
+    def _end(self) -> "_End":
+        """Where the chain ends; the file that is full makes way for a new one."""
+        active, debris, cut = self.folder / FILE, b"", False
+        with suppress(FileNotFoundError):
+            if active.stat().st_size >= ROTATED_AT_BYTES:
+                active.rename(self.folder / f"audit-{len(files(self.folder)):06d}.jsonl")
+        for path in reversed(files(self.folder)):
+            last, behind = _last_in(path)
+            cut |= path == active and path.stat().st_size > 0 and not _ends_a_line(path)
+            debris = behind + debris
+            if last is not None:
+                return _End(int(json.loads(last)["n"]), line_sha256(last), torn_of(debris), cut)
+        return _End(0, BEGINNING, torn_of(debris), cut)
+
+
+@dataclass(frozen=True)
+class _End:
+    """The last whole entry, and what lies behind it.
+
+    Attributes:
+        cut: Whether the file does not end with a newline.
+    """
+
+    entries: int
+    sha256: str
+    torn: Torn | None
+    cut: bool
+
+
+_TAIL = 2**18
+"""The last entry is looked for in so many bytes first; one is a few thousand long."""
+
+
+def _last_in(path: Path) -> tuple[bytes | None, bytes]:
+    """:func:`last_entry` of a file, which is read backwards in growing steps until there is one.
+
+    However long a line is, the chain goes on from it: a step that held no whole entry, and was taken for a file without
+    one, would begin the chain anew, and what somebody else says must not do that.
+    """
+    size, step = path.stat().st_size, _TAIL
+    with path.open("rb") as file:
+        while True:
+            start = max(size - step, 0)
+            file.seek(start)
+            data = file.read()
+            last, behind = last_entry(data.partition(b"\n")[2] if start else data)
+            if last is not None or not start:
+                return last, behind
+            step *= 4
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read() == b"\n"
+
+
+def last_entry(data: bytes) -> tuple[bytes | None, bytes]:
+    """The last line that is an entry, and the bytes after it."""
+    lines = data.split(b"\n")
+    for place in range(len(lines) - 1, -1, -1):
+        if parsed(lines[place]) is not None:
+            return lines[place], b"\n".join(lines[place + 1 :])
+    return None, data
+
+
+def torn_of(debris: bytes) -> Torn | None:
+    """How bytes that are no entry are owned up to; None where there are none."""
+    debris = debris.removesuffix(b"\n")
+    return Torn(len(debris), line_sha256(debris)) if debris else None
+
+
+def files(folder: Path) -> list[Path]:
+    """The files of an audit that are there, oldest first."""
+    active = folder / FILE
+    return [*sorted(folder.glob("audit-*.jsonl")), *([active] if active.exists() else [])]
+
+
+def parsed(line: bytes) -> Entry | None:
+    """An entry, or None for a line that is none."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and type(entry.get("n")) is int and "before" in entry else None
+
+
+def line_sha256(line: bytes) -> str:
+    """Hash a line without its newline."""
+    return hashlib.sha256(line).hexdigest()
+
+
+def _written(descriptor: int, data: bytes) -> None:
+    """All of it, however often the system takes only a part."""
+    while data:
+        data = data[os.write(descriptor, data) :]

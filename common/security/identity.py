@@ -1,0 +1,216 @@
+"""Who a site is: its key pair, the request it sends, the kit it gets back.
+
+The private key is made at the site and stays there. What travels to the coordinator is the request: the name and the
+public key. The coordinator answers with a kit: where it is reached and the certificate of its own authority, by which
+the site recognises it. Neither holds a secret. Keys are NIST P-256: Flower's node authentication takes any NIST
+curve, signs every call, and P-384 would cost seven times the time.
+"""
+
+import base64
+import hashlib
+import os
+import re
+import ssl
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+from pydantic import field_validator
+
+from common.contract import PLAIN_NAME
+from common.errors import BadInput, Fault
+from common.system.files import is_file, write_atomically
+from common.system.toml import M, Section, read_toml, toml_text, validated
+
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+_NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
+_KEY_KIND = "ecdsa-sha2-nistp256"
+MAX_NAME, MAX_NAME_BYTES = 100, 200
+
+
+def checked_name(name: str) -> str:
+    """A name that can stand in files, folders and messages.
+
+    Raises:
+        ValueError: Saying what is allowed.
+    """
+    if len(name) > MAX_NAME:
+        raise ValueError(f"use at most {MAX_NAME} characters")
+    if not PLAIN_NAME.fullmatch(name):
+        raise ValueError("use letters, digits, spaces, dots, dashes and underscores, beginning with a letter or digit")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise ValueError(f"use at most {MAX_NAME_BYTES} bytes; files are named after it")
+    return name
+
+
+def checked_key(line: str) -> str:
+    """One line ``ecdsa-sha2-nistp256 AAAA... comment``.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    try:
+        key = form.load_ssh_public_key(line.encode())
+    except Exception:  # cryptography raises several kinds on bytes that somebody else wrote
+        raise ValueError(f"is no OpenSSH public key, one line that begins with {_KEY_KIND}") from None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise ValueError("is not a key on the curve NIST P-256")
+    written = key.public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH).decode()
+    if "\n" in line or "\r" in line or line.split()[:2] != written.split():
+        raise ValueError("is not one line as OpenSSH writes it")  # the same key in other letters would be another's
+    return line
+
+
+class SiteRequest(Section):
+    """What a site asks with: ``NAME.request``."""
+
+    site: str
+    public_key: str
+
+    _name = field_validator("site")(checked_name)
+    _key = field_validator("public_key")(checked_key)
+
+
+class SiteKit(Section):
+    """What a site gets back: ``NAME.kit``.
+
+    Attributes:
+        coordinator: Its name.
+        address: ``host:port`` that the site connects to.
+        site: The registered name.
+        public_key: The registered key.
+        ca_certificate: PEM of the coordinator's own authority.
+    """
+
+    coordinator: str
+    address: str
+    site: str
+    public_key: str
+    ca_certificate: str
+
+    _name = field_validator("site", "coordinator")(checked_name)
+    _key = field_validator("public_key")(checked_key)
+
+    @field_validator("address")
+    @classmethod
+    def _an_address(cls, address: str) -> str:
+        split_address(address)
+        return address
+
+    @field_validator("ca_certificate")
+    @classmethod
+    def _a_certificate(cls, text: str) -> str:
+        try:
+            x509.load_pem_x509_certificate(text.encode())
+            ssl.create_default_context(cadata=text)  # as the connection will
+        except (ValueError, TypeError, UnsupportedAlgorithm, ssl.SSLError):
+            raise ValueError("is no PEM certificate; the whole text from BEGIN to END CERTIFICATE is needed") from None
+        return text
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host (without the brackets of IPv6) and port of ``host:port``.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    found = _ADDRESS.fullmatch(address)
+    if not found or not 0 < int(found[2]) < 2**16:
+        raise ValueError("expected host:port")
+    return found[1].strip("[]"), int(found[2])
+
+
+def read_request(path: Path) -> SiteRequest:
+    """Read ``NAME.request``.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    return _as_it_came(SiteRequest, path, "Have the hospital send it again, as flwr-client init wrote it.")
+
+
+def read_kit(path: Path) -> SiteKit:
+    """Read ``NAME.kit``.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    return _as_it_came(SiteKit, path, "Have the coordinator send it again, as flwr-server admit wrote it.")
+
+
+def _as_it_came(kind: type[M], path: Path, remedy: str) -> M:
+    """Read a file that nobody edits: where anything is wrong, it was damaged on its way."""
+    try:
+        return validated(kind, read_toml(path), path.name)
+    except BadInput as bad:
+        there = is_file(path)
+        raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
+
+
+def write_toml(path: Path, section: Section, heading: str) -> None:
+    """Write a flat section of strings under a comment."""
+    lines = [f"# {heading}", *(f"{key} = {toml_text(value)}" for key, value in section.model_dump().items()), ""]
+    write_atomically(path, "\n".join(lines).encode())
+
+
+def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Make a key pair and write the private half, readable by its owner only; never over another one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
+    write_secret(path, text)
+    return key
+
+
+def write_secret(path: Path, content: bytes) -> None:
+    """Write a new file that only its owner may read, never world-readable even for an instant."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Read a site's private key.
+
+    Raises:
+        BadInput: If there is none, it is no such key, or others may read it.
+    """
+    try:
+        text = path.read_bytes()
+        mode = path.stat().st_mode
+    except OSError as error:
+        remedy = "Make one with flwr-client init."
+        raise BadInput([Fault(str(path), f"cannot be read: {error.strerror}.", remedy)]) from None
+    if mode & 0o077:
+        problem = f"may be read by others (mode {mode & 0o777:o})."
+        raise BadInput([Fault(str(path), problem, f"Run: chmod 600 {path.name}")])
+    try:
+        key = form.load_ssh_private_key(text, None)
+    except Exception:  # cryptography raises several kinds on damaged bytes
+        problem = "is no OpenSSH private key that can be read: damaged, cut off, or locked by a password."
+        raise BadInput([Fault(str(path), problem, _NEW_KEY)]) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        problem = "is a key of another kind; expected one on the curve NIST P-256."
+        raise BadInput([Fault(str(path), problem, _NEW_KEY)])
+    return key
+
+
+def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
+    """The public half as one OpenSSH line."""
+    text = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
+    return f"{text.decode()} {'_'.join(comment.split())}"
+
+
+def same_key(one: str, other: str) -> bool:
+    """Whether two lines hold the same key, whatever their comments."""
+    return one.split()[1] == other.split()[1]
+
+
+def fingerprint(line: str) -> str:
+    """``SHA256:...`` as ``ssh-keygen -l`` prints it, to be read out over the telephone."""
+    digest = hashlib.sha256(base64.b64decode(line.split()[1])).digest()
+    return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"

@@ -1,0 +1,1 @@
+"""Files, terminals, time, memory and text: what any program needs."""

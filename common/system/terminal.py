@@ -1,0 +1,115 @@
+"""How our three programs end, and how they speak to a person while they run."""
+
+import datetime as dt
+import signal
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.markup import escape
+from rich.segment import Segment
+
+from common import __version__
+from common.errors import BadInput
+from common.system.files import no_room
+from common.system.plain_text import at_terminal, hanging
+
+
+class PlainConsole(Console):
+    """A console whose text cannot act on the terminal; only the styles that our own programs ask for do.
+
+    What others say was made harmless where it came in (:mod:`common.system.plain_text`). This is the second line: rich
+    lets escape sequences of a text through, in a table, in a progress bar and in a plain line alike.
+    """
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render as rich does, and write out what is not plain in every piece of text."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=at_terminal(segment.text))
+
+
+def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
+    """A program as all three are: commands that teach by example, ``--version``, shell completion.
+
+    Args:
+        name: As it is typed.
+        purpose: One sentence.
+        exit_codes: Code and meaning, comma-separated.
+    """
+    app = typer.Typer(
+        name=name,
+        help=purpose,
+        epilog=f"Exit codes: {exit_codes}. Each command's own help has an example. No colours with NO_COLOR=1.",
+        no_args_is_help=True,
+        add_completion=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+
+    def tell_version(wanted: bool) -> None:
+        if wanted:
+            print(f"{name} {__version__}")
+            raise typer.Exit
+
+    @app.callback()
+    def about(
+        version: Annotated[
+            bool, typer.Option("--version", callback=tell_version, is_eager=True, help="Say which release this is.")
+        ] = False,
+    ) -> None:
+        """What goes for every command."""
+
+    return app
+
+
+def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[Exception], ...] = ()) -> None:
+    """Run a program: faults of the input go to stderr with exit code 2, other ends with their own or 1.
+
+    Args:
+        stopped: Exceptions whose text explains to a person why the program ends; their ``exit_code`` is taken.
+    """
+    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+    try:
+        app(arguments, prog_name=app.info.name)
+    except BadInput as error:
+        for fault in error.faults:
+            errors.print(f"[bold red]error[/] {escape(str(fault))}")
+        sys.exit(error.exit_code)
+    except OSError as error:
+        if not no_room(error):
+            raise
+        where = error.filename or "files are written"
+        errors.print(f"[bold red]stopped[/] no room on the disk of {escape(str(where))}: free some, and try again.")
+        sys.exit(1)
+    except stopped as error:
+        errors.print(f"[bold red]stopped[/] {escape(str(error))}")
+        sys.exit(int(getattr(error, "exit_code", 1)))
+
+
+def teller(console: Console) -> Callable[[str], None]:
+    """Prints one line an event, with the time of day; the same at a terminal and in a container's log.
+
+    Lines of a text after its first are indented, so that no words of somebody else look like an event of their own.
+    """
+
+    def tell(text: str) -> None:
+        now = dt.datetime.now().strftime("%H:%M:%S")
+        console.print(f"[dim]{now}[/]  {escape(hanging(at_terminal(text)))}", soft_wrap=True, highlight=False)
+        console.file.flush()
+
+    return tell
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the program as Ctrl-C does: what is open is closed, and the exit code is 0.
+
+    It counts once: a second one would break into the closing.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise SystemExit(0)
+
+    signal.signal(signal.SIGTERM, end)

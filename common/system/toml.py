@@ -1,0 +1,203 @@
+"""TOML files that people write: read, checked by pydantic, every fault of them in our words and all at once."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.contract import PLAIN_NAME
+from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
+from common.system.files import is_file
+
+
+class Section(BaseModel):
+    """A table of a file; keys it does not know are faults."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+M = TypeVar("M", bound=BaseModel)
+
+SHA256_PATTERN = "^[0-9a-f]{64}$"
+_SHOWN = 120
+_SEEN_AT_A_GLANCE = 4
+_TABLE, _LIST, _TEXT = "must be a table", "must be a list", "must be text in quotes"
+_EXPECTED = {
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), _TABLE),
+    **dict.fromkeys(("tuple_type", "list_type"), _LIST),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    "string_type": _TEXT,
+    "too_short": "must have at least one entry",
+    "string_too_short": "must not be empty",
+}
+_TOML_REMEDIES = {
+    "Invalid value": 'Text stands in quotes: "text".',
+    "Unescaped": "Write a path with / for \\, or between single quotes.",
+    "Illegal character": "Is a quote or a bracket missing before?",
+    "Cannot overwrite": "A key stands there once.",
+}
+_WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
+_PATTERNS = {
+    SHA256_PATTERN: "must be a SHA-256: 64 digits 0-9 and a-f",
+    f"^{PLAIN_NAME.pattern}$": "must be of letters, digits, spaces, dots, dashes and underscores",
+}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        BadInput: If there is none, or it is no TOML.
+    """
+    if not is_file(path):
+        near = (p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else ()
+        raise BadInput([Fault(str(path), "there is no such file.", did_you_mean(path.name, near))])
+    try:
+        content = path.read_bytes()
+    except PermissionError:
+        raise BadInput([Fault(str(path), "cannot be read by this user.", "Change its owner or mode.")]) from None
+    try:
+        return parsed_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
+    except UnicodeDecodeError as error:
+        raise BadInput([Fault(path.name, not_utf8(content, error), SAVE_AS_UTF8)]) from None
+    except ValueError as error:
+        remedy = next((remedy for begin, remedy in _TOML_REMEDIES.items() if str(error).startswith(begin)), "")
+        raise BadInput([Fault(path.name, f"is not valid TOML: {error}.", remedy)]) from None
+
+
+def parsed_toml(text: str) -> dict[str, Any]:
+    """``tomllib.loads``, with its other exceptions as the one that it documents.
+
+    Raises:
+        ValueError: If it is no TOML, nested too deeply, or holds a number of thousands of digits.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:
+        raise ValueError("a number has too many digits") from None
+
+
+def validated(model: type[M], tree: Mapping[str, Any], file_name: str) -> M:
+    """Check what was read.
+
+    Raises:
+        BadInput: With all faults.
+    """
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise BadInput(explained(error, model, file_name)) from None
+
+
+def explained(error: ValidationError, root: type[BaseModel], file_name: str, extra: Sequence[str] = ()) -> list[Fault]:
+    """Say pydantic's faults in our words: file, key, what came, what was expected.
+
+    Args:
+        root: The model that the whole file must fit.
+        extra: Keys that the file may have beside those of ``root``.
+    """
+    return [_explain(dict(one), root, file_name, extra) for one in error.errors(include_url=False)]
+
+
+def toml_text(value: str | int | float | bool | Sequence[str]) -> str:
+    """A value as TOML: JSON's strings, numbers and lists are TOML's too, but for one character."""
+    text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    return text.replace("\x7f", "\\u007f")
+
+
+def in_words(one: Mapping[str, Any]) -> str:
+    """What pydantic found wrong with a value, as the person says it who wrote the file; with what came instead."""
+    kind, context = one["type"], one.get("ctx", {})
+    if kind in _WITHOUT_VALUE:
+        return _WITHOUT_VALUE[kind]
+    if kind == "json_invalid":
+        return f"is not valid JSON: {context['error']}."
+    if kind == "string_pattern_mismatch":
+        said = _PATTERNS.get(context["pattern"], f"must match {context['pattern']}")
+    elif kind in _EXPECTED:
+        said = _EXPECTED[kind]
+    else:
+        said = one["msg"].removeprefix("Value error, ").rstrip(".")
+        said = re.sub("^Input should ", "must ", said)
+        if kind == "value_error" and (isinstance(one.get("input"), Mapping) or "got " in said or '"' in said):
+            return f"{said}."  # about a whole table, or with what came in it
+    return f"{said}; got {came(one.get('input'))}."
+
+
+def came(value: Any) -> str:
+    """A value of a file as it would stand there, cut after a line's length."""
+    text = json.dumps(value, default=str, ensure_ascii=False)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
+def _explain(one: dict[str, Any], root: type[BaseModel], file_name: str, extra: Sequence[str]) -> Fault:
+    steps = [str(step) for step in one["loc"]]
+    table, keys, kinds = _followed(root, steps)
+    where = f"{file_name}: {'.'.join(keys)}" if keys else file_name
+    if one["type"] == "extra_forbidden":
+        known = (*table, *(extra if len(steps) == 1 else ()))
+        remedy = did_you_mean(steps[-1], known) or f"Known: {quoted(known)}."
+        return Fault(where, in_words(one), remedy)
+    if one["type"].startswith("union_tag"):
+        expected = f"Expected one of {quoted(sorted(kinds))}."
+        near = did_you_mean(str(one["input"].get("kind", "")), kinds) if isinstance(one.get("input"), dict) else ""
+        return Fault(f"{where}.kind", f"is {_tag(one)}.", " ".join(part for part in (near, expected) if part))
+    return Fault(where, in_words(one), near_literal(one))
+
+
+def near_literal(one: Mapping[str, Any]) -> str:
+    """Suggest the nearest of many allowed words; of few, none is suggested."""
+    if one["type"] != "literal_error" or not isinstance(one.get("input"), str):
+        return ""
+    options = re.findall("'([^']*)'", str(one["ctx"]["expected"]))
+    return did_you_mean(one["input"], options) if len(options) > _SEEN_AT_A_GLANCE else ""
+
+
+def _tag(one: Mapping[str, Any]) -> str:
+    value = one.get("input")
+    return json.dumps(value.get("kind")) if isinstance(value, dict) and "kind" in value else "missing"
+
+
+def _followed(root: type[BaseModel], steps: Sequence[str]) -> tuple[tuple[str, ...], list[str], set[str]]:
+    """Walk a fault's location through the models.
+
+    Returns:
+        The keys of the table that the last step stands in, the steps without the kinds that pydantic puts between,
+        and the kinds that the last step could have, where it is a choice of tables.
+    """
+    members: tuple[type[BaseModel], ...] = (root,)
+    keys: list[str] = []
+    table: tuple[str, ...] = tuple(root.model_fields)
+    for step in steps:
+        by_kind = {_kind(member): member for member in members if "kind" in member.model_fields}
+        if step in by_kind and len(members) > 1:
+            members = (by_kind[step],)
+            continue
+        keys.append(step)
+        table = tuple(name for member in members for name in member.model_fields)
+        fields = [member.model_fields[step] for member in members if step in member.model_fields]
+        members = tuple(m for field in fields for m in _models((field.annotation, *field.metadata)))
+    return table, keys, {_kind(member) for member in members if "kind" in member.model_fields}
+
+
+def _models(annotations: Iterable[Any]) -> Iterable[type[BaseModel]]:
+    """The models in an annotation, also inside unions and optional values."""
+    for annotation in annotations:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            yield annotation
+        else:
+            yield from _models(get_args(annotation))
+
+
+def _kind(member: type[BaseModel]) -> str:
+    return str(get_args(member.model_fields["kind"].annotation)[0])

@@ -1,0 +1,1 @@
+"""What travels between coordinator and hospital: records, their bytes, their bounds."""

@@ -1,0 +1,162 @@
+"""What a field of a record may hold: a length and a set of characters for text, a range for numbers.
+
+Each bound stands beside its field's type, as ``Annotated``; :func:`refuse_out_of_bounds` reads them from there, so that
+a field without one is seen at once (a test asks for one at every text and number of every record). What a range cannot
+know, because it depends on the round, :mod:`strategies.rounds.messages.plausible` checks.
+"""
+
+import functools
+import math
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from common.system.plain_text import is_plain, shown, shown_lines
+from common.wire.errors import WireError
+
+MOST_IMAGES = 10**9
+"""Of one site: more is a slip or a lie, and would outweigh every other site."""
+MOST_CLASSES = 2_000
+"""Of one site; the largest public set of labels of chest images has 193."""
+MOST_SITES = 10_000
+MOST_ROUNDS = 10**9
+MOST_LOSS = 1e6
+"""Of a mean cross-entropy, in nats an image. It is the number by which a logit misses: a model that is that wrong is
+broken, how wrong it is says nothing more. An honest site tells this number for any larger one and for none at all
+(:func:`loss_told`), so the bound leaves out nobody who only reports what a broken model does."""
+MOST_SECONDS = 1e8
+"""Three years."""
+MOST_EPOCHS = 10**6
+MOST_EPSILON = 1e9
+MOST_STATISTIC = 1e9
+"""Largest magnitude in a method's statistics. Features, losses, counts and shares stay far below it; the squares of a
+thousand such numbers still add up in float32."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``least`` to ``most``; NaN only where the wire lets it through."""
+
+    least: float
+    most: float
+
+    def fault(self, value: Any) -> str:
+        """What is wrong, or an empty string."""
+        if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
+            return ""
+        return f"must be from {_number(self.least)} to {_number(self.most)}, not {_number(value)}"
+
+
+@dataclass(frozen=True)
+class Name:
+    """One line of printable characters, at most ``longest`` of them."""
+
+    longest: int = 200
+
+    def fault(self, value: Any) -> str:
+        if len(value) <= self.longest and is_plain(value):
+            return ""
+        wanted = f"must be one line of at most {self.longest} printable characters"
+        came = "characters that cannot be printed" if len(value) <= self.longest else f"{len(value):,} characters"
+        return f"{wanted}; it has {came}: {shown(value, 80)}"
+
+
+@dataclass(frozen=True)
+class Document:
+    """Text for a program, which no person reads: only its length is bounded."""
+
+    longest: int
+
+    def fault(self, value: Any) -> str:
+        if len(value) <= self.longest:
+            return ""
+        return f"must be at most {self.longest:,} characters, not {len(value):,}"
+
+
+@dataclass(frozen=True)
+class Words:
+    """Words for a person: never refused, because they say why something failed, but made harmless when they come."""
+
+    def fault(self, value: Any) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class Each:
+    """A list: at most ``most`` entries, each within a bound."""
+
+    most: int
+    bound: Range | Name
+
+    def fault(self, value: Any) -> str:
+        if len(value) > self.most:
+            return f"must have at most {self.most:,} entries, not {len(value):,}"
+        return next((f"entry {n}: {fault}" for n, one in enumerate(value, 1) if (fault := self.bound.fault(one))), "")
+
+
+Bound = Range | Name | Document | Words | Each
+BOUNDS = typing.get_args(Bound)
+
+NAME = Name()
+SHARE = Range(0.0, 1.0 + 1e-9)
+"""AUROC, average precision, balanced accuracy: rounding may end just above 1."""
+VALIDATION_LOSS = Range(0.0, MOST_LOSS)
+"""Every loss that validation measures is a mean of cross-entropies (:mod:`strategies.local.losses`): never below 0."""
+TRAIN_LOSS = Range(-1.0, MOST_LOSS)
+"""What a method minimises may hold divergences, which rounding can put below 0."""
+COUNT = Range(0, MOST_IMAGES)
+COUNT_OR_UNKNOWN = Range(-1, MOST_IMAGES)
+ROUND = Range(0, MOST_ROUNDS)
+SECONDS, EPOCHS, EPSILON = Range(0.0, MOST_SECONDS), Range(0, MOST_EPOCHS), Range(0.0, MOST_EPSILON)
+
+Text = Annotated[str, NAME]
+ClassNames = Annotated[tuple[str, ...], Each(MOST_CLASSES, NAME)]
+SiteNames = Annotated[tuple[str, ...], Each(MOST_SITES, NAME)]
+RoundNumber = Annotated[int, ROUND]
+Count = Annotated[int, COUNT]
+Counts = Annotated[tuple[int, ...], Each(MOST_CLASSES, COUNT_OR_UNKNOWN)]
+Shares = Annotated[tuple[float, ...], Each(MOST_CLASSES, SHARE)]
+
+
+@functools.cache
+def bounds_of(record: type) -> dict[str, Bound]:
+    """The bounds of a record's fields, by name; a field without one is not there."""
+    hints = typing.get_type_hints(record, include_extras=True)
+    found = {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
+    return {name: bound for name, marks in found.items() for bound in marks if isinstance(bound, BOUNDS)}
+
+
+def harmless(record: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a record's fields, its words escaped and cut."""
+    bounds = bounds_of(record)
+    return {name: shown_lines(one) if isinstance(bounds.get(name), Words) else one for name, one in values.items()}
+
+
+def refuse_out_of_bounds(record: object) -> None:
+    """Raise :class:`WireError` if a field of this record is not what it can be."""
+    kind: type = type(record)
+    for name, bound in bounds_of(kind).items():
+        value = getattr(record, name)
+        if value is not None and (fault := bound.fault(value)):
+            raise WireError(f"{kind.__name__}.{name} {fault}.")
+
+
+def refuse_unplain(names: Iterable[str], what: str, most: int = MOST_CLASSES) -> None:
+    """Raise :class:`WireError` if these names are too many, too long, or hold characters that cannot be seen."""
+    if fault := Each(most, NAME).fault(tuple(names)):
+        raise WireError(f"{what}: {fault}.")
+
+
+def loss_told(loss: float | None) -> float | None:
+    """A loss as a site tells it: what is no number, or too large to say more, counts as :data:`MOST_LOSS`."""
+    if loss is None:
+        return None
+    return MOST_LOSS if math.isnan(loss) else min(loss, MOST_LOSS)
+
+
+def _number(value: float) -> str:
+    """Short, however large."""
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 2**64 else "a number of more than 64 bits"
+    return f"{value:g}"

@@ -1,0 +1,305 @@
+"""The one translation between our records and Flower's.
+
+:func:`encode` writes a record into a ``RecordDict``: everything small into the ConfigRecord ``fields``, a model's trunk
+into one ArrayRecord named after the model's field. :func:`decode` reads one expected record and refuses what it does
+not know: another wire version, another record, a missing or unknown field, a wrong type. Nothing goes by position or
+prefix, and nothing is pickled.
+
+Flower sends each record, each array and each chunk of an array by a call of its own, and its SuperLink asks its
+database several times for each: hence the small groups among the fields.
+"""
+
+import json
+import math
+import types
+import typing
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from common.models.state import Head
+from common.wire.bounds import MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
+from common.wire.canonical_bytes import SIGNATURE
+from common.wire.errors import WireError, WireVersionError
+from common.wire.quantization import FORMS, Form, packed, packed_bytes, unpacked
+from common.wire.records import (
+    Arrays,
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    Record,
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    RollCallAnswer,
+    TrainReply,
+    TrainRequest,
+)
+from common.wire.secure_aggregation import (
+    Integers,
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
+
+WIRE_VERSION = 8
+"""Raised whenever a record gains, loses or changes a field; the two sides must agree."""
+
+MOST_DIMENSIONS = 64
+"""Of an array, as numpy has it."""
+
+R = TypeVar(
+    "R",
+    RollCall,
+    RollCallAnswer,
+    Refusal,
+    RefusalNoted,
+    TrainRequest,
+    TrainReply,
+    EvaluateRequest,
+    EvaluateReply,
+    KeysRequest,
+    KeysAnswer,
+    SharesRequest,
+    SharesAnswer,
+    MaskedRequest,
+    MaskedAnswer,
+    RevealRequest,
+    RevealAnswer,
+)
+
+RAW = "raw-little-endian"
+_FIELDS, _VERSION, _RECORD, _TRUNK = "fields", "wire.version", "wire.record", "trunk"
+_VECTOR = "vector"
+_SMALL = ("norm", "weight", "bias")
+_LISTS: dict[Any, type] = {
+    tuple[str, ...]: str,
+    tuple[float, ...]: float,
+    tuple[int, ...]: int,
+    tuple[bytes, ...]: bytes,
+}
+
+
+Written = dict[int, tuple[NDArray[np.float32], Array]]
+"""Arrays as they travel, by the ``id`` of the numpy array, which is kept so that nothing else gets its ``id``."""
+
+
+def encode(record: Record, written: Written | None = None) -> RecordDict:
+    """Translate a typed record into Flower's.
+
+    Args:
+        written: What other records of the same exchange share; filled and read here, so that a trunk that goes to a
+            hundred sites is written and hashed once.
+    """
+    content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
+    for name, kind in typing.get_type_hints(type(record)).items():
+        value = getattr(record, name)
+        if kind is Groups:
+            _write_groups(content, fields, name, value, {} if written is None else written)
+        elif kind == Arrays:
+            _write_arrays(fields, name, value)
+        elif kind == Integers:
+            _write_integers(content, name, value)
+        elif kind in _LISTS:
+            fields[name] = list(value)
+        elif value is not None:
+            fields[name] = value
+    content[_FIELDS] = fields
+    return content
+
+
+def decode(content: RecordDict, expected: type[R]) -> R:
+    """Translate Flower's records into the one typed record expected here.
+
+    Text for a person comes out escaped and cut (:func:`common.wire.bounds.harmless`).
+
+    Raises:
+        WireError: Naming what came and what was expected.
+    """
+    fields = _checked_fields(content, expected.__name__)
+    hints = typing.get_type_hints(expected)
+    grouped: list[str] = [name for name, kind in hints.items() if kind is Groups]
+    integers: list[str] = [name for name, kind in hints.items() if kind == Integers]
+    _refuse_unknown(content, {_FIELDS, *grouped, *integers}, expected.__name__)
+    values: dict[str, Any] = {name: _groups(content, fields, name) for name in grouped}
+    values |= {name: _arrays(fields, name) for name, kind in hints.items() if kind == Arrays}
+    values |= {name: _integers(content, name) for name in integers}
+    plain = {name: kind for name, kind in hints.items() if kind not in (Groups, Arrays, Integers)}
+    values |= {name: _value(fields, name, kind, expected.__name__) for name, kind in plain.items()}
+    _refuse_unknown(fields, set(), expected.__name__)
+    record = expected(**harmless(expected, values))
+    refuse_out_of_bounds(record)
+    return record
+
+
+def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
+    """The fields of a record of this version and name."""
+    record = content.get(_FIELDS)
+    fields = dict(record) if isinstance(record, ConfigRecord) else {}
+    if _VERSION not in fields:
+        raise WireError(f"expected {expected}, got records {sorted(content)} without a wire version.")
+    if (version := fields.pop(_VERSION)) != WIRE_VERSION:
+        spoken = f"the other side speaks wire version {version!r}, this one {WIRE_VERSION}."
+        raise WireVersionError(f"{spoken} Install the same release on both.")
+    if (name := fields.pop(_RECORD, None)) != expected:
+        raise WireError(f"expected {expected}, got {name!r}.")
+    return {name: value for name, value in fields.items() if not name.startswith(SIGNATURE)}
+
+
+def _refuse_unknown(present: typing.Iterable[str], known: set[str], record: str) -> None:
+    if unknown := sorted(set(present) - known):
+        raise WireError(f"{record} does not have {', '.join(unknown)}.")
+
+
+def _value(fields: dict[str, Any], name: str, kind: Any, record: str) -> Any:
+    """Take one scalar or list out of ``fields``, checked against the annotation."""
+    optional = isinstance(kind, types.UnionType)
+    if name not in fields:
+        if optional:
+            return None
+        raise WireError(f"{record} lacks {name}.")
+    value = fields.pop(name)
+    wanted = typing.get_args(kind)[0] if optional else _LISTS.get(kind, kind)
+    items = value if kind in _LISTS else [value]
+    if not isinstance(items, list) or any(type(item) is not wanted for item in items):
+        raise WireError(f"{record}.{name} must be {'a list of ' if kind in _LISTS else ''}{wanted.__name__}.")
+    if optional and isinstance(value, float) and math.isnan(value):
+        raise WireError(f"{record}.{name} is not a number; leave it out where it is not defined.")
+    if wanted is float and not all(math.isfinite(item) or (kind in _LISTS and math.isnan(item)) for item in items):
+        raise WireError(f"{record}.{name} must be finite.")
+    return tuple(items) if kind in _LISTS else value
+
+
+def _write_groups(content: RecordDict, fields: ConfigRecord, name: str, groups: Groups, written: Written) -> None:
+    if (trunk := groups.trunk) is not None:
+        if id(trunk) not in written:
+            array = Array(dtype=groups.form, shape=trunk.shape, stype=RAW, data=packed(trunk, groups.form))
+            written[id(trunk)] = (trunk, array)
+        content[name] = record = ArrayRecord()  # which would copy an array that it is made from
+        record[_TRUNK] = written[id(trunk)][1]
+    if groups.norm is not None:
+        fields[f"{name}.norm"] = packed(groups.norm, "float32")
+    fields[f"{name}.classes"] = list(groups.head.class_names) if groups.head else []
+    if groups.head:
+        fields[f"{name}.weight"] = packed(groups.head.weight, "float32")
+        fields[f"{name}.bias"] = packed(groups.head.bias, "float32")
+
+
+def _write_arrays(fields: ConfigRecord, name: str, arrays: Arrays) -> None:
+    fields[f"{name}.names"] = sorted(arrays)
+    for key, array in arrays.items():
+        fields[f"{name}/{key}"] = packed(array.astype(np.float32, copy=False), "float32")
+        fields[f"{name}/{key}/shape"] = list(array.shape)
+
+
+def _arrays(fields: dict[str, Any], name: str) -> Arrays:
+    keys = fields.pop(f"{name}.names", None)
+    if not isinstance(keys, list) or any(type(key) is not str or "/" in key for key in keys):
+        raise WireError(f"{name} must name its arrays.")
+    refuse_unplain(keys, f"names of {name}", MOST_SITES)
+    return {key: _array(fields, f"{name}/{key}") for key in keys}
+
+
+def _array(fields: dict[str, Any], where: str) -> NDArray[np.float32]:
+    values, shape = _numbers(fields.pop(where, None), where), fields.pop(f"{where}/shape", None)
+    if values is None or not isinstance(shape, list) or any(type(side) is not int or side < 0 for side in shape):
+        raise WireError(f"{where} must be float32 numbers with a shape.")
+    if len(shape) > MOST_DIMENSIONS:  # before they are multiplied: a million of them would take minutes
+        raise WireError(f"{where} announces {len(shape)} dimensions; no array has more than {MOST_DIMENSIONS}.")
+    if math.prod(shape) != len(values):
+        raise WireError(f"{where} announces shape {tuple(shape)} and has {len(values)} numbers.")
+    if np.isinf(values).any():
+        raise WireError(f"{where} holds infinite values.")
+    if (np.abs(values) > MOST_STATISTIC).any():  # NaN is "nothing to say"
+        raise WireError(f"{where} holds values beyond {MOST_STATISTIC:g}, which nothing that a method tells can reach.")
+    try:
+        return values.reshape(shape)
+    except ValueError as error:
+        raise WireError(f"{where} announces a shape that no array has: {tuple(shape)}.") from error
+
+
+def _groups(content: RecordDict, fields: dict[str, Any], name: str) -> Groups:
+    class_names = fields.pop(f"{name}.classes", None)
+    if not isinstance(class_names, list) or any(type(class_name) is not str for class_name in class_names):
+        raise WireError(f"class names of {name} must be a list of str.")
+    refuse_unplain(class_names, f"class names of {name}")
+    norm, weight, bias = (_numbers(fields.pop(f"{name}.{key}", None), f"{key} of {name}") for key in _SMALL)
+    if (weight is not None) != bool(class_names) or (bias is not None) != bool(class_names):
+        raise WireError(f"{name} has head rows without class names, or class names without head rows.")
+    head = None
+    if weight is not None and bias is not None:
+        if not len(weight) or len(weight) % len(class_names):
+            raise WireError(f"head of {name}: {len(weight)} weights cannot be those of {len(class_names)} classes.")
+        try:
+            head = Head(tuple(class_names), weight.reshape(len(class_names), -1), bias)
+        except (ValueError, AssertionError) as error:
+            raise WireError(f"head of {name}: {error}.") from error
+    trunk, form = _trunk(content, name)
+    return Groups(trunk, norm, head, form)
+
+
+def _trunk(content: RecordDict, name: str) -> tuple[NDArray[np.float32] | None, Form]:
+    if name not in content:
+        return None, "float32"
+    record = content[name]
+    if not isinstance(record, ArrayRecord) or list(record) != [_TRUNK]:
+        raise WireError(f"the record {name} must hold one array, {_TRUNK}.")
+    array, where = record[_TRUNK], f"{_TRUNK} of {name}"
+    form = next((form for form in FORMS if form == array.dtype), None)
+    if array.stype != RAW or form is None:
+        raise WireError(f"{where} must be {', '.join(FORMS)} as {RAW}, not {array.dtype} as {array.stype}.")
+    one_length = len(array.shape) == 1 and type(array.shape[0]) is int
+    if not one_length or len(array.data) != packed_bytes(array.shape[0], form):
+        raise WireError(f"{where} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
+    try:
+        return unpacked(array.data, array.shape[0], form), form
+    except ValueError as error:
+        raise WireError(f"{where}: {error}.") from error
+
+
+def _write_integers(content: RecordDict, name: str, vector: Integers) -> None:
+    content[name] = record = ArrayRecord()
+    record[_VECTOR] = Array("uint32", vector.shape, RAW, vector.astype("<u4", copy=False).tobytes())
+
+
+def _integers(content: RecordDict, name: str) -> Integers:
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord) or list(record) != [_VECTOR]:
+        raise WireError(f"the record {name} must hold one array, {_VECTOR}.")
+    array = record[_VECTOR]
+    if array.stype != RAW or array.dtype != "uint32" or len(array.shape) != 1:
+        raise WireError(f"{name} must be flat uint32 as {RAW}, not {array.dtype} as {array.stype}.")
+    if len(array.data) != 4 * array.shape[0]:
+        raise WireError(f"{name} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
+    return np.frombuffer(array.data, "<u4")
+
+
+def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:
+    """Float32 numbers, without a copy; read-only."""
+    if data is None:
+        return None
+    if not isinstance(data, bytes) or len(data) % 4:
+        raise WireError(f"{where} must be the bytes of float32 numbers.")
+    return np.frombuffer(data, "<f4")
+
+
+def payload_bytes(content: RecordDict) -> int:
+    """Size in bytes of what the records hold: arrays as they travel, other fields as JSON; without Flower's framing.
+
+    Flower's ``count_bytes`` fails on an empty list (1.39).
+    """
+    arrays = sum(len(array.data) for record in content.array_records.values() for array in record.values())
+    every = [field for record in content.config_records.values() for field in record.items()]
+    fields = [(name, value) for name, value in every if not name.startswith(SIGNATURE)]
+    raw = {name: value for name, value in fields if isinstance(value, bytes)}
+    raws = {name: value for name, value in fields if isinstance(value, list) and value and isinstance(value[0], bytes)}
+    small = sum(map(len, raw.values())) + sum(len(one) for value in raws.values() for one in value)
+    words = {name: value for name, value in fields if name not in raw and name not in raws}
+    return arrays + small + len(json.dumps(words))

@@ -1,0 +1,379 @@
+"""What coordinator and hospital say to one another: typed records, frozen and checked when built.
+
+:mod:`common.wire.codec` writes them into Flower's records and reads them back.
+"""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import quoted
+from common.metrics.score_histograms import BINS, ScoreHistogram
+from common.models.state import Head, ModelState
+from common.wire.bounds import (
+    COUNT,
+    COUNT_OR_UNKNOWN,
+    EPOCHS,
+    EPSILON,
+    MOST_CLASSES,
+    MOST_IMAGES,
+    MOST_ROUNDS,
+    SECONDS,
+    SHARE,
+    TRAIN_LOSS,
+    VALIDATION_LOSS,
+    ClassNames,
+    Count,
+    Counts,
+    Document,
+    Each,
+    Name,
+    Range,
+    RoundNumber,
+    Shares,
+    Text,
+    Words,
+)
+from common.wire.errors import WireError
+from common.wire.quantization import Form
+from common.wire.secure_aggregation import MaskingRecord
+
+Arrays = Mapping[str, NDArray[np.float32]]
+"""A method's statistics by name, small arrays of any shape; NaN where there is nothing to say."""
+
+NO_ARRAYS: Arrays = MappingProxyType({})
+
+
+def no_arrays() -> Arrays:
+    """:data:`NO_ARRAYS`, for dataclass fields."""
+    return NO_ARRAYS
+
+
+REFUSALS = ("name", "version", "labels")
+
+UNKNOWN_COUNT = -1
+"""Stands for a label count that a site's policy keeps at home: unknown, not 0."""
+
+PlanText = Annotated[str, Document(2**20)]
+"""A plan as JSON; an ordinary one has some two thousand characters."""
+MaybeLoss = Annotated[float | None, VALIDATION_LOSS]
+MaybeShare = Annotated[float | None, SHARE]
+MaybeCount = Annotated[int | None, COUNT]
+ScoreCounts = Annotated[tuple[int, ...], Each(MOST_CLASSES * BINS, COUNT)]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """A model, or an update of one, as named groups; None where a group does not travel.
+
+    Attributes:
+        trunk: float32 ``(t,)``, everything before the head but batch normalisation, flat.
+        norm: float32 ``(m,)``, batch normalisation's four tensors per layer, flat.
+        head: The head's rows with their class names.
+        form: How the trunk travels; its numbers have been rounded to what that form can hold.
+    """
+
+    trunk: NDArray[np.float32] | None = None
+    norm: NDArray[np.float32] | None = None
+    head: Head | None = None
+    form: Form = "float32"
+
+    def __post_init__(self) -> None:
+        for name, array in (("trunk", self.trunk), ("norm", self.norm)):
+            if array is not None and (array.ndim != 1 or array.dtype != np.float32):
+                raise WireError(f"{name} must be float32 of one dimension, not {array.dtype} of {array.ndim}.")
+
+    def named(self) -> dict[str, NDArray[np.float32]]:
+        """The arrays that are there, by the names they have on the wire and on a site's disk."""
+        arrays = {"trunk": self.trunk, "norm": self.norm}
+        if self.head:
+            arrays |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
+        return {name: array for name, array in arrays.items() if array is not None}
+
+    @classmethod
+    def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":
+        """The inverse of :meth:`named`; without class names there is no head."""
+        head = Head(tuple(class_names), arrays["head.weight"], arrays["head.bias"]) if class_names else None
+        return cls(arrays.get("trunk"), arrays.get("norm"), head)
+
+    @classmethod
+    def of_model(cls, model: ModelState) -> "Groups":
+        """All three groups of a whole model."""
+        return cls(model.trunk, model.norm, model.head)
+
+    def model(self) -> ModelState:
+        """The inverse of :meth:`of_model`.
+
+        Raises:
+            WireError: If a group is missing.
+        """
+        if self.trunk is None or self.norm is None or self.head is None:
+            lacking = [name for name in ("trunk", "norm", "head") if getattr(self, name) is None]
+            raise WireError(f"a whole model has trunk, norm and head; there is no {quoted(lacking)}.")
+        return ModelState(self.trunk, self.norm, self.head)
+
+    def over(self, others: "Groups") -> "Groups":
+        """These groups, and those of ``others`` in the place of missing ones."""
+        pairs = ((getattr(self, name), getattr(others, name)) for name in ("trunk", "norm", "head"))
+        return Groups(*(theirs if own is None else own for own, theirs in pairs))
+
+
+def below(prefix: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The arrays called ``prefix/name``, by that name: groups of arrays lie so on disk."""
+    return {name.removeprefix(f"{prefix}/"): a for name, a in arrays.items() if name.startswith(f"{prefix}/")}
+
+
+def is_run(run: str) -> bool:
+    """Whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere."""
+    return re.fullmatch(r"\w[\w-]{0,63}", run) is not None
+
+
+def _check_run(run: str) -> None:
+    if not is_run(run):
+        raise WireError(f"run must be letters, digits, dashes and underscores, not {run[:80]!r}.")
+
+
+@dataclass(frozen=True)
+class RollCall:
+    """Coordinator asks: who are you, what do you annotate, how much do you have?"""
+
+    run: Text
+    plan: PlanText
+
+    def __post_init__(self) -> None:
+        _check_run(self.run)
+
+
+@dataclass(frozen=True)
+class RollCallAnswer:
+    """Site answers. ``class_names`` are canonical, in the site's own order; ``names`` its own words for them.
+
+    Attributes:
+        train_samples: As the site's policy rounds it; it weighs by this number too.
+        validation_samples: :data:`UNKNOWN_COUNT` where they are of few patients.
+        positives, negatives: Training images known to show each class, and known not to; empty where the method does
+            not ask or the site's policy does not tell, :data:`UNKNOWN_COUNT` where it keeps one class's count.
+        smallest_count: It tells no count of fewer patients than this.
+    """
+
+    run: Text
+    site: Text
+    names: ClassNames
+    class_names: ClassNames
+    train_samples: Count
+    validation_samples: Annotated[int, COUNT_OR_UNKNOWN]
+    patients: Count
+    layout: Text
+    version: Annotated[str, Name(64)]
+    positives: Counts = ()
+    negatives: Counts = ()
+    smallest_count: Count = 0
+
+    def __post_init__(self) -> None:
+        if len(self.names) != len(self.class_names):
+            raise WireError("names and class_names must have one entry a label.")
+        if self.patients > self.train_samples:  # both are rounded down to one base, which keeps their order
+            raise WireError(f"{self.patients:,} patients cannot have {self.train_samples:,} training images.")
+        pairs = list(zip(self.positives, self.negatives, strict=False))
+        if len(self.positives) != len(self.negatives) or len(pairs) not in (0, len(self.class_names)):
+            raise WireError("label counts must be one a class, of both kinds.")
+        if any(min(pair) < UNKNOWN_COUNT or sum(pair) > self.train_samples for pair in pairs):
+            raise WireError("label counts must be from 0 to the training images together, or -1 for unknown.")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Coordinator tells a site that it cannot take part in this run, and why; there is no second try.
+
+    Attributes:
+        kind: ``name``, ``version`` or ``labels``: what has to be mended.
+    """
+
+    run: Text
+    kind: Text
+    reason: Annotated[str, Words()]
+
+    def __post_init__(self) -> None:
+        if self.kind not in REFUSALS:
+            raise WireError(f"a refusal is of kind {', '.join(REFUSALS)}, not {self.kind!r}.")
+
+
+@dataclass(frozen=True)
+class RefusalNoted:
+    """Site has read why."""
+
+    run: Text
+    site: Text
+
+
+@dataclass(frozen=True)
+class Request:
+    """What every request to a site says.
+
+    Attributes:
+        class_names: The head rows the site holds in this run, in the order its head has them.
+        counted: Last round in which this site's reply counted, 0 for none: its memory of that round becomes final.
+        best: Round after which the model was best so far, -1 for none yet: the site keeps its own parts of that model.
+        left_out: Why this site's last reply did not count, with the round; empty where it did.
+    """
+
+    run: Text
+    round: RoundNumber
+    plan: PlanText
+    contract: Text
+    class_names: ClassNames
+    counted: RoundNumber
+    best: Annotated[int, Range(-1, MOST_ROUNDS)]
+    left_out: Annotated[str, Words()]
+    model: Groups
+
+    def __post_init__(self) -> None:
+        _check_run(self.run)
+
+
+@dataclass(frozen=True)
+class TrainRequest(Request):
+    """Train one round from this model; round 0 is one epoch that only shows how hard the site's task is.
+
+    Attributes:
+        statistics: What the method's coordinator tells this site besides.
+    """
+
+    statistics: Arrays = field(default_factory=no_arrays)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the site answers with statistics only, and remembers nothing of it."""
+        return self.round == 0
+
+
+@dataclass(frozen=True)
+class EvaluateRequest(Request):
+    """Evaluate this model on the site's validation part and, for a ``test``, the best model on its test part too."""
+
+    test: bool
+
+
+def _check_correct(images: int | None, correct: int | None) -> None:
+    if (images is None) != (correct is None) or (images or 0) < (correct or 0) or min(images or 0, correct or 0) < 0:
+        told = ["an unknown number of" if number is None else number for number in (images, correct)]
+        raise WireError(f"of {told[0]} test images {told[1]} cannot be right.")
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """New minus received, and what the round was like.
+
+    Attributes:
+        validation_loss: Of the model as received, on the site's validation part; None without validation images.
+        validation_auroc: Likewise, mean over the site's classes for which it is defined.
+        train_loss: Mean over the batches of the last local epoch; None where the run's privacy does not cover it.
+        epochs: Local epochs trained.
+        statistics: What the method tells of this site besides.
+        test_images, test_correct: Images of the site's test part, and how many of them the model as received puts into
+            the right class; None unless the plan asks for it every round.
+        epsilon: What the run has cost this site so far, where the plan asks for privacy.
+    """
+
+    run: Text
+    round: RoundNumber
+    site: Text
+    train_samples: Annotated[int, Range(1, MOST_IMAGES)]
+    train_loss: Annotated[float | None, TRAIN_LOSS]
+    validation_loss: MaybeLoss
+    validation_auroc: MaybeShare
+    seconds: Annotated[float, SECONDS]
+    update: Groups
+    epochs: Annotated[int, EPOCHS] = 1
+    statistics: Arrays = field(default_factory=no_arrays)
+    test_images: MaybeCount = None
+    test_correct: MaybeCount = None
+    epsilon: Annotated[float | None, EPSILON] = None
+
+    def __post_init__(self) -> None:
+        if self.train_samples < 1:
+            raise WireError(f"train_samples must be positive, not {self.train_samples}.")
+        _check_correct(self.test_images, self.test_correct)
+
+
+@dataclass(frozen=True)
+class EvaluateReply:
+    """Losses and, for a test, one entry a class the site annotates; NaN stands for "not defined".
+
+    Attributes:
+        positives, negatives: :data:`UNKNOWN_COUNT` for a class of which the site tells nothing.
+        told_classes: Those whose scores the site tells of, where the plan asks for it and the site's policy allows it.
+        positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
+    """
+
+    run: Text
+    round: RoundNumber
+    site: Text
+    validation_loss: MaybeLoss
+    validation_auroc: MaybeShare
+    class_names: ClassNames
+    auroc: Shares
+    average_precision: Shares
+    balanced_accuracy: Shares
+    positives: Counts
+    negatives: Counts
+    model_sha256: Text
+    test_images: MaybeCount = None
+    test_correct: MaybeCount = None
+    told_classes: ClassNames = ()
+    positive_scores: ScoreCounts = ()
+    negative_scores: ScoreCounts = ()
+
+    def __post_init__(self) -> None:
+        _check_correct(self.test_images, self.test_correct)
+        self._check_columns()
+        self._check_scores()
+
+    @property
+    def histograms(self) -> dict[str, ScoreHistogram]:
+        """Return the histograms of the classes that the site reports."""
+        counts = (np.array(told, np.int64).reshape(-1, BINS) for told in (self.positive_scores, self.negative_scores))
+        return dict(zip(self.told_classes, map(ScoreHistogram, *counts), strict=True))
+
+    def _check_columns(self) -> None:
+        columns = (self.auroc, self.average_precision, self.balanced_accuracy, self.positives, self.negatives)
+        if any(len(column) != len(self.class_names) for column in columns):
+            raise WireError("each metric must have one entry a class.")
+        if len(set(self.class_names)) < len(self.class_names):
+            raise WireError("a class must be tested once.")
+
+    def _check_scores(self) -> None:
+        told = self.told_classes
+        if len(set(told)) < len(told) or not set(told) <= set(self.class_names):
+            raise WireError("scores must be told of tested classes, once each.")
+        for kind, scores in (("positives", self.positive_scores), ("negatives", self.negative_scores)):
+            if len(scores) != len(told) * BINS or min(scores, default=0) < 0:
+                raise WireError(f"scores of {kind} must be {BINS} counts for each class told of.")
+            tested = dict(zip(self.class_names, getattr(self, kind), strict=True))
+            sums = [sum(scores[row * BINS : (row + 1) * BINS]) for row in range(len(told))]
+            if sums != [tested[name] for name in told]:
+                raise WireError(f"scores of {kind} must be as many as there are {kind}.")
+
+
+Record = (
+    RollCall
+    | RollCallAnswer
+    | Refusal
+    | RefusalNoted
+    | TrainRequest
+    | TrainReply
+    | EvaluateRequest
+    | EvaluateReply
+    | MaskingRecord
+)
+
+
+def field_names(record: type[Record]) -> tuple[str, ...]:
+    """The declared fields of a record, for tests and for the site's audit."""
+    return tuple(field.name for field in dataclasses.fields(record))

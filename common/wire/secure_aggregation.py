@@ -1,0 +1,141 @@
+"""What coordinator and hospital say to one another under secure aggregation, beside training: four questions a round.
+
+Bonawitz et al., "Practical Secure Aggregation for Privacy-Preserving Machine Learning", CCS 2017, figure 4; the names
+here are those of its rounds 0 (advertise keys), 1 (share keys), 2 (masked input) and 4 (unmasking).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.wire.bounds import MOST_IMAGES, MOST_SITES, Each, Name, Range, RoundNumber, SiteNames, Text
+from common.wire.errors import WireError
+
+Integers = NDArray[np.uint32]
+"""A flat vector modulo 2**32."""
+
+KEY_LINE = Name(1_000)
+"""One line of a public key, with its comment."""
+OneASegment = Annotated[tuple[str, ...], Each(10**6, Name())]
+"""One entry a site and segment."""
+Numbers = Annotated[int, Range(0, 2**40)]
+
+
+@dataclass(frozen=True)
+class _Step:
+    run: Text
+    round: RoundNumber
+
+
+@dataclass(frozen=True)
+class KeysRequest(_Step):
+    """Coordinator asks: with which keys do you agree on masks in this round?"""
+
+
+@dataclass(frozen=True)
+class KeysAnswer(_Step):
+    """Site answers.
+
+    Attributes:
+        statement: The site's :class:`~strategies.privacy.secure_aggregation.signed_keys.Statement`, as it is signed.
+        signature: By the key that the site is admitted with; empty where it has none, in simulation.
+        identity: The public half of that key as an OpenSSH line.
+    """
+
+    site: Text
+    statement: bytes
+    signature: bytes
+    identity: Annotated[str, KEY_LINE]
+
+
+@dataclass(frozen=True)
+class SharesRequest(_Step):
+    """Coordinator relays everybody's answer, one entry a site: share your secrets with them."""
+
+    statements: tuple[bytes, ...]
+    signatures: tuple[bytes, ...]
+    identities: Annotated[tuple[str, ...], Each(MOST_SITES, KEY_LINE)]
+
+    def __post_init__(self) -> None:
+        if not len(self.statements) == len(self.signatures) == len(self.identities):
+            raise WireError("statements, signatures and identities must have one entry a site.")
+
+
+@dataclass(frozen=True)
+class SharesAnswer(_Step):
+    """Site answers with one sealed letter for each other site; nobody else can read it."""
+
+    site: Text
+    recipients: SiteNames
+    letters: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _one_each("letters", self.recipients, self.letters)
+
+
+@dataclass(frozen=True)
+class MaskedRequest(_Step):
+    """Coordinator relays the letters to a site: mask your update.
+
+    Attributes:
+        senders: The other sites that take part from here on.
+        total_weight: Of all sites that take part: a site counts by its part of it.
+        numbers: Of the masked update that is to come; so whoever carries it knows how large it may be.
+    """
+
+    senders: SiteNames
+    letters: tuple[bytes, ...]
+    total_weight: Annotated[float, Range(0.0, MOST_SITES * MOST_IMAGES)]
+    numbers: Numbers
+
+    def __post_init__(self) -> None:
+        _one_each("letters", self.senders, self.letters)
+
+
+@dataclass(frozen=True)
+class MaskedAnswer(_Step):
+    """Site answers with its masked update: the trunk, batch normalisation, its rows by class name."""
+
+    site: Text
+    vector: Integers
+
+
+@dataclass(frozen=True)
+class RevealRequest(_Step):
+    """Coordinator names the sites whose masked updates it has: give what takes the masks off their sum."""
+
+    survivors: SiteNames
+
+
+@dataclass(frozen=True)
+class RevealAnswer(_Step):
+    """Site answers with its shares of the survivors' own masks, and of the keys of those that are gone.
+
+    Attributes:
+        owners, segments, shares: One entry a survivor and segment.
+        gone, key_shares: One entry a site that is gone.
+    """
+
+    site: Text
+    owners: OneASegment
+    segments: OneASegment
+    shares: tuple[bytes, ...]
+    gone: SiteNames
+    key_shares: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        _one_each("segments", self.owners, self.segments)
+        _one_each("shares", self.owners, self.shares)
+        _one_each("key_shares", self.gone, self.key_shares)
+
+
+def _one_each(what: str, sites: tuple[str, ...], entries: tuple[object, ...]) -> None:
+    if len(sites) != len(entries):
+        raise WireError(f"{what} must have one entry a site.")
+
+
+MaskingRequest = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
+MaskingAnswer = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
+MaskingRecord = MaskingRequest | MaskingAnswer

@@ -1,0 +1,1 @@
+"""Comparison of runs: statistics, and what each site gains."""

@@ -1,0 +1,1 @@
+"""The coordinator's folder: its authority, admitted sites, connections."""

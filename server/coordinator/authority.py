@@ -1,0 +1,247 @@
+"""The coordinator's own certificate authority: made by ``flwr-server init``, trusted by the sites through their kits.
+
+The authority lives ten years; the server's certificate a year, and is renewed without a word to the sites. Both are
+ECDSA on P-256, signed with SHA-256.
+"""
+
+import datetime as dt
+import ipaddress
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from common.errors import BadInput, Fault
+from common.security.identity import write_secret
+from common.security.signatures import SIGNS_REQUESTS
+from common.system.files import write_atomically
+from server.coordinator.folder import Coordinator
+
+AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
+RENEW_BEFORE_DAYS = 30
+_NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
+UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
+"""What cryptography makes of a key or certificate on a disk; the third of a key that asks for a password."""
+_ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
+
+
+def make_authority(coordinator: Coordinator) -> None:
+    """Make key and certificate of the authority; never over others."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _named(f"{coordinator.file.name} (Polyclinic authority)")
+    certificate = (
+        _builder(name, name, key.public_key(), AUTHORITY_DAYS)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    write_secret(coordinator.authority / "ca.key", _pem(key))
+    write_atomically(coordinator.ca_certificate, certificate.public_bytes(form.Encoding.PEM))
+
+
+def issue_server_certificate(coordinator: Coordinator, days: float = SERVER_DAYS) -> None:
+    """Issue the server's certificate for the hosts of ``coordinator.toml``, with a new key, over an old one.
+
+    Args:
+        days: Of validity from now; a negative number makes one that has expired, for tests.
+
+    Raises:
+        BadInput: If the authority cannot be read.
+    """
+    authority_key, authority = _authority(coordinator)
+    key = ec.generate_private_key(ec.SECP256R1())
+    hosts = dict.fromkeys((*coordinator.file.hosts, *_ALWAYS))
+    certificate = (
+        _builder(_named(coordinator.file.hosts[0][:64]), authority.subject, key.public_key(), days)
+        .add_extension(x509.SubjectAlternativeName([_alternative(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA256())
+    )
+    key_path = coordinator.authority / "server.key"
+    key_path.unlink(missing_ok=True)
+    write_secret(key_path, _pem(key))
+    write_atomically(coordinator.authority / "server.crt", certificate.public_bytes(form.Encoding.PEM))
+
+
+def signing_identity(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes]:
+    """The key that signs what a run sends to sites, and its certificate (DER); made where there is none that lasts.
+
+    It is not the server's: who has the SuperLink's key cannot make requests.
+
+    Raises:
+        BadInput: If there is none and the authority cannot be read.
+    """
+    found = _signing(coordinator)
+    if found is None:
+        _issue_signing(coordinator)
+        found = _signing(coordinator)
+    assert found is not None, "it was issued just now"
+    return found
+
+
+def _signing(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, bytes] | None:
+    try:
+        key = form.load_pem_private_key((coordinator.authority / "signing.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate((coordinator.authority / "signing.crt").read_bytes())
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
+    except (*UNREADABLE, InvalidSignature):
+        return None
+    left = certificate.not_valid_after_utc - dt.datetime.now(dt.UTC)
+    if left.days < RENEW_BEFORE_DAYS or not isinstance(key, ec.EllipticCurvePrivateKey):
+        return None
+    return (key, certificate.public_bytes(form.Encoding.DER)) if key.public_key() == certificate.public_key() else None
+
+
+def _issue_signing(coordinator: Coordinator) -> None:
+    authority_key, authority = _authority(coordinator)
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = _named(f"{coordinator.file.name} (Polyclinic requests)")
+    certificate = (
+        _builder(name, authority.subject, key.public_key(), SERVER_DAYS)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([SIGNS_REQUESTS]), critical=True)
+        .sign(authority_key, hashes.SHA256())
+    )
+    key_path = coordinator.authority / "signing.key"
+    key_path.unlink(missing_ok=True)
+    write_secret(key_path, _pem(key))
+    write_atomically(coordinator.authority / "signing.crt", certificate.public_bytes(form.Encoding.PEM))
+
+
+def authority_certificate(coordinator: Coordinator) -> str:
+    """PEM of the authority's certificate, for kits.
+
+    Raises:
+        BadInput: If it cannot be read.
+    """
+    try:
+        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+    except UNREADABLE as error:
+        problem = f"cannot be read: {_why(error)}."
+        raise BadInput([Fault(str(coordinator.ca_certificate), problem, _NO_AUTHORITY)]) from None
+    return certificate.public_bytes(form.Encoding.PEM).decode()
+
+
+def days_valid(coordinator: Coordinator) -> float:
+    """Days until the server's certificate expires.
+
+    Raises:
+        BadInput: If there is none.
+    """
+    left = _server_certificate(coordinator).not_valid_after_utc - dt.datetime.now(dt.UTC)
+    return left.total_seconds() / 86400
+
+
+def certificate_faults(coordinator: Coordinator) -> list[Fault]:
+    """Say why the server could not show its certificate, or hospitals would refuse it."""
+    remedy = f"Run: flwr-server init {coordinator.folder} --renew"
+    certificate = _server_certificate(coordinator)
+    try:
+        certificate.verify_directly_issued_by(x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes()))
+    except (*UNREADABLE, InvalidSignature):
+        problem = "was not issued by the authority of this folder, authority/ca.crt, or that one cannot be read."
+        return [Fault("authority/server.crt", problem, remedy)]
+    try:
+        key = form.load_pem_private_key((coordinator.authority / "server.key").read_bytes(), None)
+        belongs = key.public_key() == certificate.public_key()
+    except UNREADABLE as error:
+        return [Fault("authority/server.key", f"cannot be read: {_why(error)}.", remedy)]
+    if not belongs:
+        return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
+    if (days := days_valid(coordinator)) <= 0:
+        return [Fault("authority/server.crt", f"expired {-days:.0f} days ago.", remedy)]
+    covered = _names_in(certificate)
+    missing = [host for host in coordinator.file.hosts if host not in covered]
+    return [Fault("authority/server.crt", f"is not for the host {host}.", remedy) for host in missing]
+
+
+def _names_in(certificate: x509.Certificate) -> set[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, ValueError):
+        return set()
+    return {str(name.value) for name in names}
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: float
+) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.UTC)
+    begin = now - dt.timedelta(hours=1) + min(dt.timedelta(days=days), dt.timedelta())  # a clock may be a little behind
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(now + dt.timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+    )
+
+
+def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _named(common_name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name[:64])])
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.NoEncryption())
+
+
+def _authority(coordinator: Coordinator) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+    try:
+        key = form.load_pem_private_key((coordinator.authority / "ca.key").read_bytes(), None)
+        certificate = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+        certificate.subject, certificate.extensions  # noqa: B018 - read when asked for, and damaged perhaps
+        belongs = isinstance(key, ec.EllipticCurvePrivateKey) and key.public_key() == certificate.public_key()
+    except UNREADABLE as error:
+        problem = f"the authority cannot be read: {_why(error)}."
+        raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)]) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not belongs:
+        problem = "ca.key is not the key of ca.crt."
+        raise BadInput([Fault(str(coordinator.authority), problem, _NO_AUTHORITY)])
+    return key, certificate
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{Path(error.filename).name}: {error.strerror}"
+    return "it is damaged, cut off or, if a key, locked by a password"
+
+
+def _server_certificate(coordinator: Coordinator) -> x509.Certificate:
+    path: Path = coordinator.authority / "server.crt"
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except UNREADABLE as error:
+        remedy = f"Run: flwr-server init {coordinator.folder} --renew"
+        raise BadInput([Fault(str(path), f"cannot be read: {_why(error)}.", remedy)]) from None

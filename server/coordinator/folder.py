@@ -1,0 +1,180 @@
+"""A coordinator's folder: coordinator.toml, certificates, admitted sites, and the SuperLink's state.
+
+coordinator.toml           name, hosts, ports
+authority/                 ca.crt, ca.key; server.crt, server.key; signing.crt, signing.key
+sites/NAME.toml            one admitted (or revoked) site
+kits/NAME.kit              what the hospital gets
+state/                     Flower's database, its executor secret, locks, the present status
+logs/superlink.log
+"""
+
+import contextlib
+import fcntl
+import ipaddress
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from common.errors import BadInput, Fault
+from common.security.identity import checked_name
+from common.system.files import private_folder, write_atomically
+from common.system.toml import Section, read_toml, toml_text, validated
+
+FILE = "coordinator.toml"
+_HOST = re.compile(
+    r"(?=.{1,253}$)([A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)(\.[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?)*"
+)
+
+Port = Field(ge=1, le=65535)
+
+
+def checked_host(host: str) -> str:
+    """A host name or an address, without scheme and port.
+
+    Raises:
+        ValueError: Naming what is wrong.
+    """
+    with contextlib.suppress(ValueError):
+        if "%" not in (address := str(ipaddress.ip_address(host))):  # a zone is of this machine only
+            return address
+    if re.fullmatch(r"[\d.]+", host) or not _HOST.fullmatch(host):
+        raise ValueError(f'"{host}" is neither a host name nor an address; give it without https:// and port')
+    return host
+
+
+class CoordinatorFile(Section):
+    """The keys of ``coordinator.toml``.
+
+    Attributes:
+        hosts: Names and addresses by which hospitals reach this machine; the first stands in their kits.
+        listen: Address that the one port for hospitals is bound to.
+        port: That port (Flower's Fleet API): gRPC, TLS, every call signed.
+        control_port: Flower's Control and Runtime APIs, which have no login; always bound to 127.0.0.1.
+        connections: To the hospitals' port, at most; those that no hospital has signed a call on go first.
+        connections_per_address: The same from one address; hospitals behind one firewall or proxy share one.
+    """
+
+    name: str
+    hosts: tuple[str, ...] = Field(min_length=1)
+    listen: str = "0.0.0.0"
+    port: int = Port
+    control_port: int = Port
+    connections: int = Field(default=1000, ge=16, le=100_000)
+    connections_per_address: int = Field(default=256, ge=16, le=100_000)
+
+    _name = field_validator("name")(checked_name)
+
+    @field_validator("hosts")
+    @classmethod
+    def _hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(checked_host(host) for host in hosts)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, address: str) -> str:
+        try:
+            return str(ipaddress.ip_address(address))
+        except ValueError:
+            raise ValueError("must be an address of this machine, 0.0.0.0 for all of them") from None
+
+    @field_validator("control_port")
+    @classmethod
+    def _another_port(cls, port: int, info: ValidationInfo) -> int:
+        if port == info.data.get("port"):
+            raise ValueError("must be another port than port, which hospitals reach")
+        return port
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """One folder, read."""
+
+    folder: Path
+    file: CoordinatorFile
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "authority"
+
+    @property
+    def sites(self) -> Path:
+        return self.folder / "sites"
+
+    @property
+    def state(self) -> Path:
+        return self.folder / "state"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "logs" / "superlink.log"
+
+    @property
+    def ca_certificate(self) -> Path:
+        return self.authority / "ca.crt"
+
+    @property
+    def control_address(self) -> str:
+        """Address of Flower's APIs, which this machine alone can reach."""
+        return f"127.0.0.1:{self.file.control_port}"
+
+    @property
+    def fleet_address(self) -> str:
+        """What the one port for hospitals is bound to."""
+        return _joined(self.file.listen, self.file.port)
+
+    @property
+    def public_address(self) -> str:
+        """What stands in a kit."""
+        return _joined(self.file.hosts[0], self.file.port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def read_coordinator(folder: Path) -> Coordinator:
+    """Read a coordinator's folder.
+
+    Raises:
+        BadInput: With every fault.
+    """
+    if not (folder / FILE).is_file():
+        problem = f"is no coordinator's folder: it holds no {FILE}."
+        raise BadInput([Fault(str(folder), problem, "Make one with flwr-server init.")])
+    return Coordinator(folder, validated(CoordinatorFile, read_toml(folder / FILE), FILE))
+
+
+def keep_private(coordinator: Coordinator, tell: Callable[[str], None]) -> None:
+    """Let nobody but this account look into the folder: it says who takes part, and it holds keys and logs."""
+    if private_folder(coordinator.folder):
+        tell(f"other accounts could look into {coordinator.folder}; now only this one can (mode 700)")
+
+
+def write_coordinator(folder: Path, file: CoordinatorFile) -> Coordinator:
+    """Write ``coordinator.toml``."""
+    lines = ["# Polyclinic coordinator. After a change of hosts: flwr-server init DIR --renew."]
+    lines += [f"{key} = {toml_text(value)}" for key, value in file.model_dump().items()]
+    write_atomically(folder / FILE, ("\n".join(lines) + "\n").encode())
+    return Coordinator(folder, file)
+
+
+@contextlib.contextmanager
+def alone(coordinator: Coordinator, what: Literal["start", "run"]) -> Iterator[None]:
+    """Let one process at a time do a thing in this folder.
+
+    Raises:
+        BadInput: If another does it.
+    """
+    coordinator.state.mkdir(parents=True, exist_ok=True)
+    coordinator.state.chmod(0o700)
+    with (coordinator.state / f"{what}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            problem = f"another flwr-server {what} is at work in this folder."
+            raise BadInput([Fault(str(coordinator.folder), problem)]) from None
+        yield

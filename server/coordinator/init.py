@@ -1,0 +1,99 @@
+"""``flwr-server init``: the coordinator's folder, and its certificates when they run out or hosts change."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import Fault, stop_on
+from common.security.identity import checked_name
+from common.system.files import private_folder
+from common.system.toml import validated
+from server.coordinator.admission import members, write_kit
+from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_authority
+from server.coordinator.folder import (
+    FILE,
+    Coordinator,
+    CoordinatorFile,
+    checked_host,
+    read_coordinator,
+    write_coordinator,
+)
+
+
+def make_folder(
+    folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int, control_port: int
+) -> list[str]:
+    """Make a coordinator's folder; never over another one.
+
+    Returns:
+        Lines for the person who ran it.
+
+    Raises:
+        BadInput: With every fault of what was given.
+    """
+    stop_on(_faults(folder, name, hosts))
+    tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port, "control_port": control_port}
+    coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
+    private_folder(folder)
+    make_authority(coordinator)
+    issue_server_certificate(coordinator)
+    write_coordinator(folder, coordinator.file)
+    return [
+        f"{folder / FILE}: name, hosts and ports.",
+        f"{coordinator.authority}: the certificate authority of this federation and the server's certificate, for"
+        f" {', '.join(coordinator.file.hosts)}; valid {SERVER_DAYS} days. Keep a copy of ca.key in a safe place.",
+        f"Hospitals will connect to {coordinator.public_address}: open this port, and no other.",
+        f"Next, in any order: flwr-server start {folder}; for each hospital flwr-server admit {folder} NAME.request",
+    ]
+
+
+def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
+    """Issue a new server certificate by the same authority, for other hosts where some are given.
+
+    Returns:
+        Lines for the person who ran it.
+
+    Raises:
+        BadInput: If there is no such folder, or a host is none.
+    """
+    coordinator = read_coordinator(folder)
+    stop_on(_host_faults(hosts))
+    if hosts:
+        chosen = tuple(checked_host(host) for host in hosts)
+        coordinator = write_coordinator(folder, coordinator.file.model_copy(update={"hosts": chosen}))
+    issue_server_certificate(coordinator)
+    lines = [
+        f"A new certificate for {', '.join(coordinator.file.hosts)}, valid {SERVER_DAYS} days.",
+        f"It counts from the next start: stop flwr-server start {folder} and start it again.",
+    ]
+    if hosts:
+        kits = [str(write_kit(coordinator, site)) for site in members(coordinator).values()]
+        if kits:
+            lines.append(f"The address in kits is now {coordinator.public_address}; send them again: {', '.join(kits)}")
+    return lines
+
+
+def _faults(folder: Path, name: str, hosts: Sequence[str]) -> list[Fault]:
+    faults = []
+    if (folder / FILE).exists() or (folder / "authority").exists():
+        remedy = "For a new certificate: --renew."
+        faults.append(Fault(str(folder), "is a coordinator's folder already, and nothing is written over.", remedy))
+    if not name:
+        faults.append(Fault("--name", "is missing: the federation's name.", ""))
+    else:
+        try:
+            checked_name(name)
+        except ValueError as error:
+            faults.append(Fault("--name", f"{error}."))
+    if not hosts:
+        faults.append(Fault("--host", "is missing: a name or address by which hospitals reach this machine."))
+    return [*faults, *_host_faults(hosts)]
+
+
+def _host_faults(hosts: Sequence[str]) -> list[Fault]:
+    faults = []
+    for host in hosts:
+        try:
+            checked_host(host)
+        except ValueError as error:
+            faults.append(Fault("--host", f"{error}."))
+    return faults

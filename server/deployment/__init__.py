@@ -1,0 +1,1 @@
+"""A federation over the network: processes, supervision, status."""

@@ -1,0 +1,237 @@
+"""flwr-server start and run: keep the SuperLink up; lead a federation of real sites over it."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+
+from common.config import ExperimentFile
+from common.data.base.image_set import Splits
+from common.data.load import load
+from common.errors import BadInput, Fault, quoted, stop_on
+from common.models.network import model_faults
+from common.system.files import private_folder, remove_parts
+from server.coordinator.admission import admitted_sites, claims_of, members
+from server.coordinator.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
+from server.coordinator.connections import note_connections
+from server.coordinator.folder import Coordinator, alone, keep_private
+from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
+from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
+from server.deployment.superlink.local.database import set_aside_if_damaged
+from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink, answers, object_folder
+from server.deployment.superlink.run_link.control import Control, Node, flower_key
+from server.deployment.superlink.run_link.run import run_on
+from server.deployment.timers import order_faults, timers
+from server.federation.evaluation import Setting
+from server.federation.resume import finished, opened
+from server.federation.run import federate
+from server.reporting.pages.model_card import write_model_card
+from server.reporting.pages.run import write_run_report
+from server.runs.live_status import Present
+from server.runs.reporter import Reporter
+from server.runs.scalars import Track
+from server.runs.tracking.trackers import store_for, tracked
+from strategies.registry import method_of
+from strategies.unifed.server_training import own_image_faults
+
+LOOK_S, RESTART_S = 1.0, 1.0
+Tell = Callable[[str], None]
+
+
+# ---------------------------------------------------------------------- start
+
+
+def serve(coordinator: Coordinator, tell: Tell) -> None:
+    """Keep the SuperLink running until this process is told to stop; say who connects and who goes.
+
+    Raises:
+        BadInput: If the certificate is of no use, or the SuperLink does not start.
+    """
+    stop_on([*certificate_faults(coordinator), *order_faults(timers(None))])
+    keep_private(coordinator, tell)
+    with alone(coordinator, "start"):
+        link = SuperLink(coordinator)
+        try:
+            tell(f"opening the port: Flower's SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
+            _start(coordinator, link, tell)
+            control = Control(coordinator)
+            registered(coordinator, control)
+            where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
+            tell(f"ready: hospitals connect to {where}")
+            if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
+                tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
+            tell(f"admitted sites: {', '.join(members(coordinator)) or 'none yet'}")
+            _watch(coordinator, link, control, tell)
+        finally:
+            link.stop()
+
+
+def _start(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
+    """Start the SuperLink, on a new database where the one that is there is damaged."""
+    if happened := set_aside_if_damaged(coordinator):
+        tell(happened)
+    link.start()
+
+
+def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Tell) -> None:
+    before, problem = dict[str, bool](), ""
+    note_connections(coordinator.state, before)
+    while True:
+        if (code := link.ended()) is not None:
+            tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
+            time.sleep(RESTART_S)
+            try:
+                _start(coordinator, link, tell)
+            except BadInput as error:  # it started once: whatever keeps it from it may pass
+                tell(str(error))
+                continue
+        try:
+            now = {node.name: node.online for node in registered(coordinator, control)}
+            problem = ""
+        except (httpx.HTTPError, BadInput) as error:
+            if str(error) != problem:
+                tell(problem := str(error))
+            now = before
+        for site in sorted(now.keys() | before.keys()):
+            if now.get(site, False) != before.get(site, False):
+                tell(f"{site} {'connected' if now.get(site) else 'is gone'}")
+        if now != before:
+            note_connections(coordinator.state, now)
+        before = now
+        time.sleep(LOOK_S)
+
+
+def registered(coordinator: Coordinator, control: Control) -> list[Node]:
+    """Bring the SuperLink's registrations in line with the folder's admissions; return them.
+
+    ``admit`` and ``revoke`` write files, wherever they are run; here they take effect.
+    """
+    nodes = control.nodes()
+    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
+    strangers = [node for node in nodes if node.public_key not in admitted]
+    for node in strangers:  # before the others: a name may have gone to a new key
+        control.unregister(node)
+    missing = admitted.keys() - {node.public_key for node in nodes}
+    for key in missing:
+        control.register(admitted[key].site, admitted[key].public_key)
+    return control.nodes() if strangers or missing else nodes
+
+
+# ---------------------------------------------------------------------- run
+
+
+def run(
+    coordinator: Coordinator,
+    file: ExperimentFile,
+    out: Path,
+    sites: int,
+    tell: Tell,
+    *,
+    track: Track | None = None,
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Lead one experiment over the connected sites into the folder ``out``; return its summary.
+
+    Args:
+        sites: How many to wait for at the roll call; 0 for every admitted site.
+        track: Where figures go beside the run folder.
+        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
+
+    Raises:
+        BadInput: With every fault, before anything is written or sent.
+        TooFewSites: If not enough sites answer.
+        SuperLinkGone: If ``flwr-server start`` is gone for too long.
+        SystemExit: If this process is told to stop; what is done stays done.
+    """
+    if (summary := finished(out, resume=resume)) is not None:
+        return summary
+    store = store_for(track)
+    own = _own_images(file)
+    expected = _expected(coordinator, file, sites)
+    if not answers(coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
+        remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
+        raise BadInput([Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)])
+    experiment = file.experiment
+    with alone(coordinator, "run"), opened(out, experiment, resume=resume, durable=True) as opening:
+        for written in (coordinator.state, object_folder(coordinator)):
+            remove_parts(written)
+        folder = opening.folder
+        keep_private(coordinator, tell)
+        if private_folder(out):
+            tell(f"other accounts could look into {out}; now only this one can (mode 700)")
+        present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
+        with (
+            tracked(folder, experiment, store, tell),
+            Reporter(present, coordinator.state, tell) as reporter,
+            run_on(coordinator) as grid,
+        ):
+            refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
+            setting = Setting(
+                base=file.base,
+                folder=folder,
+                run=opening.run,
+                resumed=opening.resumed,
+                sites=expected,
+                workers=expected,
+                backend="network",
+                device="cuda" if torch.cuda.is_available() else "cpu",
+                precision=experiment.training.precision,
+                own=own,
+                test=None if own is None else own.test,
+                registered=grid.registered,
+                key_of=lambda site: admitted_sites(coordinator)[site].public_key,
+                refused_calls=lambda: [_without_time(call) for call in refused_calls.new()],
+                claims=claims_of(coordinator),
+            )
+            try:
+                summary = federate(grid, experiment, setting, reporter)
+            except (SystemExit, KeyboardInterrupt):
+                folder.event("stopped", reason="on request")
+                raise
+    write_run_report(out)
+    write_model_card(out)
+    return summary
+
+
+def _without_time(call: Mapping[str, Any]) -> dict[str, Any]:
+    """A refused call as an event, which has a time of its own."""
+    return {name: value for name, value in call.items() if name not in ("time", "run")}
+
+
+def _own_images(file: ExperimentFile) -> Splits | None:
+    """Check what can be checked before anybody is asked; return the coordinator's own images, if it has any."""
+    experiment, found, own = file.experiment, list[Fault](), None
+    try:
+        own = load(experiment.server_data, file.base) if experiment.server_data else None
+    except BadInput as error:
+        found += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
+    try:
+        method = method_of(experiment)
+        found += own_image_faults(method, own) if not found else []
+        if method.pooled != "no":
+            problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
+            found.append(Fault("run.method", problem, "Only flwr-sim runs it."))
+    except BadInput as error:
+        found += error.faults
+    found += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
+    stop_on([Fault(f"{file.path.name}: {fault.where}", fault.problem, fault.remedy) for fault in found])
+    return own
+
+
+def _expected(coordinator: Coordinator, file: ExperimentFile, sites: int) -> int:
+    admitted, needed = members(coordinator), file.experiment.participation.min_sites
+    expected = sites or len(admitted)
+    faults = []
+    if not admitted:
+        faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))
+    elif expected > len(admitted):
+        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are admitted: {quoted(admitted)}."))
+    elif needed > expected:
+        problem = f"is {needed}, but the run waits for {expected} sites."
+        faults.append(Fault(f"{file.path.name}: participation.min_sites", problem))
+    stop_on(faults)
+    return expected

@@ -1,0 +1,98 @@
+"""``flwr-server status``: sites, connections, certificate, and the present run, on one screen."""
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+from rich.console import Group, RenderableType
+from rich.table import Column, Table
+from rich.text import Text
+
+from common.errors import quoted
+from common.security.identity import fingerprint
+from server.coordinator.admission import admitted_sites
+from server.coordinator.authority import days_valid
+from server.coordinator.folder import Coordinator
+from server.deployment.superlink.local.process import answers
+from server.deployment.superlink.run_link.control import Control
+from server.runs.live_status import Present, part_of, read_present
+
+
+def overview(coordinator: Coordinator) -> dict[str, Any]:
+    """Everything that ``status --json`` says."""
+    up = answers(coordinator)
+    online = _online(coordinator) if up else {}
+    present = read_present(coordinator.state)
+    sites = {
+        name: {
+            "state": "revoked" if site.revoked else "connected" if online.get(name) else "not connected",
+            "fingerprint": fingerprint(site.public_key),
+            "admitted": site.admitted,
+            "revoked": site.revoked or None,
+            "classes": list(site.classes),
+            "max_images": site.max_images,
+        }
+        for name, site in admitted_sites(coordinator).items()
+    }
+    return {
+        "name": coordinator.file.name,
+        "address": coordinator.public_address,
+        "superlink": "up" if up else "down",
+        "certificate_days": days_valid(coordinator),
+        "sites": sites,
+        "run": asdict(present) if present else None,
+        "time": time.time(),
+    }
+
+
+def _online(coordinator: Coordinator) -> Mapping[str, bool]:
+    try:
+        with closing(Control(coordinator)) as control:
+            return {node.name: node.online for node in control.nodes()}
+    except httpx.HTTPError:
+        return {}
+
+
+def in_words(found: Mapping[str, Any]) -> RenderableType:
+    """Return the overview as tables for a person."""
+    up = found["superlink"] == "up"
+    link = "up" if up else "down: start it with flwr-server start"
+    heading = (
+        f"{found['name']} at {found['address']}: SuperLink {link}; certificate {found['certificate_days']:.0f} days"
+    )
+    table = Table("site", "connection", "in the run", Column("key", overflow="fold"))
+    run = found["run"] or {}
+    present = Present(**run) if run else None
+    for name, site in found["sites"].items():
+        part = part_of(present, name) if present else ""
+        table.add_row(name, site["state"], part, site["fingerprint"])
+    lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
+    return Group(Text(heading), table, *map(Text, lists), Text(_run_in_words(run, found["time"])))
+
+
+def _may_claim(site: Mapping[str, Any]) -> str:
+    """What a site was admitted for; empty where that is anything."""
+    classes = quoted(site["classes"]) if site["classes"] else ""
+    images = f"{site['max_images']:,} training images at most" if site["max_images"] else ""
+    return "; ".join(part for part in (classes, images) if part)
+
+
+def _run_in_words(run: Mapping[str, Any], now: float) -> str:
+    if not run:
+        return "no run yet"
+    lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
+    if run["state"] == "running":
+        where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]
+        left = f"; about {run['seconds_left'] / 60:.1f} min left" if run["seconds_left"] is not None else ""
+        lines.append(f"{where}{left}")
+        if run["waiting_for"]:
+            names = ", ".join(run["waiting_for"])
+            lines.append(f"waiting for {names}, at most {max(run['deadline'] - now, 0):.0f} s more")
+    lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
+    lines += [f"{site} counts in {why}" for site, why in sorted(run["far"].items())]
+    if run["last_error"]:
+        lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
+    return "\n".join(lines)

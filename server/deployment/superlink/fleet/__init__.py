@@ -1,0 +1,1 @@
+"""The Fleet API that hospitals call: authentication and ownership of every call."""

@@ -1,0 +1,136 @@
+"""The SuperLink's process: started, watched, ended; hospitals reach its Fleet API and nothing else."""
+
+import os
+import secrets
+import ssl
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from common.errors import BadInput, Fault
+from common.system.files import write_atomically
+from common.system.malloc import LARGE_BUFFERS
+from server.coordinator.folder import Coordinator
+from server.deployment.processes.child_process import with_this_process
+from server.deployment.superlink.local.bounded_log import BoundedLog, pump
+from server.deployment.superlink.local.database import database
+from server.deployment.superlink.local.loopback import HEADER, secret_file, secret_of
+
+OBJECTS, CLOCK = "objects", "clock.json"
+"""In the coordinator's ``state``."""
+START_TIMEOUT_S, STOP_GRACE_S = 60.0, 3.0
+
+
+class SuperLink:
+    """The process: started, watched, ended."""
+
+    def __init__(self, coordinator: Coordinator) -> None:
+        self._coordinator = coordinator
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it answers.
+
+        Raises:
+            BadInput: If it does not, with the end of its log.
+        """
+        coordinator = self._coordinator
+        if not (secret := secret_file(coordinator)).exists():
+            write_atomically(secret, secrets.token_bytes(32), private=True)
+        secret.chmod(0o600)
+        coordinator.log.parent.mkdir(parents=True, exist_ok=True)
+        coordinator.log.touch(mode=0o600)
+        self._process = subprocess.Popen(
+            command(coordinator),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=_environment(coordinator),
+            preexec_fn=with_this_process(),
+        )
+        assert self._process.stdout is not None
+        self._log = pump(self._process.stdout, BoundedLog(coordinator.log))
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not answers(coordinator):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                self._log.join(STOP_GRACE_S)  # its last words
+                end = "\n    ".join(coordinator.log.read_text(errors="replace").splitlines()[-5:])
+                problem = f"the SuperLink did not start. The end of {coordinator.log}:\n    {end}"
+                raise BadInput([Fault(str(coordinator.folder), problem, "Is one of its ports in use?")])
+            time.sleep(0.1)
+
+    def ended(self) -> int | None:
+        """Exit code, or None while it runs."""
+        return self._process.poll() if self._process else None
+
+    def stop(self) -> None:
+        """End it: politely, and after a grace (its database stands a kill) at once."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_GRACE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def command(coordinator: Coordinator) -> list[str]:
+    """How the SuperLink is started: one port for hospitals, everything else on loopback."""
+    authority = coordinator.authority
+    return [
+        *(sys.executable, "-m", "server.deployment.superlink.program"),
+        *("--state", str(coordinator.state.resolve())),
+        *("--connections", str(coordinator.file.connections)),
+        *("--connections-per-address", str(coordinator.file.connections_per_address)),
+        *("--host", "127.0.0.1", "--port", str(coordinator.file.control_port)),
+        *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
+        *("--ssl-ca-certfile", str(coordinator.ca_certificate.resolve())),
+        *("--ssl-certfile", str((authority / "server.crt").resolve())),
+        *("--ssl-keyfile", str((authority / "server.key").resolve())),
+        *("--enable-supernode-auth", "--database", str(database(coordinator).resolve())),
+        *("--isolation", "process", "--superexec-auth-secret-file", str(secret_file(coordinator).resolve())),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def object_folder(coordinator: Coordinator) -> Path:
+    """Where the contents of messages lie."""
+    return coordinator.state / OBJECTS
+
+
+def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
+    """Whether the SuperLink of this folder answers on loopback, now or within this time."""
+    until = time.monotonic() + within_s
+    while not (well := _answers(coordinator)) and time.monotonic() < until:
+        time.sleep(0.2)
+    return well
+
+
+def _answers(coordinator: Coordinator) -> bool:
+    try:
+        context = ssl.create_default_context(cafile=str(coordinator.ca_certificate))
+        url = f"https://{coordinator.control_address}/health"
+        secret = secret_of(path) if (path := secret_file(coordinator)).exists() else ""
+        return httpx.get(url, headers={HEADER: secret}, verify=context, timeout=2, trust_env=False).is_success
+    except (httpx.HTTPError, OSError):
+        return False
+
+
+def clock_file(coordinator: Coordinator) -> Path:
+    """What :mod:`server.deployment.superlink.local.steady_clock` shares between the SuperLink and its runs."""
+    return coordinator.state / CLOCK
+
+
+def _environment(coordinator: Coordinator) -> dict[str, str]:
+    home = str((coordinator.state / "flwr").resolve())
+    return {
+        **os.environ,
+        **LARGE_BUFFERS,
+        "FLWR_HOME": home,
+        "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "WARNING"),
+    }

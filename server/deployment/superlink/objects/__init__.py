@@ -1,0 +1,1 @@
+"""The objects of messages in the SuperLink: bounds, storage, service."""

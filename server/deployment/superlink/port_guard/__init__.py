@@ -1,0 +1,1 @@
+"""Protects the hospitals' port from strangers."""

@@ -1,0 +1,1 @@
+"""How a run talks to the SuperLink."""

@@ -1,0 +1,1 @@
+"""One run on the coordinator, from roll call to summary."""

@@ -1,0 +1,160 @@
+"""Checkpoints of a run: everything the coordinator knows after a round, so that it can go on from there.
+
+Two files a round in ``checkpoints/``: ``round-000012.safetensors``, the state, and ``round-000012.json``, which says
+what state that is, of which run, and the SHA-256 of both. Each is written beside, flushed and renamed, the JSON last: a
+checkpoint counts only with both, and only where the hash is right. The last two are kept.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.config import Experiment
+from common.errors import BadInput, Fault, quoted
+from common.system.files import write_atomically
+from strategies.base.checkpoint import of_bytes, to_bytes
+from strategies.base.state import FederationState
+
+VERSION = 2
+KEPT = 2
+_MAY_CHANGE = ("simulation", "participation")
+"""Tables of an experiment that change where and when sites train, not what comes out of it."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A run after a round.
+
+    Attributes:
+        run: Its identifier, under which the sites keep their memory.
+        class_names: Rows of the model's head.
+        experiment: As the run began with it.
+        books: What the run folder's books had added up.
+        last_validation: Of the newest model that was judged.
+    """
+
+    run: str
+    state: FederationState
+    experiment: Mapping[str, Any]
+    books: Mapping[str, Any]
+    last_validation: Mapping[str, Any]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.state.model.head.class_names
+
+
+class CheckpointFolder:
+    """``checkpoints/`` of one run folder.
+
+    Attributes:
+        durable: Flush to disk; off in simulation, which a power failure may set back further.
+    """
+
+    def __init__(self, run_folder: Path, *, durable: bool) -> None:
+        self.folder, self.durable = run_folder / "checkpoints", durable
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Write one, and remove all but the last ones."""
+        content, number = to_bytes(checkpoint.state), checkpoint.state.round
+        facts = {
+            "round": number,
+            "run": checkpoint.run,
+            "experiment": checkpoint.experiment,
+            "books": checkpoint.books,
+            "last_validation": checkpoint.last_validation,
+        }
+        write_atomically(self._path(number, "safetensors"), content, durable=self.durable)
+        whole = {"version": VERSION, "sha256": _sha256(content, facts), "facts": facts}
+        write_atomically(self._path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
+        for old in self._numbers()[:-KEPT]:
+            for kind in ("json", "safetensors"):
+                self._path(old, kind).unlink(missing_ok=True)
+
+    def after(self, server_round: int) -> Checkpoint | None:
+        """The checkpoint of a round; None where it is not there or not whole."""
+        try:
+            return self._read(server_round)
+        except (OSError, ValueError):
+            return None
+
+    def go_back(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint over that of its round, and remove later ones.
+
+        Killed in between, the run resumes from a later one, finds its model broken again and comes back here.
+        """
+        self.save(checkpoint)
+        for later in [number for number in self._numbers() if number > checkpoint.state.round]:
+            for kind in ("json", "safetensors"):
+                self._path(later, kind).unlink(missing_ok=True)
+
+    def newest(self) -> tuple[Checkpoint | None, dict[str, str]]:
+        """The newest checkpoint that is whole, and why newer ones are not, by file name."""
+        broken: dict[str, str] = {}
+        for number in reversed(self._numbers()):
+            try:
+                return self._read(number), broken
+            except FileNotFoundError as error:
+                broken[self._path(number, "json").name] = f"there is no {Path(error.filename).name} beside it"
+            except OSError as error:
+                broken[self._path(number, "json").name] = f"it cannot be read: {error.strerror}"
+            except ValueError as error:
+                broken[self._path(number, "json").name] = str(error)
+        return None, broken
+
+    def _read(self, number: int) -> Checkpoint:
+        whole = _whole(self._path(number, "json").read_bytes())
+        content = self._path(number, "safetensors").read_bytes()
+        facts = whole["facts"]
+        if _sha256(content, facts) != whole["sha256"]:
+            raise ValueError("its SHA-256 is not that of what it says and of the state beside it")
+        return Checkpoint(
+            facts["run"], of_bytes(content), facts["experiment"], facts["books"], facts["last_validation"]
+        )
+
+    def _numbers(self) -> list[int]:
+        names = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.json"))
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def _path(self, number: int, kind: str) -> Path:
+        return self.folder / f"round-{number:06d}.{kind}"
+
+
+def _whole(text: bytes) -> dict[str, Any]:
+    """What a checkpoint's JSON file says.
+
+    Raises:
+        ValueError: If it was not written by this release.
+    """
+    try:
+        whole = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("it is cut off or damaged") from None
+    if not isinstance(whole, dict) or not {"version", "sha256"} <= whole.keys():
+        raise ValueError("it is not what a run writes")
+    if whole["version"] != VERSION:
+        raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
+    return {"facts": None, **whole}
+
+
+def _sha256(content: bytes, facts: Any) -> str:
+    return hashlib.sha256(content + json.dumps(facts).encode()).hexdigest()
+
+
+def refuse_another(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
+    """Raise :class:`BadInput` unless this is the experiment that the run began with; it may have more rounds."""
+    began, now = dict(checkpoint.experiment), experiment.model_dump(mode="json")
+    rounds = now["run"]["rounds"]
+    began["run"] = {**began["run"], "rounds": rounds, "name": now["run"]["name"]}
+    changed = sorted(
+        name for name in began.keys() | now.keys() if name not in _MAY_CHANGE and began.get(name) != now.get(name)
+    )
+    if changed:
+        problem = f"began with another experiment: {quoted(changed)} differ."
+        raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
+    if checkpoint.state.round > rounds:
+        problem = f"has done {checkpoint.state.round} rounds; the experiment asks for {rounds}."
+        raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])

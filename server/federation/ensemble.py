@@ -1,0 +1,96 @@
+"""What the models of sites that train alone come to together: simulation only, for no hospital hands its model over.
+
+A class's probability is the mean over the models of the sites that annotate it; each of them sees every image.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.contract import LabelContract
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import channels_first
+from common.metrics.multi_class import multi_class
+from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class, summarise
+from common.models.inference import Precision, label_matrix, scores_of
+from common.models.network import SplitNetwork
+from common.models.saved import DESCRIPTION, load_model
+
+NOTE = "ensemble of the owning sites' own models"
+
+
+def local_models(run: Path, contract: LabelContract) -> list[Path]:
+    """Folders of the models that simulated sites keep to themselves; empty unless every site's lies here."""
+    folders = [run / "sites" / site / "model" for site in contract.sites]
+    return folders if all((folder / DESCRIPTION).is_file() for folder in folders) else []
+
+
+def ensemble_result(
+    folders: Iterable[Path],
+    contract: LabelContract,
+    test: ImageSet,
+    site_tests: Mapping[str, ImageSet],
+    device: str = "cpu",
+    precision: Precision = "auto",
+) -> dict[str, Any]:
+    """The ``ensemble`` part of ``summary.json``: how good it is on the pooled test images, and at each site.
+
+    Args:
+        folders: Of the local models; read one at a time, as a thousand do not fit into memory.
+        contract: Who annotates what.
+        test: Pooled test images.
+        site_tests: Images of the sites that have test images of their own; the others are tested on the pooled ones.
+    """
+    names, tests = contract.class_names, {"": test, **site_tests}
+    scores = {key: np.zeros((len(images), len(names))) for key, images in tests.items()}
+    owners, task = np.zeros(len(names)), ""
+    for network in (load_model(folder).to(device) for folder in folders):
+        rows, columns = _places(network, names)
+        for key, images in tests.items():
+            scores[key][:, columns] += _scores(network, images, device, precision)[:, rows]
+        owners[columns] += 1
+        task = network.spec.task
+    mean = {key: total / owners for key, total in scores.items()}
+    labels = label_matrix(test, names).numpy()
+    results = {
+        site: _of_classes(mean[key := site if site in site_tests else ""], tests[key], names, annotated)
+        for site, annotated in contract.sites.items()
+    }
+    pooled = summarise(per_class(mean[""], labels, names), contract.shared_classes, contract.unique_classes, NOTE)
+    one_class = multi_class(mean[""], labels) if task == "multi_class" else None
+    return {
+        "test": asdict(replace(pooled, multi_class=one_class)),
+        "per_site": {site: site_result(of_site) for site, of_site in results.items()},
+    }
+
+
+def _places(network: SplitNetwork, names: tuple[str, ...]) -> tuple[list[int], list[int]]:
+    """Head rows of the classes that the network has, and their columns among ``names``."""
+    found = [name for name in names if name in network.class_names]
+    return [network.class_names.index(name) for name in found], [names.index(name) for name in found]
+
+
+def _scores(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
+    if not len(images):
+        return np.zeros((0, len(network.class_names)), np.float32)
+    return scores_of(network, channels_first(images.images).to(device), precision)
+
+
+def _of_classes(
+    scores: NDArray[np.float64], images: ImageSet, names: tuple[str, ...], annotated: tuple[str, ...]
+) -> dict[str, ClassMetrics]:
+    """Results on one site's images, for its own classes."""
+    columns = [names.index(name) for name in annotated]
+    return per_class(scores[:, columns], label_matrix(images, annotated).numpy(), annotated)
+
+
+def site_result(results: Mapping[str, ClassMetrics]) -> dict[str, Any]:
+    """A site's part of ``per_site`` in ``summary.json``."""
+    return {
+        "mean_auroc": mean_and_sd(one.auroc for one in results.values())[0],
+        "per_class": {name: asdict(one) for name, one in results.items()},
+    }

@@ -1,0 +1,204 @@
+"""What a run ends with: the model, its hash, and how good it is, class by class and site by site."""
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common.contract import LabelContract
+from common.data.base.image_set import ImageSet, Splits
+from common.data.images.pixels import channels_first
+from common.metrics.bootstrap import auroc_intervals
+from common.metrics.multi_class import multi_class
+from common.metrics.multi_label import ClassMetrics, Summary, mean_and_sd, per_class, summarise
+from common.metrics.pooled import pooled
+from common.metrics.quality import quality
+from common.models.inference import Precision, label_matrix, scores_of
+from common.models.network import SplitNetwork
+from common.models.saved import save_model
+from common.models.state import ModelState, write_state
+from common.system.seeds import seed_of
+from common.wire.records import UNKNOWN_COUNT, EvaluateReply
+from server.federation.checkpoints import Checkpoint
+from server.federation.ensemble import ensemble_result, local_models, site_result
+from server.runs.folder import RunFolder
+from strategies.rounds.messages.replies import Replies
+from strategies.rounds.participation.claims import ClaimsBySite, no_lists
+from strategies.rounds.participation.roll_call import Registered
+from strategies.rounds.strategy import RoundStrategy
+
+GLOBAL_MODEL = "global model"
+SITES_PARTS = "mean over the sites' own test parts"
+OWN_MODELS = "mean over the owning sites' own models"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run needs beside its experiment.
+
+    Attributes:
+        base: Folder that the experiment's paths start from.
+        folder: Where everything is written.
+        run: Identifier of this run.
+        sites: Sites expected at the roll call.
+        workers: Sites that train at a time.
+        backend: Word for the summary.
+        device, precision: Where and how the coordinator evaluates.
+        own: The coordinator's own training and validation images; None for none.
+        test: The coordinator's own test images; None in a real federation that has none.
+        site_tests: Test images of the simulated sites that have their own; None in a real federation.
+        coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
+        registered: The names under which nodes are registered; None in simulation.
+        key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
+        refused_calls: The calls of hospitals that the SuperLink has refused since it was asked last.
+        claims: What each site was admitted for.
+        resumed: Where the run goes on from; None for a new one.
+    """
+
+    base: Path
+    folder: RunFolder
+    run: str
+    sites: int
+    workers: int
+    backend: str
+    device: str = "cpu"
+    precision: Precision = "auto"
+    own: Splits | None = None
+    test: ImageSet | None = None
+    site_tests: Callable[[], Mapping[str, ImageSet]] | None = None
+    coverage: LabelContract | None = None
+    registered: Registered | None = None
+    key_of: Callable[[str], str] | None = None
+    refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    claims: ClaimsBySite = no_lists
+    resumed: Checkpoint | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the run ends with.
+
+    Attributes:
+        ensemble: Of the sites' own models where a method shares nothing and the sites are simulated.
+    """
+
+    test: Summary
+    per_site: Mapping[str, Any]
+    model_sha256: str
+    ensemble: Mapping[str, Any] | None = None
+
+
+def outcome_of(
+    network: SplitNetwork, strategy: RoundStrategy, replies: Replies[EvaluateReply], setting: Setting
+) -> Outcome:
+    """Save the model where there is one, and test it."""
+    answers = list(replies.accepted.values())
+    for site, reason in replies.absent.items():
+        setting.folder.event("absent", round="test", site=site, reason=reason)
+    known, coverage = strategy.sites.contract, setting.coverage or strategy.sites.contract
+    groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
+    if strategy.method.has_global_model:
+        sha256 = _save(network, strategy.result, known, setting)
+        test = summarise(over_sites, *groups, SITES_PARTS)
+        if setting.test is not None and len(setting.test) > 0:
+            test = _tested(network, setting, groups, strategy.plan.run.seed)
+    else:
+        # Each site has its own model; the run's identity is that of all of them.
+        sha256 = _joint_sha256(answers)
+        test = summarise(over_sites, *groups, OWN_MODELS)
+    ensemble = _ensemble(coverage, setting) if strategy.method.shares_nothing else None
+    owners = {name: known.owners(name) for name in known.class_names}
+    told = pooled({answer.site: answer.histograms for answer in answers}, owners)
+    per_site = {answer.site: _site_result(answer) for answer in answers}
+    return Outcome(replace(test, pooled=told), per_site, sha256, ensemble)
+
+
+def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | None:
+    """The sites' own models together, where they and test images are at hand."""
+    folders = local_models(setting.folder.path, contract)
+    if setting.site_tests is None or setting.test is None or not len(setting.test) or not folders:
+        return None
+    site_tests = setting.site_tests()
+    return ensemble_result(folders, contract, setting.test, site_tests, setting.device, setting.precision)
+
+
+def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, setting: Setting) -> str:
+    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+    return save_model(setting.folder.path, network, label_contract_sha256=contract.hash).model_sha256
+
+
+def _tested(
+    network: SplitNetwork, setting: Setting, groups: tuple[Collection[str], Collection[str]], seed: int
+) -> Summary:
+    """The global model on the coordinator's test images; ``groups`` are the shared and the unique classes."""
+    assert setting.test is not None
+    network.to(setting.device)
+    images, names, task = channels_first(setting.test.images), network.class_names, network.spec.task
+    scores = scores_of(network, images.to(setting.device), setting.precision)
+    labels = label_matrix(setting.test, names).numpy()
+    generator = np.random.default_rng(seed_of(seed, "intervals"))
+    return replace(
+        summarise(per_class(scores, labels, names), *groups, GLOBAL_MODEL),
+        multi_class=multi_class(scores, labels) if task == "multi_class" else None,
+        intervals=auroc_intervals(scores, labels, setting.test.patients, names, generator),
+        quality=quality(scores, labels, names, task),
+    )
+
+
+def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) -> dict[str, ClassMetrics]:
+    """Per class, the mean over the sites that annotate it; None where no site could say."""
+    by_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
+    for answer in answers:
+        for name, metrics in _metrics(answer).items():
+            by_class[name].append(metrics)
+    return {name: _mean_metrics(metrics) for name, metrics in by_class.items()}
+
+
+def _mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
+    return ClassMetrics(
+        auroc=mean_and_sd(one.auroc for one in metrics)[0],
+        average_precision=mean_and_sd(one.average_precision for one in metrics)[0],
+        balanced_accuracy=mean_and_sd(one.balanced_accuracy for one in metrics)[0],
+        positives=_most(one.positives for one in metrics),
+        negatives=_most(one.negatives for one in metrics),
+    )
+
+
+def _most(counts: Iterable[int | None]) -> int | None:
+    """The largest of those told; None where there are sites and none tells."""
+    every = list(counts)
+    told = [count for count in every if count is not None]
+    return max(told) if told else None if every else 0
+
+
+def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
+    """A reply's columns as one record a class; the wire's NaN becomes None."""
+    return {
+        name: ClassMetrics(
+            auroc=_defined(answer.auroc[row]),
+            average_precision=_defined(answer.average_precision[row]),
+            balanced_accuracy=_defined(answer.balanced_accuracy[row]),
+            positives=_told(answer.positives[row]),
+            negatives=_told(answer.negatives[row]),
+        )
+        for row, name in enumerate(answer.class_names)
+    }
+
+
+def _told(count: int) -> int | None:
+    return None if count == UNKNOWN_COUNT else count
+
+
+def _defined(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _joint_sha256(answers: Sequence[EvaluateReply]) -> str:
+    return hashlib.sha256("".join(f"{a.site}\0{a.model_sha256}\0" for a in answers).encode()).hexdigest()
+
+
+def _site_result(answer: EvaluateReply) -> dict[str, Any]:
+    return {"validation_loss": answer.validation_loss, **site_result(_metrics(answer))}

@@ -1,0 +1,89 @@
+"""A run that takes back a broken model: state, checkpoint and books of the round to go back to, and who is told."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
+
+from common.models.state import ModelState
+from server.federation.accounting import Books, as_json
+from server.federation.checkpoints import Checkpoint, CheckpointFolder
+from server.federation.evaluation import Setting
+from server.runs.audit_log import RunAudit
+from server.runs.folder import RunFolder
+from strategies.base.round_record import FederationValidation
+from strategies.base.state import FederationState
+from strategies.rounds.guard.broken import RolledBack
+from strategies.rounds.strategy import RoundStrategy
+
+
+class Told(Protocol):
+    """Shows a person that a model is taken back or a site left out."""
+
+    def rolled_back(self, rolled_back: RolledBack) -> None: ...
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class GuardLog:
+    """Writes down what the guard did: in the events, in the audit, and for whoever watches."""
+
+    folder: RunFolder
+    ledger: RunAudit
+    watcher: Told
+
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        self.folder.event(
+            "rolled_back",
+            round=rolled_back.broken,
+            to=rolled_back.to,
+            because=rolled_back.because,
+            held=rolled_back.held or None,
+        )
+        self.ledger.rolled_back(rolled_back)
+        self.watcher.rolled_back(rolled_back)
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        self.folder.event("condemned", round=server_round, site=site, reason=reason)
+        self.ledger.condemned(server_round, site, reason)
+        self.watcher.condemned(server_round, site, reason)
+
+
+@dataclass
+class Backwards:
+    """Puts a run back to the end of an earlier round.
+
+    Attributes:
+        initial: The model before round 1, which has no checkpoint.
+    """
+
+    setting: Setting
+    strategy: RoundStrategy
+    books: Books
+    checkpoints: CheckpointFolder
+    initial: ModelState
+    _at_start: Mapping[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._at_start = Books(self.setting.folder, self.books.workers).facts()
+
+    def state_after(self, server_round: int) -> FederationState | None:
+        """The state after a round; None where its checkpoint is not there any more."""
+        if server_round == 0:
+            return FederationState(0, self.initial)
+        checkpoint = self.checkpoints.after(server_round)
+        return None if checkpoint is None else checkpoint.state
+
+    def go_back(self, state: FederationState, experiment: Mapping[str, Any]) -> None:
+        """Take back what was noted since the end of that round, and write the state down as its checkpoint."""
+        earlier = self.checkpoints.after(state.round) if state.round else None
+        judged = {} if earlier is None else earlier.last_validation
+        books = self._at_start if earlier is None else earlier.books
+        self.books.go_on_from(books, state.round)
+        self.strategy.last_validation = (
+            TypeAdapter(FederationValidation).validate_python(judged) if judged else FederationValidation()
+        )
+        said = as_json(self.strategy.last_validation)
+        self.checkpoints.go_back(Checkpoint(self.setting.run, state, experiment, books, said))

@@ -1,0 +1,183 @@
+"""The live view's service: two addresses, GET only, behind a token that stands in the URL and nowhere else."""
+
+import asyncio
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from urllib.parse import parse_qs
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse, StreamingResponse
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server.reporting.live.page import content_security_policy, page, part
+from server.reporting.live.snapshot import Eye, Seen, Where
+
+LOOK_S, ALIVE_S = 1.0, 10.0
+"""Between two looks at the files; the longest time without a word to whoever watches."""
+MOST_VIEWERS, MOST_CONNECTIONS = 16, 64
+CLOSING_S = 1
+"""How long open streams may take to tell the last state when the view ends."""
+
+_HEADERS = {
+    "Content-Security-Policy": content_security_policy(),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+@dataclass
+class Watch:
+    """One look a second at the files, however many look on.
+
+    Attributes:
+        over: Set when the view is to end: streams tell the last state and close.
+        viewers: Open streams.
+    """
+
+    where: Where
+    over: bool = False
+    viewers: int = 0
+    _eye: Eye = field(init=False)
+    _lock: Lock = field(default_factory=Lock)
+    _seen: Seen | None = None
+    _looked: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._eye = Eye(self.where)
+
+    def seen(self, *, fresh: bool = False) -> Seen:
+        """What there is; half a look old at most."""
+        with self._lock:
+            if fresh or self._seen is None or time.monotonic() - self._looked > LOOK_S / 2:
+                self._seen, self._looked = self._eye.look(), time.monotonic()
+            return self._seen
+
+
+class Guarded:
+    """Refuses whatever comes without the token, and gives every answer the headers that keep it to itself."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(_HEADERS)
+            await send(message)
+
+        refusal = PlainTextResponse("The address lacks its token: take it whole from the terminal.\n", 403)
+        await (self._app if self._knows(scope) else refusal)(scope, receive, with_headers)
+
+    def _knows(self, scope: Scope) -> bool:
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
+        return secrets.compare_digest(given[0].encode(), self._token)
+
+
+def view_app(watch: Watch, token: str) -> Guarded:
+    """``/`` is the page, ``/events`` its changes; nothing else is there, and nothing can be changed."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    @app.get("/")
+    def whole() -> HTMLResponse:
+        return HTMLResponse(page(watch.seen()))
+
+    @app.get("/events")
+    async def changes(request: Request) -> Response:
+        if watch.viewers >= MOST_VIEWERS:
+            return PlainTextResponse("Too many look on already.\n", 503)
+        return StreamingResponse(_stream(watch, request), media_type="text/event-stream")
+
+    return Guarded(app, token)
+
+
+async def _stream(watch: Watch, request: Request) -> AsyncIterator[str]:
+    """The part that changes, whenever it did; a sign of life in between."""
+    watch.viewers += 1
+    try:
+        before, told = "", time.monotonic()
+        while not await request.is_disconnected():
+            over = watch.over
+            now = await run_in_threadpool(_part, watch, over)
+            if now != before:
+                yield _event("view", now)
+                before, told = now, time.monotonic()
+            elif time.monotonic() - told >= ALIVE_S:
+                yield _event("alive", "")
+                told = time.monotonic()
+            if over:
+                return
+            await _pause(watch)
+    finally:
+        watch.viewers -= 1
+
+
+def _part(watch: Watch, fresh: bool) -> str:
+    return part(watch.seen(fresh=fresh))
+
+
+async def _pause(watch: Watch) -> None:
+    ends = time.monotonic() + LOOK_S
+    while time.monotonic() < ends and not watch.over:
+        await asyncio.sleep(LOOK_S / 10)
+
+
+def _event(name: str, data: str) -> str:
+    lines = "\n".join(f"data: {line}" for line in data.splitlines() or [""])
+    return f"event: {name}\n{lines}\n\n"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Files of a certificate and its key."""
+
+    certificate: Path
+    key: Path
+
+
+class ViewServer(uvicorn.Server):
+    """Serves the view over one socket; writes no log line, for it could hold the token."""
+
+    def __init__(self, watch: Watch, token: str, certificate: Certificate | None = None) -> None:
+        self._watch = watch
+        super().__init__(
+            uvicorn.Config(
+                view_app(watch, token),
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                ws="none",
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_graceful_shutdown=CLOSING_S,
+                ssl_certfile=certificate.certificate if certificate else None,
+                ssl_keyfile=certificate.key if certificate else None,
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End; streams tell the last state first, and whoever does not read it is cut off."""
+        self._watch.over = True
+        open_ones = list(self.server_state.connections)
+        await super().shutdown(sockets)
+        for connection in open_ones:
+            if (transport := getattr(connection, "transport", None)) is not None:
+                transport.abort()
+        await asyncio.sleep(0)
+
+    def until_told(self, at: socket.socket) -> None:
+        """Serve until ``should_exit`` is set or a signal comes."""
+        asyncio.run(self.serve([at]))

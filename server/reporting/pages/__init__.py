@@ -1,0 +1,1 @@
+"""The HTML report, the model card, and the pages of comparisons and studies."""

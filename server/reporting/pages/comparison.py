@@ -1,0 +1,44 @@
+"""The report of several methods side by side."""
+
+from pathlib import Path
+
+from server.analysis.comparison import Comparison
+from server.reporting.coverage import ClassesOfGroup
+from server.reporting.figures import auroc
+from server.reporting.figures.subsets import shared_and_unique
+from server.reporting.pages.gains import gain_rows, gain_sentences, gains_figure
+from server.reporting.pages.page import write_page
+from server.reporting.wording import headline, verdicts
+
+SITES_SHOWN = 60
+
+
+def write_comparison_report(comparison: Comparison, destination: Path) -> Path:
+    """Write the comparison as one HTML file; ``destination`` is the file, and is returned."""
+    groups = [ClassesOfGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
+    deciding = [each for each in comparison.contrasts if each.pairing == "classes"]
+    return write_page(
+        "comparison.html.j2",
+        destination,
+        comparison=comparison,
+        groups=groups,
+        headline=headline(comparison),
+        sentences=verdicts(comparison),
+        best=best_per_class(comparison),
+        deciding=deciding,
+        by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
+        by_method=auroc.auroc_by_method(comparison.methods, groups),
+        differences=auroc.differences(deciding) if deciding else "",
+        gain_rows=gain_rows(comparison)[:SITES_SHOWN],
+        gain_sentences=gain_sentences(comparison),
+        gains=gains_figure(comparison),
+        subsets=shared_and_unique(comparison.methods),
+    )
+
+
+def best_per_class(comparison: Comparison) -> dict[str, str]:
+    """Class -> its best AUROC as printed, so that methods equal to three decimals share the mark."""
+    names = [name for group in comparison.class_groups.values() for name in group]
+    values = {name: [method.per_class.get(name) for method in comparison.methods] for name in names}
+    defined = {name: [value for value in of_class if value is not None] for name, of_class in values.items()}
+    return {name: f"{max(of_class):.3f}" for name, of_class in defined.items() if len(of_class) > 1}

@@ -1,0 +1,57 @@
+"""What a run's report says of calibration, decisions and pooled values, ready for ``quality.html.j2``."""
+
+from dataclasses import dataclass
+
+from common.metrics.calibration import Calibration, Decisions
+from common.metrics.multi_label import Summary, mean_and_sd
+from server.reporting.coverage import ClassesOfGroup
+from server.reporting.figures import quality
+
+
+@dataclass(frozen=True)
+class QualitySection:
+    """Figures as markup, empty where there is none.
+
+    Attributes:
+        pooled_only: Whether the figures come from the sites' histograms, for want of images of the coordinator's own.
+        calibrations, decisions: In the order in which the report lists classes.
+        left_out: Classes for which there was no room in the figure.
+    """
+
+    pooled_only: bool
+    calibrations: dict[str, Calibration]
+    decisions: dict[str, Decisions]
+    reliability: str
+    decided: str
+    confusion: str
+    left_out: int
+
+
+def mean_of_sites(test: Summary) -> tuple[float | None, float | None]:
+    """Mean AUROC and average precision of the sites over the classes that have a pooled value, to stand beside it."""
+    pooled = test.pooled.per_class if test.pooled else {}
+    both = [test.per_class[name] for name, each in pooled.items() if each.auroc is not None and name in test.per_class]
+    return mean_and_sd(one.auroc for one in both)[0], mean_and_sd(one.average_precision for one in both)[0]
+
+
+def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySection | None:
+    """Build the section from the coordinator's test images, else from the sites' histograms; None without both."""
+    own = test.quality
+    of_class = test.pooled.per_class if test.pooled else {}
+    calibrations = own.calibration if own else {name: each.calibration for name, each in of_class.items()}
+    decisions = own.decisions if own else {name: each.decisions for name, each in of_class.items()}
+    order = [name for group in groups for name in group.classes]
+    calibrated = {name: found for name in order if (found := calibrations.get(name)) is not None}
+    if not calibrated:
+        return None
+    decided = {name: decisions[name] for name in calibrated}
+    table = own.confusion if own else None
+    return QualitySection(
+        pooled_only=own is None,
+        calibrations=calibrated,
+        decisions=decided,
+        reliability=quality.reliability(calibrated),
+        decided=quality.decided(decided),
+        confusion=quality.confusion_matrix(table, list(test.per_class)) if table else "",
+        left_out=max(0, len(calibrated) - quality.PANELS),
+    )

@@ -1,0 +1,120 @@
+"""The run folder: ``summary.json``, ``rounds.jsonl``, ``events.jsonl``, the model and the report."""
+
+import contextlib
+import datetime as dt
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from common.errors import BadInput, Fault
+from common.system.files import remove_parts, write_atomically
+from common.system.plain_text import json_text
+from server.runs.scalars import Tracker, round_scalars, summary_scalars
+
+
+class RunFolder:
+    """Writes one run's files; never over those of another run.
+
+    Attributes:
+        trackers: Told the figures of every round and of the final test.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trackers: list[Tracker] = []
+
+    @classmethod
+    def create(cls, path: Path) -> "RunFolder":
+        """Make the folder.
+
+        Raises:
+            BadInput: If it holds anything already, or cannot be made.
+        """
+        if path.is_file():
+            raise BadInput([Fault(f"--out {path}", "is a file, and nothing is written over.", "Name a new folder.")])
+        if path.exists() and any(path.iterdir()):
+            problem = "is not empty, and nothing is written over."
+            raise BadInput([Fault(f"--out {path}", problem, "Name another folder, or remove this one.")])
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadInput([Fault(f"--out {path}", f"cannot be made: {error.strerror}.")]) from None
+        return cls(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> "RunFolder":
+        """Go on in the folder of a run that was broken off; take back what a kill cut off.
+
+        Raises:
+            BadInput: If it is not one.
+        """
+        events = path / "events.jsonl"
+        if not events.is_file():
+            problem = "holds something, but no run."
+            raise BadInput([Fault(f"--resume {path}", problem, "Name the folder of a run, or a new one.")])
+        for folder in (path, path / "checkpoints"):
+            remove_parts(folder)
+        if (content := events.read_bytes()) and not content.endswith(b"\n"):
+            write_atomically(events, content[: content.rfind(b"\n") + 1])
+        return cls(path)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no other process write here meanwhile.
+
+        Raises:
+            BadInput: If one does.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fault = Fault(f"--out {self.path}", "another run is at work in this folder.", "Name another folder.")
+                raise BadInput([fault]) from None
+            yield
+        finally:
+            os.close(descriptor)
+
+    def keep_rounds(self, last: int) -> None:
+        """Take back the lines of ``rounds.jsonl`` after a round, and one that was cut off.
+
+        Raises:
+            BadInput: If a line is none of a run's.
+        """
+        path = self.path / "rounds.jsonl"
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        try:
+            kept = [line for line in whole if json.loads(line)["round"] <= last]
+        except (ValueError, LookupError, TypeError):
+            problem, remedy = "was edited or damaged: a line is not that of a round.", "Put a copy of it back."
+            raise BadInput([Fault(str(path), problem, remedy)]) from None
+        write_atomically(path, b"".join(kept))
+
+    def round(self, line: Mapping[str, Any]) -> None:
+        """Append one line to ``rounds.jsonl``."""
+        self._append("rounds.jsonl", line)
+        self._tell(round_scalars(line), line["round"])
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append one line to ``events.jsonl``: a time, a name, values as fields."""
+        now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
+        self._append("events.jsonl", {"time": now, "event": name, **fields})
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        """Write ``summary.json``."""
+        text = json_text(summary, indent=1) + "\n"
+        write_atomically(self.path / "summary.json", text.encode())
+        self._tell(summary_scalars(summary), summary["rounds"])
+
+    def _tell(self, values: Mapping[str, float], step: int) -> None:
+        for tracker in self.trackers:
+            tracker.scalars(values, step)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(json_text(line) + "\n")

@@ -1,0 +1,233 @@
+"""The receipt of a run, ``receipt.json``: versions, hashes of what went in and came out, round by round.
+
+It says nothing that the run's audit does not say: it is made of the audit's entries, holds the hash that the audit had
+then, and its own hash is the audit's last entry. So either can be checked by the other.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from common.config import Experiment
+from common.errors import BadInput, Fault
+from common.security.audit import Audit, Entry
+from common.security.audit_check import check
+from common.security.signatures import CHAINED
+from common.system.files import write_atomically
+from common.wire.records import RollCallAnswer, TrainReply
+
+FILE = "receipt.json"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ReceiptSite(_Part):
+    """A site that took part.
+
+    Attributes:
+        answer_sha256: Of its answer to the roll call.
+        joined: The round from which on it took part; 0 from the start.
+        public_key: That it was admitted with, as an OpenSSH line; empty in simulation.
+    """
+
+    answer_sha256: str
+    joined: int
+    public_key: str = ""
+
+
+class ReceiptReply(_Part):
+    """A reply that reached the run, whether it counted or not.
+
+    Attributes:
+        round: Of the run; of an answer to the roll call, that from which on the site takes part.
+        reason: Why it does not count; empty where it does.
+        statement, signature: What its site signed about it, see :mod:`common.security.signatures`; empty in simulation.
+    """
+
+    site: str
+    record: str
+    round: int
+    sha256: str
+    counts: bool
+    reason: str = ""
+    statement: str = ""
+    signature: str = ""
+
+
+class ReceiptAbsence(_Part):
+    """A time that no reply of a site counted: the exchange, and why."""
+
+    site: str
+    where: str
+    reason: str
+
+
+class ReceiptRound(_Part):
+    """A round that counted.
+
+    Attributes:
+        sites: SHA-256 of what each sent, in the order in which it was added up or passed on.
+        left_out: Why the others do not count.
+        contract_sha256: Of the label contract then.
+        model_sha256: Of the coordinator's model after it.
+    """
+
+    round: int
+    sites: dict[str, str]
+    left_out: dict[str, str]
+    contract_sha256: str
+    model_sha256: str
+
+
+class AuditHead(_Part):
+    """Where the audit ended when the receipt was made of it."""
+
+    entries: int
+    sha256: str
+
+
+class Receipt(_Part):
+    """``receipt.json``.
+
+    Attributes:
+        initial_model_sha256: Of the coordinator's model before round 1.
+        replies: Every reply of a site that is signed, in the order in which they came.
+        absences: Whose reply did not come, and why.
+        resumed: How often the run was resumed; a reply that came meanwhile is lost.
+        result_round: The round whose model the run ended with.
+        model_sha256: As in ``summary.json``.
+    """
+
+    format_version: Literal[2] = 2
+    run: str
+    name: str
+    method: str
+    versions: dict[str, str]
+    experiment_sha256: str
+    contract_sha256: str
+    classes: tuple[str, ...]
+    updates_kept: bool
+    sites: dict[str, ReceiptSite]
+    initial_model_sha256: str
+    rounds: tuple[ReceiptRound, ...]
+    replies: tuple[ReceiptReply, ...]
+    absences: tuple[ReceiptAbsence, ...]
+    resumed: int
+    result_round: int
+    model_sha256: str
+    audit: AuditHead = Field(default=AuditHead(entries=0, sha256=""))
+
+
+def experiment_sha256(experiment: Experiment) -> str:
+    """Hash an experiment's values; the layout of its file does not count."""
+    return hashlib.sha256(json.dumps(experiment.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+
+def receipt_of(entries: Iterable[Entry]) -> Receipt:
+    """What an audit's entries say of the run that they end with; what a resumed run did again counts once."""
+    began: dict[str, Any] = {}
+    sites: dict[str, ReceiptSite] = {}
+    rounds: dict[int, ReceiptRound] = {}
+    updates: dict[tuple[int, str], str] = {}
+    replies: list[ReceiptReply] = []
+    absences: list[ReceiptAbsence] = []
+    resumed = 0
+    for entry in entries:
+        match entry.get("event"):
+            case "run":
+                began, sites, rounds, replies, absences, resumed = _facts(entry), {}, {}, [], [], 0
+            case "resumed":
+                rounds = {number: one for number, one in rounds.items() if number <= entry["round"]}
+                began["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
+                resumed += 1
+            case "rolled_back":
+                rounds = {number: one for number, one in rounds.items() if number <= entry["round"]}
+            case "enrolled":
+                sites[entry["site"]] = _enrolled(entry, sites.get(entry["site"]))
+                replies += _signed({**entry, "record": RollCallAnswer.__name__, "counts": True})
+            case "received":
+                replies += _signed(entry)
+                if "sha256" not in entry:
+                    absences.append(_absence(entry))
+                elif entry["counts"] and entry["record"] == TrainReply.__name__:
+                    updates[entry["round"], entry["site"]] = entry["sha256"]
+            case "left_out":
+                absences.append(_absence(entry))
+            case "aggregated":
+                sent = {site: updates[entry["round"], site] for site in entry["sites"]}
+                rounds[entry["round"]] = ReceiptRound.model_validate({**_facts(entry), "sites": sent})
+                absences += [
+                    ReceiptAbsence(site=site, where=f"round {entry['round']}", reason=reason)
+                    for site, reason in entry["left_out"].items()
+                ]
+            case "result":
+                began |= _facts(entry)
+    return Receipt(
+        **began,
+        sites=sites,
+        rounds=tuple(rounds[number] for number in sorted(rounds)),
+        replies=tuple(replies),
+        absences=tuple(absences),
+        resumed=resumed,
+    )
+
+
+def _enrolled(entry: Entry, before: ReceiptSite | None) -> ReceiptSite:
+    joined = min(entry["round"], before.joined) if before else entry["round"]
+    return ReceiptSite(answer_sha256=entry["sha256"], joined=joined, public_key=entry.get("public_key", ""))
+
+
+def _signed(entry: Entry) -> list[ReceiptReply]:
+    """The reply of an entry, if it is one that a site signs: then it must be in the receipt, signed or not."""
+    if not entry.get("of_a_hospital") or "sha256" not in entry or entry["record"] not in CHAINED:
+        return []
+    said = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
+    also = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
+    return [ReceiptReply(**said, **also)]
+
+
+def _absence(entry: Entry) -> ReceiptAbsence:
+    where = entry["round"]
+    said = f"round {where}" if isinstance(where, int) else str(where)
+    return ReceiptAbsence(site=entry["site"], where=said, reason=entry.get("reason", ""))
+
+
+def write_receipt(audit: Audit) -> str:
+    """Make the receipt of a run that is done, beside its audit; or say why there is none."""
+    found = check(audit.folder)
+    head = AuditHead(entries=found.entries, sha256=found.sha256)
+    try:
+        receipt = receipt_of(audit.entries()).model_copy(update={"audit": head})
+    except (ValidationError, KeyError) as error:
+        return f"the audit does not tell of a whole run ({type(error).__name__})"
+    content = (receipt.model_dump_json(indent=1) + "\n").encode()
+    write_atomically(audit.folder / FILE, content, durable=audit.durable)
+    audit.append(event="receipt", sha256=hashlib.sha256(content).hexdigest())
+    return ""
+
+
+def read_receipt(path: Path) -> Receipt:
+    """Read a receipt.
+
+    Raises:
+        BadInput: If there is none, or it is none.
+    """
+    try:
+        return Receipt.model_validate_json(path.read_bytes())
+    except OSError as error:
+        problem = f"cannot be read ({error.strerror})."
+        raise BadInput([Fault(str(path), problem, "A run writes it when it is done.")]) from None
+    except ValidationError as error:
+        places = [(".".join(map(str, one["loc"])) or "the whole file", one["msg"]) for one in error.errors()]
+        raise BadInput(Fault(f"{path.name}: {place}", f"{message}: changed.") for place, message in places) from None
+
+
+def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """An entry without what every entry has."""
+    return {name: value for name, value in entry.items() if name not in ("n", "time", "before", "torn", "event")}

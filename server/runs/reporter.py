@@ -1,0 +1,113 @@
+"""Tells a person what the present run is doing, line by line, and writes it down for whoever looks later."""
+
+import datetime as dt
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+
+from common.system.files import write_atomically
+from common.system.formatting import counted
+from server.runs.live_status import FILE, Present
+from strategies.base.round_record import RoundRecord, Waiting
+from strategies.base.state import FederationState
+from strategies.rounds.guard.broken import RolledBack, condemned_sentence, sentence_of
+
+
+class Reporter:
+    """Tells and writes. A :class:`server.federation.run.Watcher`."""
+
+    def __init__(self, present: Present, state: Path, tell: Callable[[str], None]) -> None:
+        self._present, self._path, self._tell = present, state / FILE, tell
+        self._training_began, self._rounds_done = 0.0, 0
+
+    def __enter__(self) -> "Reporter":
+        self._present.pid, self._present.began = os.getpid(), time.time()
+        self._write()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        present = self._present
+        present.state = "done" if kind is None else "stopped" if issubclass(kind, Exception) else "interrupted"
+        present.waiting_for = present.lost = ()
+        if error is not None and kind is not SystemExit:
+            self._note_error(str(error) or type(error).__name__)
+        self._write()
+
+    def waiting(self, waiting: Waiting) -> None:
+        present = self._present
+        if waiting.phase == "roll call" and waiting.sites:
+            names = ", ".join(waiting.sites)
+            self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
+        for site in sorted(set(waiting.lost) - set(present.lost)):
+            self._note_error(f"lost contact with {site} in round {waiting.round}")
+            self._tell(
+                f"lost contact with {site}; if it comes back within {waiting.deadline_s:.0f} s it gets its work again"
+            )
+        for site in sorted(set(present.lost) - set(waiting.lost)):
+            self._tell(f"{site} is back")
+        present.phase, present.round = waiting.phase, waiting.round
+        present.waiting_for, present.lost = waiting.sites, waiting.lost
+        present.deadline = time.time() + waiting.deadline_s
+        self._write()
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        self._present.sites, self._present.rounds = tuple(sites), rounds
+        self._training_began = time.monotonic()
+        self._tell(f"{counted(len(sites), 'site')} taking part: {', '.join(sites)}")
+
+    def joined(self, server_round: int, site: str) -> None:
+        self._present.sites = tuple(sorted({*self._present.sites, site}))
+        self._tell(f"{site} joins in round {server_round}")
+
+    def left_out(self, site: str, reason: str) -> None:
+        self._present.left_out[site] = f"roll call: {reason}"
+        self._note_error(f"{site}: {reason}")
+        self._tell(f"the run goes on without {site}: {reason}")
+
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        self._note_error(sentence_of(rolled_back))
+        self._tell(sentence_of(rolled_back))
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        sentence = condemned_sentence(server_round, site, reason)
+        self._present.left_out[site] = f"from round {server_round} on: {reason}"
+        self._note_error(sentence)
+        self._tell(sentence)
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        present = self._present
+        self._rounds_done += 1
+        pace = (time.monotonic() - self._training_began) / self._rounds_done  # a resumed run began later
+        present.seconds_left = pace * (present.rounds - record.round)
+        facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
+        if (trained := record.mean_train_loss) is not None:
+            facts.append(f"loss {trained:.3f}")
+        if (loss := record.validation.mean_loss) is not None:
+            facts.append(f"round before: validation {loss:.3f}")
+        facts.append(f"{record.seconds:.1f} s, about {_minutes(present.seconds_left)} left")
+        self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
+        for site, reason in record.absent.items():
+            self._note_error(f"round {record.round}: {site}: {reason}")
+            self._tell(f"round {record.round} went without {site}: {reason}")
+            present.left_out[site] = f"round {record.round}: {reason}"
+        for site, reason in record.far.items():
+            self._tell(f"round {record.round} counts {site}, but {reason}")
+            present.far[site] = f"round {record.round}: {reason}"
+        self._write()
+
+    def _note_error(self, text: str) -> None:
+        self._present.last_error = text
+        self._present.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+    def _write(self) -> None:
+        write_atomically(self._path, json.dumps(asdict(self._present)).encode(), durable=False)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"

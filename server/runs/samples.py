@@ -1,0 +1,98 @@
+"""A few test images for the report, right and wrong ones. Simulation only; they stay in the run folder.
+
+They are chosen by default only where they are nobody's (digits, phantoms): a report is passed on, and pictures of
+patients must not be in it unless somebody has decided so.
+"""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config import Experiment
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import channels_first
+from common.data.images.thumbnails import png
+from common.metrics.score_histograms import THRESHOLD
+from common.models.inference import Precision, label_matrix, scores_of
+from common.models.network import SplitNetwork
+from common.system.files import write_atomically
+from server.runs.reader import SAMPLES, SampleImage, Samples, SamplesOfClass
+
+Kind = Literal["found", "missed", "false alarm"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+NOBODYS = ("digits", "phantom")
+OF_A_KIND = 2
+CLASSES = 12
+EXAMINED = 2000
+SIDES = (96, 64, 48, 32, 24, 16)
+BUDGET = 300_000
+"""Bytes of all pictures; they get smaller until they fit."""
+
+
+def wanted(experiment: Experiment) -> bool:
+    """Whether the report of this experiment shows images."""
+    if experiment.evaluation.sample_grid is not None:
+        return experiment.evaluation.sample_grid
+    return all(data.kind in NOBODYS for data in (experiment.data, experiment.server_data) if data is not None)
+
+
+def write_samples(
+    folder: Path, network: SplitNetwork, test: ImageSet, device: str = "cpu", precision: Precision = "auto"
+) -> None:
+    """Write ``samples.json`` beside the model: for the first classes, images that it got right and wrong."""
+    test = test.rows(np.arange(min(len(test), EXAMINED)))
+    pixels = channels_first(test.images).to(device)
+    scores = scores_of(network.to(device), pixels, precision)
+    labels = label_matrix(test, network.class_names).numpy()
+    said = _said(scores, one_of_all=network.spec.task == "multi_class")
+    names = network.class_names[:CLASSES]
+    chosen = {name: list(_chosen(scores[:, c], labels[:, c], said[:, c])) for c, name in enumerate(names)}
+    rows = sorted({row for of_class in chosen.values() for _, row in of_class})
+    pictures = dict(zip(rows, _within_budget([test.images[row] for row in rows]), strict=True))
+    classes = []
+    for column, (name, of_class) in enumerate(chosen.items()):
+        samples = [
+            SampleImage(
+                kind=kind,
+                probability=float(scores[row, column]),
+                truth=tuple(n for n, label in zip(network.class_names, labels[row], strict=True) if label == 1),
+                png=pictures[row],
+            )
+            for kind, row in of_class
+        ]
+        classes.append(SamplesOfClass(name=name, samples=tuple(samples)))
+    left_out = len(network.class_names) - len(names)
+    found = Samples(classes=tuple(classes), classes_left_out=left_out, examined=len(test))
+    write_atomically(folder / SAMPLES, found.model_dump_json().encode())
+
+
+def _said(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]:
+    """Which classes the model says that each image shows, ``(n, classes)``."""
+    if not one_of_all:
+        return scores > THRESHOLD
+    return np.asarray(np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)])
+
+
+def _chosen(
+    scores: NDArray[np.float32], labels: NDArray[np.float32], said: NDArray[np.bool_]
+) -> Iterator[tuple[Kind, int]]:
+    """Choose a class's correct and wrong images with the most confident scores; ties go by their place."""
+    order = np.argsort(-scores, kind="stable")
+    found, missed, alarm = (labels == 1) & said, (labels == 1) & ~said, (labels == 0) & said
+    ranked = ((found, order), (missed, order[::-1]), (alarm, order))
+    for kind, (members, rows) in zip(KINDS, ranked, strict=True):
+        for row in rows[members[rows]][:OF_A_KIND]:
+            yield kind, int(row)
+
+
+def _within_budget(images: list[NDArray[np.uint8]]) -> list[str]:
+    """PNG files as base64, all at the largest size at which they fit; at the smallest if none does."""
+    for side in SIDES:
+        files = [png(image, side) for image in images]
+        if sum(map(len, files)) <= BUDGET:
+            break
+    return [base64.b64encode(file).decode() for file in files]

@@ -1,0 +1,1 @@
+"""Copies of a run's figures for TensorBoard, MLflow and the terminal."""

@@ -1,0 +1,1 @@
+"""All sites on one machine: inline and on Ray, comparisons, studies, the demo."""

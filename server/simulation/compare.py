@@ -1,0 +1,75 @@
+"""flwr-sim compare: several experiments over the same seeds, side by side."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from common.errors import BadInput, Fault, quoted, stop_on
+from server.analysis.comparison import compare, write_comparison
+from server.reporting.pages.comparison import write_comparison_report
+from server.reporting.tables import comparison_table, markdown_table
+from server.runs.reader import read_run
+from server.runs.scalars import Track
+from server.runs.tracking.trackers import store_for
+from server.simulation.runner import fitting_jobs, run_cells
+from server.simulation.trial import Cell, check, refuse_seed
+
+
+def run_comparison(
+    experiments: Sequence[Path],
+    out: Path,
+    seeds: Iterable[int],
+    jobs: int | None,
+    overrides: Sequence[str],
+    console: Console,
+    track: Track | None = None,
+) -> None:
+    """Run every experiment with every seed, then compare them.
+
+    A run that is there already, finished and of the same experiment, is kept.
+
+    Args:
+        jobs: Runs at a time; None for what fits.
+        track: Where figures go beside the run folders.
+
+    Raises:
+        BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
+        FailedRuns: If a run fails; the others are finished first.
+    """
+    store_for(track)  # made here once, not by several runs at a time
+    refuse_seed(overrides, "is settled by --seeds.")
+    cells = [
+        Cell(path, out / f"{path.stem}-seed{seed}", (*overrides, f"run.seed={seed}"), path.stem, track)
+        for path in experiments
+        for seed in seeds
+    ]
+    _refuse_clashes(cells)
+    check(cells)
+    stop_on(_same_labels(cells))
+    run_cells(cells, out, jobs or fitting_jobs(cells), console)
+    comparison = compare([read_run(cell.folder) for cell in cells])
+    write_comparison(comparison, out / "comparison.json")
+    report = write_comparison_report(comparison, out / "report.html")
+    console.print(comparison_table(comparison))
+    (out / "comparison.md").write_text(markdown_table(comparison) + "\n", encoding="utf-8")
+    console.print(f"Report: {report}", soft_wrap=True)
+
+
+def _refuse_clashes(cells: Sequence[Cell]) -> None:
+    if len({cell.folder for cell in cells}) < len(cells):
+        names = sorted({cell.experiment.stem for cell in cells})
+        raise BadInput([Fault("experiments", f"two files have one name: {quoted(names)}.", "Rename one of them.")])
+
+
+def _same_labels(cells: Sequence[Cell]) -> list[Fault]:
+    """Experiments that tables would call by one name."""
+    labels: dict[str, set[Path]] = {}
+    for cell in cells:
+        run = cell.file.experiment.run
+        labels.setdefault(run.name or run.method, set()).add(cell.experiment)
+    return [
+        Fault("run.name", f'"{label}" is the name of {quoted(sorted(p.name for p in paths))}.', "Give each its own.")
+        for label, paths in labels.items()
+        if len(paths) > 1
+    ]

@@ -1,0 +1,73 @@
+"""``flwr-sim sites``: each simulated site's images as files, to run the same federation over the network."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config import ExperimentFile
+from common.data.base.image_set import ImageSet
+from common.errors import BadInput, Fault, stop_on
+from common.simulation import images_of
+from common.system.files import write_atomically
+from common.system.toml import toml_text
+from server.simulation.simulate import checked
+
+NOTHING = "(no class)"
+"""A second, unlabelled column for a site with one class: npz files with one column hold class numbers."""
+
+
+def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
+    """Write ``out/SITE/images.npz`` and ``out/SITE/site.toml`` for every site of an experiment; return the folders.
+
+    Raises:
+        BadInput: With every fault of the experiment, or if a site's files are there already.
+    """
+    method, data = checked(file)
+    if method.pooled != "no":
+        problem = f'"{file.experiment.run.method}" puts all images in one place; it has no sites.'
+        raise BadInput([Fault(f"{file.path.name}: run.method", problem)])
+    folders = [out / one.site for one in data.parts]
+    taken = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
+    stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in taken])
+    for index, (one, folder) in enumerate(zip(data.parts, folders, strict=True)):
+        folder.mkdir(parents=True, exist_ok=True)
+        site = images_of(data, index, "no")
+        arrays = {"train": site.train, "val": site.validation, "test": site.test}
+        named = {name: array for part, images in arrays.items() for name, array in _arrays(part, images).items()}
+        np.savez(folder / "images.npz", allow_pickle=False, **named)
+        write_atomically(folder / "site.toml", _site_toml(one.site, one.class_names).encode())
+    return folders
+
+
+def _arrays(prefix: str, images: ImageSet) -> dict[str, NDArray[Any]]:
+    labels = images.labels
+    if labels.shape[1] == 1:
+        labels = np.column_stack([labels, np.full(len(labels), np.nan, np.float32)])
+    return {
+        f"{prefix}_images": images.images,
+        f"{prefix}_labels": labels,
+        f"{prefix}_patient": images.patients,
+    }
+
+
+def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
+    columns = class_names if len(class_names) > 1 else (*class_names, NOTHING)
+    lines = [
+        f"name = {toml_text(site)}",
+        'health = "127.0.0.1:0"         # any free port: several sites may run on one machine',
+        "",
+        "[data]",
+        'kind = "npz"',
+        'path = "images.npz"',
+        'patient_key = "patient"',
+        f"classes = {toml_text(columns)}",
+        f"annotates = {toml_text(class_names)}",
+        "",
+        "[policy]                       # for rehearsals; with patients see docs/hospital-it.md",
+        "label_counts = true",
+        "score_histograms = true",
+        "smallest_count = 0",
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,135 @@
+"""Run the cells of a grid, each in a process of its own, several at a time, with a live table of progress."""
+
+import fcntl
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from common.errors import BadInput, CannotGoOn, Fault
+from server.simulation.live_table import LiveTable
+from server.simulation.progress import AtWork, Pace
+from server.simulation.trial import Cell
+from server.simulation.worker import run_apart
+
+LOOK_S = 0.5
+RUNS_PER_GPU = 4
+
+
+class FailedRuns(CannotGoOn):
+    """Some runs of a grid failed; names each with its reason."""
+
+
+def run_cells(cells: Sequence[Cell], out: Path, jobs: int, console: Console) -> None:
+    """Run what is not there yet, ``jobs`` at a time; a folder that several cells share is run once.
+
+    Raises:
+        BadInput: If another process is at work in this folder.
+        FailedRuns: If a run fails; the others are finished first.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with _alone_in(out):
+        runs = list({cell.folder: cell for cell in cells}.values())
+        todo = [cell for cell in runs if not cell.is_done()]
+        if len(todo) < len(runs):
+            console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are there already.")
+        failures = _Grid(runs, todo, jobs).run(console)
+    if failures:
+        raise FailedRuns("\n".join(failures))
+
+
+def fitting_jobs(cells: Sequence[Cell]) -> int:
+    """How many runs go at a time: one where Ray is used, else by cores and threads, and by GPUs where there are any."""
+    files = [cell.file.experiment for cell in cells]
+    if any(each.simulation.backend == "ray" for each in files):
+        return 1
+    by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in files))
+    gpus = torch.cuda.device_count()
+    return min(by_cores, RUNS_PER_GPU * gpus) if gpus else by_cores
+
+
+@contextmanager
+def _alone_in(out: Path) -> Iterator[None]:
+    """Two processes would throw each other's unfinished runs away."""
+    with (out / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            problem = "another flwr-sim is at work in this folder."
+            raise BadInput([Fault(f"--out {out}", problem, "Wait for it, or name another folder.")]) from None
+        yield
+
+
+@dataclass
+class _Grid:
+    cells: Sequence[Cell]
+    todo: Sequence[Cell]
+    jobs: int
+    started: dict[Path, float] = field(default_factory=dict)
+
+    def run(self, console: Console) -> list[str]:
+        """Run; return what went wrong, one text a failed run."""
+        totals, left = Counter(cell.label for cell in self.cells), Counter(cell.label for cell in self.todo)
+        pace = Pace(totals, {label: totals[label] - left[label] for label in totals})
+        failures: list[str] = []
+        with LiveTable(console, pace, self.jobs, self._at_work) as table, ThreadPoolExecutor(self.jobs) as pool:
+            waiting = {pool.submit(self._run_one, cell): cell for cell in self.todo}
+            try:
+                while waiting:
+                    done, _ = wait(waiting, timeout=LOOK_S, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        failures += _settled(waiting.pop(future), future, pace, table)
+                    table.update()
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)  # those at work got the signal too
+                raise
+        return failures
+
+    def _at_work(self) -> list[AtWork]:
+        now, by_folder = time.monotonic(), {cell.folder: cell for cell in self.todo}
+        return [
+            AtWork(by_folder[folder].label, now - since, _rounds_in(by_folder[folder]), by_folder[folder].rounds)
+            for folder, since in list(self.started.items())
+        ]
+
+    def _run_one(self, cell: Cell) -> tuple[str, float]:
+        """Run one cell in its own process; return the reason if it failed, and its seconds."""
+        self.started[cell.folder] = began = time.monotonic()
+        try:
+            failure = _run_process(cell)
+        finally:
+            del self.started[cell.folder]
+        return failure, time.monotonic() - began
+
+
+def _run_process(cell: Cell) -> str:
+    if cell.unfinished.exists():
+        shutil.rmtree(cell.unfinished)
+    if failure := run_apart(cell):
+        return failure
+    cell.unfinished.rename(cell.folder)
+    return ""
+
+
+def _settled(cell: Cell, future: Future[tuple[str, float]], pace: Pace, table: LiveTable) -> list[str]:
+    failure, seconds = future.result()
+    if not failure:
+        pace.finished(cell.label, seconds)
+    table.say(f"{'failed' if failure else 'done'}  {cell.folder.name}", seconds)
+    return [f"{cell.folder.name}: {failure}"] if failure else []
+
+
+def _rounds_in(cell: Cell) -> int:
+    try:
+        with (cell.unfinished / "rounds.jsonl").open("rb") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0

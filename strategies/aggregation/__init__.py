@@ -1,0 +1,1 @@
+"""The maths of combining updates: means, robust means, server optimisers."""

@@ -1,0 +1,144 @@
+"""Means that a few wrong updates cannot move far: the maths, on plain arrays.
+
+Coordinate-wise median and trimmed mean: Yin, Chen, Ramchandran, Bartlett, "Byzantine-Robust Distributed Learning:
+Towards Optimal Statistical Rates", ICML 2018, definitions 1 and 2.
+Krum and multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
+Gradient Descent", NeurIPS 2017, sections 3 and 5.
+
+Every site counts once, as in the papers, whatever it says of its number of images. Departs from Yin et al. in one
+point: of n values ``ceil(fraction * n)`` are cut off at either end, not ``fraction * n`` rounded down, which with a
+handful of hospitals would be none.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from strategies.aggregation.mean import BLOCK, Float32, in_blocks
+
+Float64 = NDArray[np.float64]
+Kind = Literal["coordinate_median", "trimmed_mean", "krum"]
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "coordinate_median": (),
+    "trimmed_mean": ("fraction",),
+    "krum": ("byzantine", "keep"),
+}
+"""The keys of each kind."""
+
+
+class RobustMean(BaseModel):
+    """``method.mean``: the name of a rule, or a table with its keys.
+
+    Attributes:
+        fraction: Trimmed mean: the part of the sites whose values are cut off at either end, at least one of them.
+        byzantine: Krum: how many sites may send anything at all.
+        keep: Krum: sites whose mean is taken, the best ones; from 2 on it is multi-Krum.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    kind: Kind
+    fraction: float = Field(0.1, gt=0, lt=0.5)
+    byzantine: int = Field(1, ge=1)
+    keep: int = Field(1, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        return {"kind": given} if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _only_its_own_keys(self) -> "RobustMean":
+        if others := sorted(self.model_fields_set - {"kind", *KEYS[self.kind]}):
+            raise ValueError(f"{', '.join(others)} is no key of {self.kind}")
+        return self
+
+    @property
+    def fewest(self) -> int:
+        """Sites that the rule needs; of fewer the plain mean is taken."""
+        return 2 * self.byzantine + 3 if self.kind == "krum" else 3
+
+    def cut_off(self, sites: int) -> int:
+        """Values that a trimmed mean drops at either end; fewer than half of them together."""
+        wanted = math.ceil(self.fraction * sites - 1e-9)  # 0.1 * 30 is a little more than 3
+        return min(wanted, (sites - 1) // 2)
+
+
+def robust_mean(vectors: Sequence[Sequence[Float32]], rule: RobustMean) -> list[Float64]:
+    """The mean of the sites' vectors by a rule.
+
+    Args:
+        vectors: One a site, at least :attr:`RobustMean.fewest`; each in parts, which are as long for every site.
+
+    Returns:
+        The parts of the mean.
+    """
+    parts = [[site[place] for site in vectors] for place in range(len(vectors[0]))]
+    if rule.kind == "krum":
+        chosen = krum(squared_distances(parts), rule.byzantine, rule.keep)
+        return [by_coordinate([part[site] for site in chosen], plain_mean) for part in parts]
+    cut = rule.cut_off(len(vectors))
+    one = median if rule.kind == "coordinate_median" else lambda values: trimmed_mean(values, cut)
+    return [by_coordinate(part, one) for part in parts]
+
+
+def plain_mean(values: Float64) -> Float64:
+    """Mean of each coordinate of ``(sites, n)``."""
+    return np.asarray(values.mean(axis=0), np.float64)
+
+
+def median(values: Float64) -> Float64:
+    """Median of each coordinate of ``(sites, n)`` (Yin et al., definition 1)."""
+    return np.asarray(np.median(values, axis=0), np.float64)
+
+
+def trimmed_mean(values: Float64, cut: int) -> Float64:
+    """Mean of each coordinate of ``(sites, n)`` without its ``cut`` largest and smallest (Yin et al., definition 2)."""
+    return plain_mean(np.sort(values, axis=0)[cut : len(values) - cut])
+
+
+def krum(distances: Float64, byzantine: int, keep: int = 1) -> list[int]:
+    """Places of the ``keep`` sites that lie closest to the others, in their order.
+
+    A site's score is the sum of its squared distances to its ``n - byzantine - 2`` nearest; the lowest scores are best,
+    the first of equals. More than ``n - byzantine`` are never kept.
+
+    Args:
+        distances: Squared, ``(n, n)``; ``n`` is at least ``2 * byzantine + 3``.
+    """
+    sites = len(distances)
+    near = np.sort(distances + np.diag(np.full(sites, np.inf)), axis=1)[:, : sites - byzantine - 2]
+    best = np.argsort(near.sum(axis=1), kind="stable")[: min(keep, sites - byzantine)]
+    return sorted(best.tolist())
+
+
+def squared_distances(parts: Sequence[Sequence[Float32]]) -> Float64:
+    """Between every two sites, ``(sites, sites)``, from their vectors' parts; nothing large is made on the way."""
+    sites = len(parts[0])
+    total = np.zeros((sites, sites), np.float64)
+    for part in parts:
+        for start in range(0, len(part[0]), BLOCK):
+            values = _stacked(part, slice(start, start + BLOCK))
+            for site in range(sites - 1):
+                total[site, site + 1 :] += np.square(values[site + 1 :] - values[site]).sum(axis=1)
+    return total + total.T
+
+
+def by_coordinate(part: Sequence[Float32], rule: Callable[[Float64], Float64]) -> Float64:
+    """Apply a rule to all coordinates, block by block."""
+    result = np.empty(part[0].shape, np.float64)
+
+    def fill(block: slice) -> None:
+        result[block] = rule(_stacked(part, block))
+
+    in_blocks(len(result), fill)
+    return result
+
+
+def _stacked(part: Sequence[Float32], block: slice) -> Float64:
+    return np.stack([values[block] for values in part]).astype(np.float64)  # (sites, block)

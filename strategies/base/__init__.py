@@ -1,0 +1,1 @@
+"""What every method is made of: declaration, state, aggregator, record of a round."""

@@ -1,0 +1,92 @@
+"""The coordinator's state as bytes, and back: tensors by name, facts as JSON; nothing is pickled."""
+
+import json
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from common.models.state import ModelState
+from common.system.toml import Section
+from common.wire.records import Groups, below
+from strategies.base.state import FederationState
+from strategies.rounds.guard.memory import GuardMemory
+
+_FACTS = "facts"
+_GUARD = TypeAdapter(GuardMemory)
+
+
+class _Facts(Section):
+    round: int
+    best_round: int
+    best_losses: dict[str, float]
+    lowest_losses: dict[str, float] = Field(default_factory=dict)
+    counted: dict[str, int]
+    left_out: dict[str, str]
+    class_names: tuple[str, ...]
+    guard: dict[str, Any] = Field(default_factory=dict)
+
+
+def to_bytes(state: FederationState) -> bytes:
+    """Write a state as safetensors."""
+    facts = {
+        "round": state.round,
+        "best_round": state.best_round,
+        "best_losses": dict(state.best_losses),
+        "lowest_losses": dict(state.lowest_losses),
+        "counted": dict(state.counted),
+        "left_out": dict(state.left_out),
+        "class_names": list(state.model.head.class_names),
+        "guard": _sorted(state.guard.facts()),
+    }
+    tensors = _named("model", state.model) | (_named("best", state.best) if state.best else {})
+    for kind in ("moments", "statistics"):
+        tensors |= {f"{kind}/{name}": array for name, array in getattr(state, kind).items()}
+    tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+    return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
+
+
+def of_bytes(content: bytes) -> FederationState:
+    """The inverse of :func:`to_bytes`.
+
+    Raises:
+        ValueError: If they are no state.
+    """
+    try:
+        tensors = load(content)
+        facts = _Facts.model_validate_json(tensors[_FACTS].tobytes())
+        names = facts.class_names
+        return FederationState(
+            round=facts.round,
+            model=_model("model", tensors, names),
+            best=_model("best", tensors, names) if "best/trunk" in tensors else None,
+            best_round=facts.best_round,
+            best_losses=MappingProxyType(facts.best_losses),
+            # An earlier release did not write them: the best model's own are a beginning.
+            lowest_losses=MappingProxyType(facts.lowest_losses or facts.best_losses),
+            counted=MappingProxyType(facts.counted),
+            moments=MappingProxyType(below("moments", tensors)),
+            statistics=MappingProxyType(below("statistics", tensors)),
+            left_out=MappingProxyType(facts.left_out),
+            guard=_GUARD.validate_python(facts.guard),
+        )
+    except (SafetensorError, LookupError, TypeError) as error:
+        raise ValueError(f"it holds no state of a federation: {error}") from None
+
+
+def _sorted(facts: Mapping[str, Any]) -> Any:
+    """Facts in the order of their names: the same bytes whoever replied first."""
+    return json.loads(json.dumps(facts, sort_keys=True))
+
+
+def _named(prefix: str, model: ModelState) -> dict[str, NDArray[Any]]:
+    return {f"{prefix}/{name}": array for name, array in Groups.of_model(model).named().items()}
+
+
+def _model(prefix: str, tensors: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> ModelState:
+    return Groups.of_named(below(prefix, tensors), names).model()

@@ -1,0 +1,1 @@
+"""The baselines and comparators of the papers."""

@@ -1,0 +1,217 @@
+"""CBAFed: pseudo labels that are fixed for a round, by thresholds that are lower for rarer classes.
+
+Li, Li, Wang: "Class Balanced Adaptive Pseudo Labeling for Federated Semi-Supervised Learning", CVPR 2023; as a
+comparator in Sun et al., "FedMLP", MICCAI 2024, tables 1 and 2. We had the paper's abstract, descriptions of it and
+both groups' released code at hand, not its numbered equations.
+
+The paper's. Stage 1: labelled sites train alone. Stage 2: a site without labels gives each image, once at the
+beginning of a round and by the received model, the class of the highest probability if that is above the class's
+threshold, and trains on those; ``tau_c = p_c + base - std(p)``, cut off above, where p_c is class c's share of
+all that was trained on in the last round, labels and pseudo labels. A site weighs as many images as it trained on. The
+*residual weight connection*: every fifth round the mean is mixed half and half with the model as it was after the
+last such mixing; in the supervised training of stage 1 it is every fifth epoch, and the earlier model has 0.8.
+
+Ours, because here each site labels some of the classes, entry by entry (all but the first as FedMLP's authors have it):
+
+- As in the paper, and unlike FedMLP's authors, who tag anew in every batch, tags are fixed for a round.
+- In a class that a site does not label, an entry is positive with a probability above tau_c, negative with one below
+  ``1 - tau_c``, else left out; p_c is class c's share of all entries trained on. So it rises with how many sites label
+  the class, and falls for a class of which few dare say anything. base is 0.45, not 0.84, tau from 0.55 to 0.95.
+- A site weighs as many entries as it trained on.
+- With one local epoch a round there is no fifth epoch: in stage 1, too, the coordinator mixes every fifth round.
+- Left out: an unsure image is given its second most likely class if that is rare. A yes or no has no second.
+
+FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
+have; we count its own labels, and tags. Their stage 1 divides p by images, ours by entries, as their stage 2.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from common.models.inference import logits_of
+from common.models.network import SplitNetwork
+from common.models.state import ModelState
+from common.models.zoo.spec import Task
+from common.wire.records import Arrays, Groups, TrainReply, below
+from strategies.aggregation.interpolation import mixed
+from strategies.aggregation.server_optimizer import Moments
+from strategies.base.aggregation_weights import Weights
+from strategies.base.coordinator_half import Guidance, Known, finite_by_name
+from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
+from strategies.local.losses import known_entries, loss_for, positive_weights
+from strategies.local.objective import LocalRound, Situation
+from strategies.local.training import Batch, Losses
+
+Floats = NDArray[np.floating]
+Float64 = NDArray[np.float64]
+
+
+class CBAFedParameters(Parameters):
+    """The ``[method]`` table.
+
+    Attributes:
+        stage_one_rounds: Rounds before the first pseudo labels.
+        threshold_base: Threshold of a class of mean share where all have the same; else less their standard deviation.
+        threshold_lowest, threshold_highest: No threshold lies outside.
+        residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
+        residual_stage_one, residual: Share of the earlier model, in stage 1 and after it.
+        balanced: A positive weighs the site's entries over its positives of that class.
+    """
+
+    weighting: Weighting = "samples"
+    stage_one_rounds: int = Field(50, ge=1)
+    threshold_base: float = Field(0.45, ge=0, le=1)
+    threshold_lowest: float = Field(0.55, ge=0.5, le=1)
+    threshold_highest: float = Field(0.95, ge=0.5, le=1)
+    residual_every: int = Field(5, ge=0)
+    residual_stage_one: float = Field(0.8, ge=0, le=1)
+    residual: float = Field(0.5, ge=0, le=1)
+    balanced: bool = True
+
+
+def cbafed(parameters: CBAFedParameters, task: Task) -> Method:
+    """Build the method from its ``[method]`` table.
+
+    Raises:
+        BadInput: For a multi-class task.
+    """
+    refuse_multi_class("cbafed", task)
+    return Method(
+        "cbafed",
+        loss_for(task, "masked"),
+        tells=("entries",),
+        guidance=Guidance(
+            tell=lambda known: lambda site: known.statistics,
+            learn=lambda known, replies: learned(known, replies, parameters),
+            expects=lambda known, site, features: expected(known, parameters),
+            note_round=thresholds_noted,
+        ),
+        shares=lambda known, replies, weights: shares(known, replies, weights, parameters),
+        settled=lambda server_round, model, moments: connected(server_round, model, moments, parameters),
+        local=lambda situation: CBAFedClient(situation, parameters).round(),
+        **shared_choices(parameters),
+    )
+
+
+# ---------------------------------------------------------------------- coordinator
+
+
+def expected(known: Known, parameters: CBAFedParameters) -> Mapping[str, tuple[int, ...]]:
+    """Expect, from the last round of stage 1 on, how many entries of each class a site trained on."""
+    if known.round < parameters.stage_one_rounds:
+        return {}
+    return {"entries": (len(known.contract.class_names),)}
+
+
+def learned(known: Known, replies: Mapping[str, TrainReply], parameters: CBAFedParameters) -> Arrays:
+    """The thresholds for the next round."""
+    if not expected(known, parameters):
+        return known.statistics
+    entries = np.sum([entries_of(reply) for reply in replies.values()], axis=0)  # (classes,)
+    low, high = parameters.threshold_lowest, parameters.threshold_highest
+    return {"thresholds": thresholds(entries, parameters.threshold_base, low, high).astype(np.float32)}
+
+
+def entries_of(reply: TrainReply) -> Float64:
+    """Entries of each class that a site trained on, at most its images; ``(classes,)``."""
+    return np.nan_to_num(reply.statistics["entries"].astype(np.float64)).clip(0, reply.train_samples)
+
+
+def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> Float64:
+    """``tau_c = p_c + base - std(p)``, the standard deviation of a sample; ``(classes,)``.
+
+    Args:
+        entries: All sites' together, ``(classes,)``.
+    """
+    share = entries / max(float(entries.sum()), 1.0)
+    spread = float(share.std(ddof=1)) if len(share) > 1 else 0.0
+    return np.asarray(np.clip(share + base - spread, lowest, highest), np.float64)
+
+
+def thresholds_noted(known: Known) -> dict[str, Any]:
+    """Each class's threshold for the next round, once there is one."""
+    if "thresholds" not in known.statistics:
+        return {}
+    named = zip(known.contract.class_names, known.statistics["thresholds"], strict=True)
+    return {"thresholds": finite_by_name(dict(named))}
+
+
+def shares(known: Known, replies: Mapping[str, TrainReply], weights: Weights, parameters: CBAFedParameters) -> Weights:
+    """Multiply, in stage 2, each plain weight by the mean entries that an image of the site was trained on."""
+    if known.round <= parameters.stage_one_rounds:
+        return weights
+    sizes = [float(entries_of(reply).sum()) / reply.train_samples for reply in replies.values()]
+    found = [weight * size for weight, size in zip(weights, sizes, strict=True)]
+    return found if sum(found) > 0 else weights
+
+
+def connected(
+    server_round: int, model: ModelState, moments: Moments, parameters: CBAFedParameters
+) -> tuple[ModelState, Moments]:
+    """Mix with the earlier model where it is time to, and remember the mixture; each stage begins anew."""
+    first = server_round <= parameters.stage_one_rounds
+    place = server_round - 1 - (0 if first else parameters.stage_one_rounds)
+    if not parameters.residual_every or place % parameters.residual_every:
+        return model, moments
+    if place:
+        earlier = Groups.of_named(below("earlier", moments), model.head.class_names)
+        model = mixture(model, earlier, parameters.residual_stage_one if first else parameters.residual)
+    named = Groups.of_model(model).named()
+    return model, {**moments, **{f"earlier/{name}": array for name, array in named.items()}}
+
+
+def mixture(model: ModelState, earlier: Groups, share: float) -> ModelState:
+    """A model of which ``share`` is the earlier one, in every value."""
+    now = Groups.of_model(model).named()
+    values = {name: mixed(array, now[name], share) for name, array in earlier.named().items()}
+    return Groups.of_named(values, model.head.class_names).model()
+
+
+# ---------------------------------------------------------------------- hospital
+
+
+class CBAFedClient:
+    """One round at one site: tag, in stage 2, then train on labels and tags alike."""
+
+    def __init__(self, situation: Situation, parameters: CBAFedParameters) -> None:
+        self.situation, self.parameters = situation, parameters
+        self.targets = self._targets()  # (n, classes)
+        self.positive_weight = positive_weights(self.targets) if parameters.balanced else None
+
+    def round(self) -> LocalRound:
+        return LocalRound(self.objective, self.told, {"entries": "counts"})
+
+    def objective(self, network: SplitNetwork, batch: Batch) -> torch.Tensor:
+        """Mean cross-entropy over labels and tags."""
+        logits = batch.logits(network, batch.view())
+        return known_entries(logits, self.targets[batch.rows], batch.annotated, self.positive_weight)
+
+    def told(self, network: SplitNetwork, losses: Losses) -> Arrays:
+        """Entries of each class that were trained on, from the last round of stage 1 on."""
+        if self.situation.round < self.parameters.stage_one_rounds:
+            return {}
+        return {"entries": (~self.targets.isnan()).sum(dim=0).cpu().numpy().astype(np.float32)}
+
+    def _targets(self) -> torch.Tensor:
+        examples, told = self.situation.examples, self.situation.told
+        if self.situation.round <= self.parameters.stage_one_rounds or "thresholds" not in told:
+            return examples.labels
+        logits = logits_of(self.situation.network, examples.images, self.situation.spec.precision)
+        tags = pseudo_labels(logits.sigmoid(), torch.tensor(told["thresholds"], device=logits.device))
+        return torch.where(examples.annotated, examples.labels, tags)
+
+
+def pseudo_labels(probabilities: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
+    """1 above the class's threshold, 0 below one minus it, NaN between; ``(n, classes)``.
+
+    Args:
+        probabilities: Of the received model, on the images as they are.
+        threshold: ``(classes,)``, at least 0.5.
+    """
+    negative_or_unsure = torch.where(probabilities < 1 - threshold, 0.0, torch.nan)
+    return torch.where(probabilities > threshold, 1.0, negative_or_unsure)

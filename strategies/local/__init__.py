@@ -1,0 +1,1 @@
+"""What a hospital trains with: losses, training loop, clipping, compression, early stopping."""

@@ -1,0 +1,114 @@
+"""The hospital's half of a method, as values: what a site minimises in a round, tells besides, and notes down."""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from common.config import TrainingSection
+from common.models.network import BATCH_NORM, SplitNetwork
+from common.wire.records import NO_ARRAYS, Arrays
+from strategies.local.losses import Loss
+from strategies.local.training import Batch, Examples, Losses, Objective, plain
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a site has when a round begins.
+
+    Attributes:
+        network: As received, with the site's own parts in place; it is about to be trained, so copy what must last.
+        examples: The training part.
+        told: The federation's statistics, as the coordinator sent them.
+        notes: What the method noted down at this site when it last counted.
+        round: From 1.
+    """
+
+    network: SplitNetwork
+    examples: Examples
+    told: Arrays
+    notes: Arrays
+    round: int
+    spec: TrainingSection
+
+
+def fixed_copy(network: SplitNetwork) -> SplitNetwork:
+    """A network that stays as this one is now, for evaluation: what becomes a teacher."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+def tells_nothing(network: SplitNetwork, losses: Losses) -> Arrays:
+    """No statistics."""
+    return NO_ARRAYS
+
+
+def notes_nothing(network: SplitNetwork) -> Arrays:
+    """No notes."""
+    return NO_ARRAYS
+
+
+About = Literal["images", "signs", "positives", "counts"]
+"""Whom a statistic is about: all training images; of each head row's class the negatives and the positives (its first
+two axes), or the positives (its first axis); or it counts each class's images."""
+
+
+@dataclass(frozen=True)
+class LocalRound:
+    """One round at one site.
+
+    Attributes:
+        objective: What is minimised.
+        statistics: What is told besides the update, of the trained network and the losses of all its batches.
+        about: Whom each of these is about; a site tells nothing of few patients.
+        notes: What the site keeps for the method's next round, on its own disk, once the network is trained.
+        lr_factor: The learning rate is multiplied by it.
+    """
+
+    objective: Objective
+    statistics: Callable[[SplitNetwork, Losses], Arrays] = tells_nothing
+    about: Mapping[str, About] = field(default_factory=lambda: MappingProxyType({}))
+    notes: Callable[[SplitNetwork], Arrays] = notes_nothing
+    lr_factor: float = 1.0
+
+
+LocalHalf = Callable[[Situation], LocalRound]
+
+
+def minimising(loss: Loss) -> LocalHalf:
+    """The half of a method that only has a loss of its own."""
+    return lambda situation: LocalRound(plain(loss))
+
+
+def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:
+    """Add ``mu / 2`` times the squared distance from the received model (FedProx, Li et al., MLSys 2020, eq. 2).
+
+    Args:
+        half: Any method's.
+        mu: Strength.
+        head, norm: Whether these groups come from the federation; the distance runs over what does.
+    """
+
+    def local(situation: Situation) -> LocalRound:
+        inner = half(situation)
+        received = [value.detach().clone() for value in _shared(situation.network, head=head, norm=norm)]
+
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            pairs = zip(_shared(network, head=head, norm=norm), received, strict=True)
+            distance = torch.stack([(now - before).square().sum() for now, before in pairs]).sum()
+            return inner.objective(network, batch) + mu / 2 * distance
+
+        return replace(inner, objective=objective)
+
+    return local
+
+
+def _shared(network: SplitNetwork, *, head: bool, norm: bool) -> list[Tensor]:
+    """The parameters that the federation averages."""
+    own = set() if head else set(network.head.parameters())
+    if not norm:
+        own |= {value for part in network.modules() if isinstance(part, BATCH_NORM) for value in part.parameters()}
+    return [value for value in network.parameters() if value not in own]

@@ -1,0 +1,316 @@
+"""The training loop: one for every method, at the hospital and wherever the coordinator trains, on plain tensors."""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from common.config import TrainingSection
+from common.data.augmentation.weak import AugmentationSpec, augment
+from common.data.base.image_set import ImageSet
+from common.data.images.pixels import Pixels
+from common.metrics.multi_label import mean_auroc
+from common.models.inference import Precision, autocast, label_matrix, logits_of, probabilities
+from common.models.network import SplitNetwork, train_mode
+from common.models.state import ModelState, read_state, write_state
+from strategies.local.early_stopping import Settling
+from strategies.local.losses import Loss
+
+Losses = NDArray[np.float32]
+"""``(batches,)``, in the order in which they were trained."""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Images and labels of one part of a site's data, on its device.
+
+    Attributes:
+        images: uint8 ``(n, channels, height, width)``.
+        labels: float32 ``(n, rows)``, NaN for unknown.
+        annotated: bool ``(rows,)``, the head rows whose class the site annotates.
+    """
+
+    images: Tensor | Pixels
+    labels: Tensor
+    annotated: Tensor
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def any_known(self) -> bool:
+        """Whether there is any label."""
+        return len(self) > 0 and not bool(self.labels.isnan().all())
+
+
+def examples_of(images: ImageSet, pixels: Tensor | Pixels, class_names: tuple[str, ...]) -> Examples:
+    """Images, whose ``pixels`` go to a device, with the labels of these head rows."""
+    annotated = torch.tensor([name in images.class_names for name in class_names])
+    labels = label_matrix(images, class_names)
+    return Examples(pixels, labels.to(pixels.device), annotated.to(pixels.device))
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What does not learn: batch normalisation, and the backbone during warm-up."""
+
+    norm: bool = False
+    backbone: bool = False
+
+
+def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
+    """The optimiser over the parameters that learn; Adam with Keras' epsilon, as in specs 1.4.
+
+    Fused into one pass over each tensor.
+    """
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if spec.optimizer == "adam":
+        return torch.optim.Adam(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
+    return torch.optim.SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One mini-batch, as an objective sees it.
+
+    Attributes:
+        rows: ``(batch,)`` places among the examples.
+        images: uint8 ``(batch, channels, height, width)``, as they lie there.
+        labels: ``(batch, rows)``, NaN for unknown.
+        annotated: ``(rows,)``.
+        augmented: Draws another random view of images.
+        generator: On the CPU, for whatever else an objective draws.
+    """
+
+    rows: Tensor
+    images: Tensor
+    labels: Tensor
+    annotated: Tensor
+    augmented: Callable[[Tensor], Tensor]
+    precision: Precision
+    generator: torch.Generator
+
+    def view(self) -> Tensor:
+        """A new random view of the images, float32 ``(batch, channels, height, width)``."""
+        return self.augmented(self.images.float())
+
+    def logits(self, network: SplitNetwork, view: Tensor) -> Tensor:
+        """What the network says of a view, float32 ``(batch, rows)``."""
+        with autocast(view.device, self.precision):
+            logits = network(view)
+        return logits.float()  # type: ignore[no-any-return]
+
+
+Objective = Callable[[SplitNetwork, Batch], Tensor]
+"""What a site minimises: a scalar of the network and one batch."""
+
+
+def plain(loss: Loss) -> Objective:
+    """The objective that looks at one view of the images and no further."""
+
+    def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+        return loss(batch.logits(network, batch.view()), batch.labels, batch.annotated)
+
+    return objective
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What is trained on and how; the same for all epochs of a round.
+
+    Attributes:
+        epoch: In the place of :func:`train_epoch`.
+    """
+
+    examples: Examples
+    objective: Objective
+    spec: TrainingSection
+    augmentation: AugmentationSpec
+    frozen: Frozen
+    epoch: "Epoch | None" = None
+
+
+class Epoch(Protocol):
+    """Another way to train over all examples once."""
+
+    def __call__(
+        self, network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+    ) -> Losses: ...
+
+
+def train_epoch(
+    network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+) -> Losses:
+    """Train over all examples once, reshuffled; return the loss of every batch.
+
+    ``generator`` lives on the CPU and draws order and augmentation, so that these do not depend on the device.
+    """
+    examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
+    train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
+    augmented = partial(augment, spec=exercise.augmentation, generator=generator)
+    losses = []
+    for drawn in batches(len(examples), spec.batch_size, generator):
+        rows = drawn.to(examples.images.device)
+        images, labels = examples.images[rows], examples.labels[rows]
+        batch = Batch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
+        value = exercise.objective(network, batch)
+        optimizer.zero_grad(set_to_none=True)
+        value.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(value.detach())
+    return torch.stack(losses).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a round's local training was like.
+
+    Attributes:
+        losses: Of every batch of all epochs.
+        last_loss: Mean over the batches of the last epoch, or of the one whose weights were kept.
+    """
+
+    losses: Losses
+    last_loss: float
+    epochs: int
+
+
+def train(
+    network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
+) -> Trained:
+    """Train the experiment's number of epochs."""
+    epoch = exercise.epoch or train_epoch
+    every = [epoch(network, exercise, optimizer, generator) for _ in range(exercise.spec.epochs)]
+    return Trained(np.concatenate(every), float(every[-1].mean()), len(every))
+
+
+@dataclass(frozen=True)
+class Judge:
+    """The data and the rule by which training is judged to have settled."""
+
+    validation: Examples
+    loss: Loss
+    settling: Settling
+
+
+def train_until_settled(
+    network: SplitNetwork,
+    exercise: Exercise,
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+    judge: Judge,
+) -> Trained:
+    """Train until the validation loss settles; the weights of its lowest point are put back (specs 2.4, step 4).
+
+    Without a validation loss it trains the experiment's number of epochs.
+    """
+    if not judge.validation.any_known:
+        return train(network, exercise, optimizer, generator)
+    every, settling, best = list[Losses](), judge.settling, read_state(network)
+    while not settling.stopped:
+        every.append(train_epoch(network, exercise, optimizer, generator))
+        loss = validate(network, judge.validation, judge.loss, exercise.spec).loss
+        settling = settling.after(np.nan if loss is None else loss)
+        if settling.best_epoch == settling.epochs - 1:
+            best = read_state(network)
+    write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
+    if not np.isfinite(every[-1]).all():  # it diverged after its best point: momentum from there would stay so for ever
+        optimizer.state.clear()
+    return Trained(np.concatenate(every), float(every[settling.best_epoch].mean()), len(every))
+
+
+def batches(n: int, size: int, generator: torch.Generator) -> list[Tensor]:
+    """Shuffled rows in batches; a last batch of one joins its neighbour, for batch normalisation needs two."""
+    parts = list(torch.split(torch.randperm(n, generator=generator), size))
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        last = parts.pop()
+        parts[-1] = torch.cat([parts[-1], last])
+    return parts
+
+
+@dataclass(frozen=True)
+class Validation:
+    """How good a network is on the validation part; None where there are no images, no labels, or one kind only."""
+
+    loss: float | None = None
+    mean_auroc: float | None = None
+
+
+def validate(
+    network: SplitNetwork,
+    examples: Examples,
+    loss: Loss,
+    spec: TrainingSection,
+    but: Collection[str] = (),
+) -> Validation:
+    """The loss over all examples, and the mean AUROC over the classes the site annotates, ``but`` some of them."""
+    if not examples.any_known:
+        return Validation()
+    logits = logits_of(network, examples.images, spec.precision)
+    value = float(loss(logits, examples.labels, examples.annotated))
+    if not logits.isfinite().all():
+        return Validation(value)
+    judged = torch.tensor([name not in but for name in network.class_names], device=logits.device)
+    rows = (examples.annotated & judged).nonzero().flatten()
+    scores = probabilities(logits, network.spec.task)[:, rows].cpu().numpy()
+    return Validation(value, mean_auroc(scores, examples.labels[:, rows].cpu().numpy()))
+
+
+@contextlib.contextmanager
+def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
+    """Fixed threads and seeds inside, the process's own state outside; yields a CPU generator."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        with torch.random.fork_rng(devices):
+            # Dropout draws from the global generators. torch.manual_seed, without a GPU, notes a stack trace each time.
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed_all(seed)
+            yield torch.Generator().manual_seed(seed)
+    finally:
+        torch.set_num_threads(before)
+
+
+def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
+    """The optimiser's state as ``parameter/key`` arrays, for the site's memory."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
+    return {
+        f"{names[parameter]}/{key}": value.detach().cpu().numpy().copy()
+        for parameter, state in optimizer.state.items()
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    network: SplitNetwork, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[np.float32]]
+) -> None:
+    """Put :func:`optimizer_arrays` back, for the parameters that still are there and of that shape."""
+    parameters = dict(network.named_parameters())
+    for path, array in arrays.items():
+        name, _, key = path.rpartition("/")
+        parameter = parameters.get(name)
+        if parameter is None or (array.ndim and array.shape != tuple(parameter.shape)):
+            continue
+        # Like the parameter in memory too: a fused step reads both as they lie there.
+        restored = torch.empty_like(parameter) if array.ndim else torch.empty((), device=parameter.device)
+        optimizer.state[parameter][key] = restored.copy_(torch.from_numpy(array.copy()))
+
+
+def refuse_diverged(trained: ModelState, loss: float) -> None:
+    """Raise if training left values that are not finite: this round must not become anybody's memory.
+
+    Raises:
+        FloatingPointError: Naming what would help.
+    """
+    groups = (trained.trunk, trained.norm, trained.head.weight, trained.head.bias)
+    if not np.isfinite(loss) or not all(np.isfinite(group).all() for group in groups):
+        raise FloatingPointError("training diverged: not all numbers are finite. A lower training.lr usually helps.")

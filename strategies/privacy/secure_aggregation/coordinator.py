@@ -1,0 +1,230 @@
+"""The coordinator's half: relays what sites say to one another, adds masked updates up, takes the masks off the sum."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.errors import quoted
+from common.wire.codec import R
+from common.wire.records import Record
+from common.wire.secure_aggregation import (
+    Integers,
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
+from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
+from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
+from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of, threshold
+from strategies.privacy.secure_aggregation.signed_keys import Statement, StatementError, read_statement
+from strategies.privacy.secure_aggregation.site import may_open
+
+
+class MaskingFailed(Exception):
+    """This round's sum cannot be opened; says why. Nothing about any single update is known."""
+
+
+class Ask(Protocol):
+    """Puts one question to each of some sites and yields answers as they come; who does not answer is left out."""
+
+    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]: ...
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """What is summed.
+
+    Attributes:
+        weights: Site -> plain weight.
+        rows: Site -> classes whose rows it must send, sorted.
+        classes: All rows of the sum, sorted.
+    """
+
+    run: str
+    round: int
+    weights: Mapping[str, float]
+    rows: Mapping[str, tuple[str, ...]]
+    classes: tuple[str, ...]
+    layout: SegmentLayout
+    largest: float
+
+
+@dataclass(frozen=True)
+class UnmaskedSum:
+    """The sum.
+
+    Attributes:
+        asked: What was to be summed.
+        vector: Of numbers times parts, over the body and all rows; rows that are not opened are zero.
+        parts: Survivor -> its part of all weights that were asked for.
+        rows: Class -> survivors that own it, for the rows that are opened.
+        closed: Rows that only one site was left in, which does not want them opened.
+        integers: The sum before it was turned into numbers.
+    """
+
+    asked: SumRequest
+    vector: NDArray[np.float64]
+    parts: Mapping[str, float]
+    rows: Mapping[str, tuple[str, ...]]
+    closed: tuple[str, ...]
+    integers: Integers
+
+
+@dataclass
+class Summing:
+    """One round's masking, stage by stage."""
+
+    asked: SumRequest
+    ask: Ask
+    _statements: dict[str, Statement] = field(default_factory=dict)
+
+    def opened(self) -> UnmaskedSum:
+        """Go through all stages.
+
+        Raises:
+            MaskingFailed: If too few sites are left at any of them, or what they gave does not fit together.
+        """
+        letters = self._letters(self._keys())
+        taking_part = sorted(letters)
+        total, survivors = self._masked(letters)
+        segments = segments_of({site: statement.rows for site, statement in self._statements.items()})
+        try:
+            self._take_off(total, taking_part, survivors, segments)
+        except SecretsError as error:
+            raise MaskingFailed(f"{error}.") from None
+        return self._checked(total, taking_part, survivors, segments)
+
+    # ------------------------------------------------------------------ stages
+
+    def _keys(self) -> SharesRequest:
+        asked, answers = self.asked, dict[str, KeysAnswer]()
+        request = KeysRequest(asked.run, asked.round)
+        for site, answer in self.ask(dict.fromkeys(asked.weights, request), KeysAnswer, 2):
+            try:
+                statement = read_statement(answer.statement)
+            except StatementError:
+                continue
+            if (statement.run, statement.round, statement.site) != (asked.run, asked.round, site):
+                continue
+            if statement.rows == asked.rows[site]:
+                self._statements[site], answers[site] = statement, answer
+        self._refuse_fewer(answers, 2, "stated their keys")
+        ordered = [answers[site] for site in sorted(answers)]
+        return SharesRequest(
+            asked.run,
+            asked.round,
+            tuple(answer.statement for answer in ordered),
+            tuple(answer.signature for answer in ordered),
+            tuple(answer.identity for answer in ordered),
+        )
+
+    def _letters(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
+        """Sender -> recipient -> sealed letter."""
+        others = {site: set(self._statements) - {site} for site in self._statements}
+        found = {
+            site: dict(zip(answer.recipients, answer.letters, strict=True))
+            for site, answer in self.ask(dict.fromkeys(self._statements, request), SharesAnswer, self._needed)
+            if set(answer.recipients) == others[site]
+        }
+        self._refuse_fewer(found, self._needed, "shared their secrets")
+        return found
+
+    def _masked(self, letters: Mapping[str, Mapping[str, bytes]]) -> tuple[Integers, list[str]]:
+        """The masked sum, and who is in it."""
+        asked, layout = self.asked, self.asked.layout
+        total = np.zeros(layout.size(asked.classes), np.uint32)
+        weight = sum(asked.weights[site] for site in letters)
+        requests = {site: self._masked_request(site, letters, weight) for site in letters}
+        survivors = list[str]()
+        for site, answer in self.ask(requests, MaskedAnswer, self._needed):
+            rows = asked.rows[site]
+            if answer.vector.shape == (layout.size(rows),):
+                places = layout.places(asked.classes, rows, body=True)
+                for place, own in zip(places, layout.places(rows, rows, body=True), strict=True):
+                    total[place] += answer.vector[own]
+                survivors.append(site)
+        self._refuse_fewer(survivors, self._needed, "sent a masked update")
+        return total, sorted(survivors)
+
+    def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]], weight: float) -> MaskedRequest:
+        senders = tuple(sorted(set(letters) - {site}))
+        written = tuple(letters[sender][site] for sender in senders)
+        numbers = self.asked.layout.size(self.asked.rows[site])
+        return MaskedRequest(self.asked.run, self.asked.round, senders, written, weight, numbers)
+
+    # ------------------------------------------------------------------ unmasking
+
+    def _take_off(
+        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[Segment]
+    ) -> None:
+        """Take off the survivors' own masks, and those that they have in common with sites that are gone."""
+        masks, keys = self._revealed(survivors)
+        asked, layout = self.asked, self.asked.layout
+        for segment in segments:
+            if may_open(segment, set(survivors), self._statements):
+                for site in sorted(set(segment.owners) & set(survivors)):
+                    secret = combined(masks.get((site, segment.name), [])[: self._needed])
+                    places = layout.places(asked.classes, segment.classes, body=segment.body)
+                    add_mask(total, places, secret, subtract=True)
+        for gone in sorted(set(taking_part) - set(survivors)):
+            stated = self._statements[gone]
+            key = key_of(combined(keys.get(gone, [])[: self._needed]), stated.masking_key)
+            for site in survivors:
+                theirs = self._statements[site]
+                common = tuple(name for name in theirs.rows if name in stated.rows)
+                places = layout.places(asked.classes, common, body=True)
+                # A survivor subtracted the mask where its name comes last.
+                add_mask(total, places, agreed(key, theirs.masking_key), subtract=site < gone)
+
+    def _revealed(self, survivors: list[str]) -> tuple[dict[tuple[str, str], list[bytes]], dict[str, list[bytes]]]:
+        """Shares by survivor and segment, and by site that is gone."""
+        asked = self.asked
+        request = RevealRequest(asked.run, asked.round, tuple(survivors))
+        masks, keys = dict[tuple[str, str], list[bytes]](), dict[str, list[bytes]]()
+        answered = set[str]()
+        for site, answer in self.ask(dict.fromkeys(survivors, request), RevealAnswer, self._needed):
+            answered.add(site)
+            for owner, segment, share in zip(answer.owners, answer.segments, answer.shares, strict=True):
+                masks.setdefault((owner, segment), []).append(share)
+            for gone, share in zip(answer.gone, answer.key_shares, strict=True):
+                keys.setdefault(gone, []).append(share)
+        self._refuse_fewer(answered, self._needed, "gave their shares")
+        return masks, keys
+
+    def _checked(
+        self, total: Integers, taking_part: list[str], survivors: list[str], segments: Iterable[Segment]
+    ) -> UnmaskedSum:
+        asked, left = self.asked, set(survivors)
+        rows, closed = dict[str, tuple[str, ...]](), list[str]()
+        for segment in segments:
+            owners = tuple(site for site in segment.owners if site in left)
+            if may_open(segment, left, self._statements):
+                rows |= dict.fromkeys(segment.classes, owners)
+            elif owners:
+                closed += segment.classes
+        unopened = [name for name in asked.classes if name not in rows]
+        for place in asked.layout.places(asked.classes, unopened, body=False):
+            total[place] = 0
+        if not plausible(total, len(taking_part)):
+            raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
+        weight = sum(asked.weights[site] for site in taking_part)
+        parts = {site: asked.weights[site] / weight for site in survivors}
+        return UnmaskedSum(asked, from_fixed_point(total, asked.largest), parts, rows, tuple(sorted(closed)), total)
+
+    @property
+    def _needed(self) -> int:
+        return threshold(len(self._statements))
+
+    def _refuse_fewer(self, sites: Iterable[str], needed: int, what: str) -> None:
+        names = sorted(sites)
+        if len(names) < needed:
+            who = quoted(names) or "nobody"
+            raise MaskingFailed(f"{len(names)} sites {what} ({who}), {needed} are needed.")

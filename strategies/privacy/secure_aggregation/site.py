@@ -1,0 +1,312 @@
+"""The hospital's half: one round's secrets, in memory only, and four answers that never contradict one another.
+
+What a site must not do is decided here, whatever it is asked: mask with fewer than two sites, give a site's key and
+its own mask away both, open a row that only one site is left in, or answer one stage in two ways.
+"""
+
+import os
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from numpy.typing import NDArray
+
+from common.wire.errors import WireError
+from common.wire.records import Groups
+from common.wire.secure_aggregation import (
+    Integers,
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    MaskingAnswer,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
+from strategies.privacy.secure_aggregation.crypto import (
+    SECRET_BYTES,
+    add_mask,
+    agreed,
+    new_key,
+    opened,
+    public_hex,
+    sealed,
+    secret_of,
+    shared,
+)
+from strategies.privacy.secure_aggregation.encrypted_shares import Letter, read_letter
+from strategies.privacy.secure_aggregation.fixed_point import cut, fixed_point
+from strategies.privacy.secure_aggregation.segments import Segment, flat, segments_of, threshold
+from strategies.privacy.secure_aggregation.signed_keys import (
+    Statement,
+    StatementError,
+    read_statement,
+    refuse_unsigned,
+    signed,
+)
+
+Request = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
+Answer = TypeVar("Answer", bound=MaskingAnswer)
+
+
+class MaskingRefused(WireError):
+    """What the coordinator asks for would show more than a sum, or contradicts what it asked before."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The key that a site is admitted with, and its public half as an OpenSSH line."""
+
+    key: ec.EllipticCurvePrivateKey
+    line: str
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The terms on which a site takes part.
+
+    Attributes:
+        weight: Its plain weight in the mean.
+        largest: Numbers of its update beyond are cut.
+        alone: Whether rows that no other site of the round owns may be opened.
+        identity: None in simulation.
+        peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
+            relay the right statements.
+    """
+
+    weight: float
+    largest: float
+    alone: bool = False
+    identity: Identity | None = None
+    peers: Mapping[str, str] = field(default_factory=dict)
+
+
+class SiteRound:
+    """One site in one round.
+
+    Args:
+        update: What is to be added to the sum; let go once it is masked.
+
+    Attributes:
+        cut: How many numbers of the update are beyond the range and were cut.
+    """
+
+    def __init__(self, run: str, server_round: int, site: str, update: Groups, terms: Terms) -> None:
+        self.run, self.round, self.site = run, server_round, site
+        self._terms = terms
+        self._layout, self._rows, vector = flat(update)
+        self._update: NDArray[np.float32] | None = vector
+        self.cut = cut(vector, terms.largest)
+        self._sealing, self._masking = new_key(), new_key()
+        self._statements: Mapping[str, Statement] = {}
+        self._segments: tuple[Segment, ...] = ()
+        self._own: dict[str, bytes] = {}  # segment -> secret of this site's own mask
+        self._letters: dict[str, Letter] = {}  # sender -> shares, this site's own too
+        self._answered: dict[type, tuple[Request, MaskingAnswer]] = {}
+
+    # ------------------------------------------------------------------ four stages
+
+    def keys(self, request: KeysRequest) -> KeysAnswer:
+        """State this round's public keys."""
+        return self._once(request, KeysAnswer, self._state_keys)
+
+    def shares(self, request: SharesRequest) -> SharesAnswer:
+        """Share this site's secrets among all sites.
+
+        Raises:
+            MaskingRefused: If the statements are too few, or not those of different sites of this round.
+        """
+        return self._once(request, SharesAnswer, self._share)
+
+    def masked(self, request: MaskedRequest) -> MaskedAnswer:
+        """Mask the update, with a mask for each site that takes part and masks of its own.
+
+        Raises:
+            MaskingRefused: If too few sites are left.
+            SecretsError: If a letter cannot be read.
+        """
+        return self._once(request, MaskedAnswer, self._mask)
+
+    def reveal(self, request: RevealRequest) -> RevealAnswer:
+        """Give what takes the masks off the survivors' sum: once, and of each site one of its two secrets.
+
+        Raises:
+            MaskingRefused: If too few sites survive, or this site is not among them.
+        """
+        return self._once(request, RevealAnswer, self._reveal)
+
+    @property
+    def rows_alone(self) -> tuple[str, ...]:
+        """Rows that no other site of the round owns, once it is known who takes part."""
+        return tuple(name for segment in self._segments if segment.owners == (self.site,) for name in segment.classes)
+
+    def _once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
+        """Answer a stage; the same again where the same is asked again, and nothing where anything else is."""
+        if (request.run, request.round) != (self.run, self.round):
+            raise MaskingRefused(f"{self.site} holds an update of round {self.round}, not of {request.round}.")
+        if kind in self._answered:
+            asked, given = self._answered[kind]
+            if asked != request:
+                raise MaskingRefused(f"{self.site} has answered another {type(request).__name__} in this round.")
+            assert isinstance(given, kind)
+            return given
+        given = answer(request)
+        self._answered[kind] = (request, given)
+        return given
+
+    # ------------------------------------------------------------------ keys
+
+    def _state_keys(self, request: KeysRequest) -> KeysAnswer:
+        statement = self._statement.written()
+        identity = self._terms.identity
+        signature = signed(statement, identity.key) if identity else b""
+        return KeysAnswer(self.run, self.round, self.site, statement, signature, identity.line if identity else "")
+
+    @property
+    def _statement(self) -> Statement:
+        return Statement(
+            run=self.run,
+            round=self.round,
+            site=self.site,
+            rows=self._rows,
+            alone=self._terms.alone,
+            sealing_key=public_hex(self._sealing),
+            masking_key=public_hex(self._masking),
+        )
+
+    # ------------------------------------------------------------------ shares
+
+    def _share(self, request: SharesRequest) -> SharesAnswer:
+        self._statements = self._checked(request)
+        sites = sorted(self._statements)
+        self._segments = segments_of({site: statement.rows for site, statement in self._statements.items()})
+        own = [segment.name for segment in self._segments if self.site in segment.owners]
+        self._own = {name: os.urandom(SECRET_BYTES) for name in own}
+        needed = threshold(len(sites))
+        keys = shared(secret_of(self._masking), needed, len(sites))
+        masks = {name: shared(secret, needed, len(sites)) for name, secret in self._own.items()}
+        letters = {
+            site: Letter(
+                run=self.run,
+                round=self.round,
+                sender=self.site,
+                recipient=site,
+                key=b64encode(keys[place]),
+                masks={name: b64encode(parts[place]) for name, parts in masks.items()},
+            )
+            for place, site in enumerate(sites)
+        }
+        self._letters[self.site] = letters.pop(self.site)
+        written = [sealed(letters[to].written(), self._sealing, self._statements[to].sealing_key) for to in letters]
+        return SharesAnswer(self.run, self.round, self.site, tuple(letters), tuple(written))
+
+    def _checked(self, request: SharesRequest) -> dict[str, Statement]:
+        """The statements by site; each of this round, all of different sites with different keys, this site's own."""
+        found: dict[str, Statement] = {}
+        for text, signature, identity in zip(request.statements, request.signatures, request.identities, strict=True):
+            try:
+                statement = read_statement(text)
+                self._refuse_stranger(statement, text, signature, identity)
+            except StatementError as error:
+                raise MaskingRefused(f"a relayed statement {error}.") from None
+            if (statement.run, statement.round) != (self.run, self.round) or statement.site in found:
+                raise MaskingRefused("the relayed statements are not one a site, of this round.")
+            found[statement.site] = statement
+        keys = [key for one in found.values() for key in (one.sealing_key, one.masking_key)]
+        if found.get(self.site) != self._statement or len(set(keys)) < len(keys):
+            raise MaskingRefused(f"the relayed statements lack that of {self.site}, or one key is stated twice.")
+        if len(found) < 2:
+            raise MaskingRefused("there is no other site: a sum of one update is that update.")
+        return found
+
+    def _refuse_stranger(self, statement: Statement, text: bytes, signature: bytes, identity: str) -> None:
+        if self._terms.identity is None or statement.site == self.site:
+            return
+        refuse_unsigned(text, signature, identity)
+        known = self._terms.peers
+        if known and known.get(statement.site, "").split()[:2] != identity.split()[:2]:
+            raise StatementError(f"of {statement.site} is signed with a key that this site's policy does not know")
+
+    # ------------------------------------------------------------------ masked update
+
+    def _mask(self, request: MaskedRequest) -> MaskedAnswer:
+        others, terms = sorted(request.senders), self._terms
+        if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
+            raise MaskingRefused("letters come from sites that stated no keys.")
+        self._refuse_too_few(len(others) + 1)
+        if not 0 < terms.weight <= request.total_weight:
+            raise MaskingRefused(f"{self.site} weighs {terms.weight}, all sites together {request.total_weight}.")
+        letters = zip(request.senders, request.letters, strict=True)
+        self._letters |= {sender: self._opened(sender, letter) for sender, letter in letters}
+        if self._update is None:
+            raise MaskingRefused(f"{self.site} has masked its update and let it go.")
+        if request.numbers != len(self._update):
+            raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
+        vector = fixed_point(self._update, terms.weight / request.total_weight, terms.largest)
+        self._update = None
+        self._add_masks(vector, others)
+        return MaskedAnswer(self.run, self.round, self.site, vector)
+
+    def _opened(self, sender: str, letter: bytes) -> Letter:
+        text = opened(letter, self._sealing, self._statements[sender].sealing_key)
+        return read_letter(text, (self.run, self.round, sender, self.site))
+
+    def _add_masks(self, vector: Integers, others: list[str]) -> None:
+        for segment in self._segments:
+            if self.site in segment.owners:
+                places = self._layout.places(self._rows, segment.classes, body=segment.body)
+                add_mask(vector, places, self._own[segment.name])
+        for other in others:
+            theirs = self._statements[other]
+            common = tuple(name for name in self._rows if name in theirs.rows)
+            places = self._layout.places(self._rows, common, body=True)
+            add_mask(vector, places, agreed(self._masking, theirs.masking_key), subtract=self.site > other)
+
+    # ------------------------------------------------------------------ unmasking
+
+    def _reveal(self, request: RevealRequest) -> RevealAnswer:
+        survivors, took_part = set(request.survivors), set(self._letters)
+        if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
+            raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
+        self._refuse_too_few(len(survivors))
+        openable = [segment for segment in self._segments if may_open(segment, survivors, self._statements)]
+        given = [(site, one.name) for one in openable for site in one.owners if site in survivors]
+        gone = tuple(sorted(took_part - survivors))
+        answer = RevealAnswer(
+            self.run,
+            self.round,
+            self.site,
+            owners=tuple(site for site, _ in given),
+            segments=tuple(name for _, name in given),
+            shares=tuple(self._letters[site].masks[name] for site, name in given),
+            gone=gone,
+            key_shares=tuple(self._letters[site].key for site in gone),
+        )
+        self._forget()
+        return answer
+
+    def _forget(self) -> None:
+        """Forget the round but for the last answer, which is sent again if its message comes twice."""
+        self._own, self._letters = {}, {}
+        self._answered.pop(MaskedAnswer)
+
+    def _refuse_too_few(self, sites: int) -> None:
+        needed = threshold(len(self._statements))
+        if sites < needed:
+            raise MaskingRefused(f"{sites} of {len(self._statements)} sites are left, {needed} are needed.")
+
+
+def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:
+    """Whether a segment's sum hides each of its summands, or its only one may be seen."""
+    left = [site for site in segment.owners if site in survivors]
+    return len(left) > 1 or (len(left) == 1 and statements[left[0]].alone)
+
+
+def no_round(site: str) -> MaskingRefused:
+    """The refusal of a site that holds no update: its process began after it had trained."""
+    return MaskingRefused(f"{site} holds no update of this round: it was restarted since it trained.")

@@ -1,0 +1,1 @@
+"""The round loop: who takes part, messages, the guard, secure aggregation."""

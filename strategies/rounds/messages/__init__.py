@@ -1,0 +1,1 @@
+"""Requests out, replies in: deadlines, quarantine, plausibility."""

@@ -1,0 +1,56 @@
+"""What a site may say of itself at the roll call: the list that the coordinator made when it admitted the site."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from common.errors import Fault, quoted
+
+# For its type alone: commands that admit a site do not wait for torch.
+if TYPE_CHECKING:
+    from strategies.rounds.participation.roll_call import Member
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The most that a site may claim.
+
+    Attributes:
+        classes: Canonical names that it may annotate; empty for any.
+        images: Most training images; 0 for any number.
+    """
+
+    classes: frozenset[str] = frozenset()
+    images: int = 0
+
+
+ClaimsBySite = Callable[[], Mapping[str, Claims]]
+"""Looks the lists up; a site may be admitted with another one while a run goes on."""
+ANYTHING = Claims()
+
+
+def no_lists() -> Mapping[str, Claims]:
+    """Return no lists: in a simulation no site is admitted."""
+    return {}
+
+
+def claim_faults(members: Iterable["Member"], claims: Mapping[str, Claims]) -> list[Fault]:
+    """The sites that claim more than they were admitted for."""
+    return [fault for member in members for fault in _faults(member, claims.get(member.answer.site, ANYTHING))]
+
+
+def _faults(member: "Member", may: Claims) -> list[Fault]:
+    answer, found = member.answer, list[Fault]()
+    foreign = sorted(set(answer.class_names) - may.classes) if may.classes else []
+    if foreign:
+        problem = (
+            f"claims {quoted(foreign)}, which it was not admitted for. It may annotate {quoted(sorted(may.classes))}."
+        )
+        remedy = (
+            "Leave them out of data.annotates, or map them in data.synonyms; or the coordinator admits it for them."
+        )
+        found.append(Fault(f"site {answer.site}", problem, remedy, answer.site))
+    if 0 < may.images < answer.train_samples:
+        problem = f"claims {answer.train_samples:,} training images; it was admitted for {may.images:,} at most."
+        found.append(Fault(f"site {answer.site}", problem, "The coordinator can admit it for more.", answer.site))
+    return found

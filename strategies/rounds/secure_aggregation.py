@@ -1,0 +1,161 @@
+"""The stages of secure aggregation as queries over Flower's Grid, through the round loop's own exchange."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+
+from common.models.state import ModelState
+from common.system.plain_text import shown
+from common.wire.codec import R, encode, payload_bytes
+from common.wire.records import Record, TrainReply
+from common.wire.secure_aggregation import (
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
+from strategies.aggregation.mean import GivenMean, GivenRows
+from strategies.base.method import Method
+from strategies.base.round_record import TooFewSites
+from strategies.base.state import Means, site_weight
+from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
+from strategies.rounds.messages.replies import Replies, decoded
+
+STAGES: Mapping[type, str] = {
+    KeysRequest: "masking_keys",
+    SharesRequest: "masking_shares",
+    MaskedRequest: "masked_update",
+    RevealRequest: "unmasking",
+}
+"""Names of the queries; a site's app has one function for each."""
+
+Send = Callable[[Mapping[str, RecordDict], str, int], Iterator[tuple[str, Message]]]
+"""Sends contents by site as messages of one type, and yields replies with their sites; the last is how many suffice."""
+
+NOT_IN_THE_SUM = "what it said under secure aggregation does not fit the round"
+
+Said = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
+
+
+@dataclass
+class Questions:
+    """Puts questions to sites, and notes who did not answer and what it cost.
+
+    Attributes:
+        absent: Site -> why its answer to the last question that it was asked does not count.
+        bytes_up: Site -> bytes of its answers.
+    """
+
+    run: str
+    round: int
+    send: Send
+    absent: dict[str, str] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+
+    def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+        """See :class:`~strategies.privacy.secure_aggregation.coordinator.Ask`."""
+        stage = STAGES[type(next(iter(requests.values())))]
+        self.absent |= dict.fromkeys(requests, f"no reply to {stage.replace('_', ' ')} in time")
+        for site, message in self.send(_encoded(requests), f"{MessageType.QUERY}.{stage}", enough):
+            record, reason = decoded(message, expected)
+            if message.has_content():
+                self.bytes_up[site] = self.bytes_up.get(site, 0) + payload_bytes(message.content)
+            if record is None or (reason := self._mismatch(record, site)):
+                self.absent[site] = reason
+                continue
+            self.absent.pop(site, None)
+            yield site, record
+
+    def _mismatch(self, record: Record, site: str) -> str:
+        assert isinstance(record, Said)
+        came, wanted = (record.run, record.round, record.site), (self.run, self.round, site)
+        return "" if came == wanted else shown(f"reply belongs to run, round, site {came}, expected {wanted}")
+
+
+def _encoded(requests: Mapping[str, Record]) -> dict[str, RecordDict]:
+    """Encode the requests; one that goes to many sites is written once."""
+    contents: dict[int, RecordDict] = {}
+    for request in requests.values():
+        if id(request) not in contents:
+            contents[id(request)] = encode(request)
+    return {site: contents[id(request)] for site, request in requests.items()}
+
+
+@dataclass(frozen=True)
+class Unmasked:
+    """What came of a round.
+
+    Attributes:
+        received: The training replies of the sites whose updates are in the sum; why the others' are not.
+        means: Of the updates.
+        closed_rows: See :class:`~strategies.privacy.secure_aggregation.coordinator.UnmaskedSum`.
+    """
+
+    received: Replies[TrainReply]
+    means: Means
+    closed_rows: tuple[str, ...]
+
+
+def unmasked_mean(
+    questions: Questions,
+    method: Method,
+    model: ModelState,
+    received: Replies[TrainReply],
+    *,
+    rows: Mapping[str, Collection[str]],
+    largest: float,
+) -> Unmasked:
+    """The mean of the updates of the sites that have just trained.
+
+    Args:
+        model: What they started from.
+        rows: Site -> head rows that it sends.
+
+    Raises:
+        TooFewSites: If too few stay to the end, or what they gave does not fit together.
+    """
+    replies = received.accepted
+    weights = {site: site_weight(reply, method.weighting) for site, reply in replies.items()}
+    layout = SegmentLayout(
+        len(model.trunk) if method.sends_trunk else 0,
+        len(model.norm) if method.sends_norm else 0,
+        model.head.features if method.sends_head else 0,
+    )
+    sent = {site: tuple(sorted(rows[site])) if method.sends_head else () for site in replies}
+    classes = tuple(sorted({name for names in sent.values() for name in names}))
+    asked = SumRequest(questions.run, questions.round, weights, sent, classes, layout, largest)
+    try:
+        opened = Summing(asked, questions).opened()
+    except MaskingFailed as error:
+        reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **questions.absent}.items())
+        raise TooFewSites(f"round {questions.round}, secure aggregation: {error} {reasons}".strip()) from None
+    gone = {site: questions.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.parts}
+    kept = {site: reply for site, reply in replies.items() if site in opened.parts}
+    sizes = {site: size + questions.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
+    return Unmasked(Replies(kept, {**received.absent, **gone}, sizes), means_of_sum(opened, model), opened.closed)
+
+
+def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
+    """The means of the updates that are in a sum."""
+    asked, parts = opened.asked, opened.parts
+    trunk, norm, weight, bias = rows_of(asked.layout, asked.classes, opened.vector)
+    whole = sum(parts.values())
+    names = model.head.class_names
+    totals = np.array([sum(parts[site] for site in opened.rows.get(name, ())) for name in asked.classes])
+    divisor = np.where(totals > 0, totals, 1.0)
+    rows = [names.index(name) for name in asked.classes]
+    mean = np.zeros((len(names), asked.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)
+    mean[0][rows], mean[1][rows], mean[2][rows] = weight / divisor[:, None], bias / divisor, totals > 0
+    return Means(
+        model,
+        trunk=GivenMean(trunk / whole) if len(trunk) else None,
+        norm=GivenMean(norm / whole) if len(norm) else None,
+        head=GivenRows(mean) if rows else None,
+    )

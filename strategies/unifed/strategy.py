@@ -1,0 +1,223 @@
+"""The round loop in which one model goes from hospital to hospital, the coordinator relaying it (specs 2.4).
+
+A lost hospital is skipped: the pass goes on from the last good model. A round moves the model down and up once a
+hospital, as in FedAvg, but one hospital after the other. The deadline of a round is that of each hop.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from common.models.state import ModelState
+from common.wire.records import EvaluateReply, Groups, TrainReply
+from strategies.aggregation.outliers import Lengths, lengths_of
+from strategies.aggregation.server_optimizer import Moments
+from strategies.base.aggregate import passed_on
+from strategies.base.method import Passing
+from strategies.base.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
+from strategies.base.state import with_absent, with_validation
+from strategies.rounds.guard.signs import Signs, impossible
+from strategies.rounds.guard.verdict import ABSURD, odd
+from strategies.rounds.messages.replies import Replies, told_by, validation_of
+from strategies.rounds.strategy import ModelBroken, RoundStrategy, array_record, too_few
+from strategies.unifed.difficulty import easy_first
+from strategies.unifed.server_training import OwnTraining, mixture
+
+
+@dataclass
+class Pass:
+    """One pass, as it goes.
+
+    Attributes:
+        model: The last good one.
+        replies: Of whom it has passed through, in that order.
+        absent: Whom it could not, with the reasons.
+        lengths: Of the updates that counted.
+    """
+
+    model: ModelState
+    replies: dict[str, TrainReply] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
+    lengths: dict[str, Lengths] = field(default_factory=dict)
+    bytes_down: dict[str, int] = field(default_factory=dict)
+    bytes_up: dict[str, int] = field(default_factory=dict)
+
+
+class PassingStrategy(RoundStrategy):
+    """Runs a method that passes one model on, round by round.
+
+    Attributes:
+        passing: How.
+        own: The coordinator's images; set before :meth:`start` where there are any.
+    """
+
+    own: OwnTraining | None = None
+
+    @property
+    def passing(self) -> Passing:
+        assert self.method.passing is not None
+        return self.method.passing
+
+    def _all_rounds(self, grid: Grid, arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
+        """All rounds, or until the coordinator's loss stays above its lowest for too long."""
+        if self.passing.order == "easy_first" and not self.state.round:
+            self._rank(grid, timeout)
+        while (server_round := self.state.round + 1) <= num_rounds and not self._over():
+            if server_round > 1:
+                self.sites.admit_late_joiners(server_round)
+            try:
+                self._round(grid, server_round, timeout)
+            except ModelBroken as found:
+                self._go_back(found.state)
+        return Result()
+
+    def _over(self) -> bool:
+        """Whether too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
+        server, best = self.passing.server, self.state.best_round
+        return server is not None and best > 0 and self.state.round - best >= server.patience
+
+    def _rank(self, grid: Grid, timeout: float) -> None:
+        """All sites train an epoch side by side, from the same model, and tell the slope of their loss."""
+        self._begin_exchange()
+        told = self._told(0)
+        messages = [self._train_message(0, site, self.state.model, told(site)) for site in sorted(self.sites.members)]
+        received = self._received(0, self._exchanged(grid, messages, "train", 0, timeout), TrainReply)
+        needed = self._needed(received)
+        if len(received.accepted) < needed:
+            raise too_few("ranking the sites", received, needed)
+        self.on_absent("ranking", received.absent)
+        known = self.sites.known(0, self.state.statistics)
+        self.state = replace(self.state, statistics=self.method.guidance.learn(known, received.accepted))
+
+    def _round(self, grid: Grid, server_round: int, timeout: float) -> None:
+        """One pass, the coordinator's own training, the mixture; and how good it is."""
+        self._began = time.monotonic()
+        done = self._passed(grid, server_round, timeout)
+        arrived, before, validation = time.monotonic(), self.state, self.last_validation
+        model, moments, coordinator = self._with_own_training(done.model, server_round)
+        self.state = replace(
+            with_absent(before, f"round {server_round}", done.replies, done.absent),
+            round=server_round,
+            model=model,
+            counted=MappingProxyType({**before.counted, **dict.fromkeys(done.replies, server_round)}),
+            moments=moments,
+            statistics=self.method.guidance.learn(self.sites.known(server_round, before.statistics), done.replies),
+            guard=self.state.guard.after(done.lengths, {}),
+        )
+        aggregated_by = time.monotonic()
+        self._judge(grid, server_round, timeout)
+        record = RoundRecord(
+            round=server_round,
+            sites=tuple(done.replies),
+            absent=done.absent,
+            train_loss=told_by(done.replies, "train_loss"),
+            validation=validation,
+            site_seconds={site: reply.seconds for site, reply in done.replies.items()},
+            bytes_down=done.bytes_down,
+            bytes_up=done.bytes_up,
+            seconds=time.monotonic() - self._began,
+            aggregate_seconds=aggregated_by - arrived - (coordinator.seconds if coordinator else 0.0),
+            epochs={site: reply.epochs for site, reply in done.replies.items()},
+            epsilon=told_by(done.replies, "epsilon"),
+            coordinator=coordinator,
+            after=self.last_validation,
+        )
+        self.on_round(record, self.state)
+
+    # ------------------------------------------------------------------ the pass
+
+    def _order(self, server_round: int) -> tuple[str, ...]:
+        """The sites of a round in the order in which the model passes through them."""
+        if self.passing.order == "nobody":
+            return ()
+        drawn = self.sites.drawn(server_round, self.state.guard.excluded)
+        slopes = {site: float(slope[0]) for site, slope in self.state.statistics.items() if site in drawn}
+        ranked = easy_first(slopes)
+        return (*ranked, *(site for site in drawn if site not in slopes))
+
+    def _passed(self, grid: Grid, server_round: int, timeout: float) -> Pass:
+        """Send the model through the sites.
+
+        Raises:
+            TooFewSites: As soon as it cannot pass through ``min_sites``.
+        """
+        order, done, told = self._order(server_round), Pass(self.state.model), self._told(server_round)
+        needed, harmful = self.sites.needed(len(order)), set[str]()
+        for place, site in enumerate(order):
+            self._begin_exchange()
+            message = self._train_message(server_round, site, done.model, told(site))
+            dispensable = len(done.replies) + len(order) - place - 1 >= needed
+            replies = self._exchanged(grid, [message], "train", server_round, timeout, enough=0 if dispensable else 1)
+            received = self._received(server_round, replies, TrainReply)
+            self._note_hop(done, site, received)
+            if site in self.state.guard.liars or (self.guarded and site in received.unfit):
+                harmful.add(site)
+                needed = max(self.sites.needed(len(order) - len(harmful)), 1)
+            if len(done.replies) + len(order) - place - 1 < needed:
+                self._take_back_if_broken({}, done.absent)
+                raise too_few(f"round {server_round}", Replies(done.replies, done.absent, {}), len(order))
+        return done
+
+    def _note_hop(self, done: Pass, site: str, received: Replies[TrainReply]) -> None:
+        done.absent.update(received.absent)
+        done.bytes_down.update(self._down)
+        done.bytes_up.update(received.bytes_up)
+        for reply in received.accepted.values():
+            if reason := self._harm_of(done, reply):
+                done.absent[site] = reason
+                self._condemn(reply.round, {site: reason})
+                continue
+            done.lengths[site] = lengths_of(reply.update)
+            done.replies[site] = reply
+            done.model = passed_on(done.model, reply)
+
+    def _harm_of(self, done: Pass, reply: TrainReply) -> str:
+        """Why a hop cannot be what the site trained; a plausible one shows in the sites' losses after the round."""
+        if not self.guarded:
+            return ""
+        if fault := impossible(reply.update, self._variances(done.model)):
+            return fault
+        earlier = {site: one for site, one in self.state.guard.lengths.items() if site not in self.state.guard.liars}
+        if not earlier and not done.lengths:  # nothing else to go by
+            own = lengths_of(Groups.of_model(done.model))
+            # A part that begins at zero says nothing of how far a site may move it.
+            earlier = {"the model": {part: length for part, length in own.items() if length}}
+        hops = {name: Signs(one) for name, one in {**done.lengths, reply.site: lengths_of(reply.update)}.items()}
+        oddity = odd(hops, earlier)[reply.site]
+        return oddity.reason if oddity.times >= ABSURD else ""
+
+    # ------------------------------------------------------------------ the coordinator's own images
+
+    def _with_own_training(
+        self, hospitals: ModelState, server_round: int
+    ) -> tuple[ModelState, Moments, CoordinatorRound | None]:
+        """Mix the hospitals' model with what the coordinator makes of the mixed model of the round before."""
+        server, state = self.passing.server, self.state
+        if server is None:
+            return hospitals, state.moments, None
+        assert self.own is not None, "checked before the run"
+        try:
+            trained, moments, record = self.own.trained(state.model, server_round, server, state.moments)
+        except FloatingPointError as error:
+            raise RunStopped(f"round {server_round}, the coordinator's own training: {error}") from error
+        return mixture(hospitals, trained, server.alpha), MappingProxyType(dict(moments)), record
+
+    def _judge(self, grid: Grid, server_round: int, timeout: float) -> None:
+        """Validate the model as it stands: on the coordinator's images, or else, and where asked, at the sites."""
+        at_sites = self.plan.evaluation.test_each_round or not (self.own and self.own.validation.any_known)
+        found = FederationValidation()
+        if at_sites:
+            messages = self.configure_evaluate(server_round, array_record(self.state.model), ConfigRecord(), grid)
+            replies = self._exchanged(grid, messages, "evaluate", server_round, timeout)
+            received = self._received(server_round, replies, EvaluateReply)
+            found = validation_of(received.accepted)
+            self._take_back_if_broken(found.loss, received.absent)
+            self.state = replace(self.state, guard=self.state.guard.after({}, found.loss))
+        if self.own and self.own.validation.any_known:
+            found = replace(self.own.judged(self.state.model), tallies=found.tallies)
+        self.last_validation = found
+        self.state = with_validation(self.state, found.loss)
