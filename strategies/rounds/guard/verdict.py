@@ -166,7 +166,9 @@ def _why(
     if oddity.unlike:
         least = UNLIKE / sites
     if oddity.opposed:
-        least = 0.05 if sites < 5 else -math.inf
+        # Another's far longer update bends the sum that this one opposes: an honest site then pulls the model back.
+        bent = any(other.times >= LONG for name, other in oddities.items() if name != site)
+        least = 0.05 if sites < 5 or bent else -math.inf
     if least == -math.inf:
         return said
     return said if gains and _more_than_half(gain >= least for gain in gains) else ""

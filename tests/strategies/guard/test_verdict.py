@@ -64,6 +64,14 @@ def test_who_is_against_others_that_agree_is_opposed_and_whose_others_do_not_agr
     assert not odd({"east": apart, "north": ALIKE}, {})["east"].opposed
 
 
+def test_without_judges_an_update_against_the_others_goes_only_where_no_other_bends_their_sum() -> None:
+    others = dict.fromkeys(("a", "b", "c", "d"), ALIKE)
+    nobody = {"east": Judged({}, {})}
+    assert condemned(odd({"east": TURNED, **others}, {}), Judged({}, {}), nobody, judges={}).keys() == {"east"}
+    bent = {**others, "d": Signs({"trunk": 5.0}, Alignment(0.9, 0.9))}
+    assert condemned(odd({"east": TURNED, **bent}, {}), Judged({}, {}), nobody, judges={}) == {}
+
+
 def test_a_short_update_that_points_elsewhere_is_not_odd() -> None:
     signs = {"east": Signs({"trunk": 0.4}, Alignment(0.0, 0.9)), "north": ALIKE, "south": ALIKE}
     assert odd(signs, {})["east"].reason == ""
