@@ -21,7 +21,7 @@ from rich.table import Table
 
 from client import app
 from client.training.private import private_round
-from strategies.rounds.strategy import RoundStrategy
+from strategies.rounds.strategy import FederatedAveraging
 from tests.federations import federation
 from tests.liars import LIES, Answer, Lying
 
@@ -45,17 +45,17 @@ def liar_of(sites: int) -> str:
 @contextmanager
 def without(site: str) -> Iterator[None]:
     """Runs begin with this site left out."""
-    beginning = RoundStrategy._beginning
+    beginning = FederatedAveraging._beginning
 
-    def left_out(strategy: RoundStrategy, arrays: Any) -> Any:
+    def left_out(strategy: FederatedAveraging, arrays: Any) -> Any:
         state = beginning(strategy, arrays)
         return replace(state, guard=state.guard.without({site: "not there"}))
 
-    setattr(RoundStrategy, "_beginning", left_out)  # noqa: B010 mypy: a method is assigned
+    setattr(FederatedAveraging, "_beginning", left_out)  # noqa: B010 mypy: a method is assigned
     try:
         yield
     finally:
-        setattr(RoundStrategy, "_beginning", beginning)  # noqa: B010
+        setattr(FederatedAveraging, "_beginning", beginning)  # noqa: B010
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from common.config import read_experiment
 from server.simulation.simulate import simulate
-from strategies.rounds.strategy import RoundStrategy
+from strategies.rounds.strategy import FederatedAveraging
 
 SITES = 3
 EXPERIMENT = f"""
@@ -61,9 +61,9 @@ class Rounds:
 
     def watch(self) -> None:
         """Take the time whenever a round has counted."""
-        original, clock = RoundStrategy.aggregate_train, [0.0]
+        original, clock = FederatedAveraging.aggregate_train, [0.0]
 
-        def timed(strategy: RoundStrategy, server_round: int, replies: Any) -> Any:
+        def timed(strategy: FederatedAveraging, server_round: int, replies: Any) -> Any:
             result = original(strategy, server_round, replies)
             now = time.process_time()
             if server_round > 1:
@@ -71,7 +71,7 @@ class Rounds:
             clock[0] = now
             return result
 
-        RoundStrategy.aggregate_train = timed  # type: ignore[method-assign,assignment]
+        FederatedAveraging.aggregate_train = timed  # type: ignore[method-assign,assignment]
 
 
 def ran(rounds: int, seed: int, overrides: tuple[str, ...]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
     refuse_unaffordable(site, plan, method)
     if site.durable:
         remember(site.folder, call.plan)
-    asks = method.needs_label_counts
+    asks = method.traffic.label_counts
     positives, negatives = label_counts(site) if asks and site.policy.label_counts else ((), ())
     layout = layout_of(empty_network(plan.model, site.declaration.canonical, site.device))
     return RollCallAnswer(

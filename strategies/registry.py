@@ -1,7 +1,6 @@
 """The methods by name: one registry, read on both sides of the wire."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -12,67 +11,54 @@ from common.models.zoo.spec import Task
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.base.method import Method, Parameters
 from strategies.comparators import baselines
-from strategies.comparators.cbafed import CBAFedParameters, cbafed
-from strategies.comparators.fedfixmatch import FedFixMatchParameters, fedfixmatch
-from strategies.comparators.fedirm.method import FedIRMParameters, fedirm
-from strategies.comparators.fedlsr import FedLSRParameters, fedlsr
-from strategies.comparators.fednoro.method import FedNoRoParameters, fednoro
-from strategies.comparators.rscfed import RSCFedParameters, rscfed
-from strategies.fedmlp.method import FedMLPParameters, fedmlp
-from strategies.fedsld.method import FedSLDParameters, ScaledParameters, fedavg_scaled, fedsld
+from strategies.comparators.cbafed import CBAFed
+from strategies.comparators.fedfixmatch import FedFixMatch
+from strategies.comparators.fedirm.method import FedIRM
+from strategies.comparators.fedlsr import FedLSR
+from strategies.comparators.fednoro.method import FedNoRo
+from strategies.comparators.rscfed import RSCFed
+from strategies.fedmlp.method import FedMLP
+from strategies.fedsld.method import FedSLD, ScaledFedAvg
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions
-from strategies.surgical import surgical
-from strategies.unifed.method import (
-    SequentialParameters,
-    ServerOnlyParameters,
-    UniFedParameters,
-    fedseq,
-    server_only,
-    unifed,
-)
+from strategies.rounds.strategy import FederatedAveraging
+from strategies.surgical import SurgicalAggregation
+from strategies.unifed.method import SequentialTraining, ServerOnly, UniFed
 
-
-@dataclass(frozen=True)
-class RegisteredMethod:
-    """A method's builder with the schema of its ``[method]`` table."""
-
-    build: Callable[[Any, Task], Method]
-    parameters: type[BaseModel] = Parameters
-
-
-STRATEGIES: Mapping[str, RegisteredMethod] = {
-    "surgical": RegisteredMethod(surgical),
-    "fedsld": RegisteredMethod(fedsld, FedSLDParameters),
-    "fedmlp": RegisteredMethod(fedmlp, FedMLPParameters),
-    "rscfed": RegisteredMethod(rscfed, RSCFedParameters),
-    "cbafed": RegisteredMethod(cbafed, CBAFedParameters),
-    "fednoro": RegisteredMethod(fednoro, FedNoRoParameters),
-    "unifed": RegisteredMethod(unifed, UniFedParameters),
-    "vanilla": RegisteredMethod(baselines.vanilla),
-    "partial_loss": RegisteredMethod(baselines.partial_loss),
-    "pfl": RegisteredMethod(baselines.pfl),
-    "individual": RegisteredMethod(baselines.individual),
-    "centralised": RegisteredMethod(baselines.centralised, baselines.CentralisedParameters),
-    "fedavg": RegisteredMethod(baselines.fedavg, baselines.FedAvgParameters),
-    "fedbn": RegisteredMethod(baselines.fedbn, baselines.FedBNParameters),
-    "fedbn_plus": RegisteredMethod(baselines.fedbn_plus, baselines.FedBNPlusParameters),
-    "fedprox": RegisteredMethod(baselines.fedprox, baselines.FedProxParameters),
-    "fedavg_scaled": RegisteredMethod(fedavg_scaled, ScaledParameters),
-    "fedseq": RegisteredMethod(fedseq, SequentialParameters),
-    "server_only": RegisteredMethod(server_only, ServerOnlyParameters),
-    "fedlsr": RegisteredMethod(fedlsr, FedLSRParameters),
-    "fedfixmatch": RegisteredMethod(fedfixmatch, FedFixMatchParameters),
-    "fedirm": RegisteredMethod(fedirm, FedIRMParameters),
+STRATEGIES: Mapping[str, type[FederatedAveraging]] = {
+    one.name: one
+    for one in (
+        SurgicalAggregation,
+        FedSLD,
+        FedMLP,
+        RSCFed,
+        CBAFed,
+        FedNoRo,
+        UniFed,
+        baselines.Vanilla,
+        baselines.PartialLoss,
+        baselines.PersonalisedHeads,
+        baselines.Individual,
+        baselines.Centralised,
+        baselines.FedAvg,
+        baselines.FedBN,
+        baselines.FedBNPlus,
+        baselines.FedProx,
+        ScaledFedAvg,
+        SequentialTraining,
+        ServerOnly,
+        FedLSR,
+        FedFixMatch,
+        FedIRM,
+    )
 }
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
 """Keys of ``[method]`` that are tables."""
 
 
-def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> Method:
+def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_label") -> FederatedAveraging:
     """Build a method from its name and its ``[method]`` table.
 
     Raises:
@@ -81,18 +67,28 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
     if name not in STRATEGIES:
         remedy = did_you_mean(name, STRATEGIES) or f"Methods: {quoted(STRATEGIES, limit=len(STRATEGIES))}."
         raise BadInput([Fault("run.method", f'"{name}" is not a method.', remedy)])
-    entry = STRATEGIES[name]
     try:
-        method = entry.build(entry.parameters.model_validate(dict(parameters)), task)
+        method = STRATEGIES[name](parameters, task)
     except ValidationError as error:
-        raise BadInput([_explain(dict(one), entry.parameters) for one in error.errors(include_url=False)]) from None
+        raise BadInput(
+            [_explain(dict(one), STRATEGIES[name].table) for one in error.errors(include_url=False)]
+        ) from None
     stop_on(method.contradictions())
     return method
 
 
-def statistics_told() -> list[str]:
-    """The names of all statistics that sites tell in any method."""
-    return sorted({name for method in STRATEGIES for name in method_named(method, {}).tells})
+def statistics_sent() -> dict[str, str]:
+    """What sites send beside their updates in any method: by name, what it is and in which methods, for hospitals."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for name in STRATEGIES:
+        for one in method_named(name, {}).traffic.statistics:
+            found.setdefault(one.name, (one.meaning, []))[1].append(name)
+    return {name: f"{meaning} ({quoted_code(methods)})" for name, (meaning, methods) in found.items()}
+
+
+def quoted_code(names: Iterable[str]) -> str:
+    """Names as Markdown has code."""
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
@@ -108,7 +104,7 @@ def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
     return ()
 
 
-def method_of(experiment: Experiment | Plan) -> Method:
+def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
     """:func:`method_named` by an experiment, or by the part of it that a hospital gets.
 
     Raises:

@@ -9,16 +9,12 @@ of the head before round 1. With every class owned by every site it is FedAvg, b
 Departs from the authors' code in one point (specs S5): all sites start from one common model and only then warm up.
 """
 
-from common.models.zoo.spec import Task
-from strategies.base.method import Method, Parameters, shared_choices
-from strategies.local.losses import loss_for
+from strategies.base.method import Traffic
+from strategies.rounds.strategy import FederatedAveraging
 
 
-def surgical(parameters: Parameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table."""
-    return Method(
-        "surgical",
-        loss_for(task, "masked"),
-        rows="own",
-        **shared_choices(parameters),
-    )
+class SurgicalAggregation(FederatedAveraging):
+    """Trunk by FedAvg; head row c is the mean over the sites that annotate c (eq. 2); a site has only its own rows."""
+
+    name = "surgical"
+    declared = Traffic(rows="own")

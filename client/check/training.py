@@ -144,7 +144,7 @@ def check_training(trial: TrainingTrial, needs: Needs) -> AreaFindings:
 def _unsure(trial: TrainingTrial) -> Iterator[Finding]:
     if trial.work.assumed:
         yield note("what a run will ask for is not known here.", "Name the coordinator's file: --experiment FILE.")
-    if trial.method.local is not None:
+    if not trial.method.plain_client:
         problem = f"the step is a plain one; {trial.method.name}'s own may take two or three times as long."
         yield note(problem)
 
@@ -177,7 +177,7 @@ def _tried(trial: TrainingTrial) -> _Tried:
         train_s = train_s if train_s > PATIENCE_S else _timed(step)
         validate_s = _timed(lambda: logits_of(network, pixels, plan.training.precision).cpu())
     update = difference(read_state(network), received, trial.method, trial.images.class_names)
-    sent, _ = compressed(update, Groups(), trial.method.compress_update)
+    sent, _ = compressed(update, Groups(), trial.method.parameters.compress_update)
     count = len(examples)
     return _Tried(train_s / count, validate_s / count, _wire_bytes(Groups.of_model(received)), _wire_bytes(sent))
 

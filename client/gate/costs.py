@@ -111,7 +111,7 @@ def disk_bytes(plan: Plan, method: Method, rows: int) -> int:
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
     if not plan.training.reset_optimizer:
         copies += ADAM_MOMENTS if plan.training.optimizer == "adam" else 1
-    copies += method.compress_update != "float32"
+    copies += method.parameters.compress_update != "float32"
     return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from common.wire.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply, field_names
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
+from strategies.registry import statistics_sent
 
 SENT = (
     RollCallAnswer,
@@ -123,14 +124,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-STATISTICS: Mapping[str, str] = {
-    "prototypes": "mean features of each class's images, present and absent; of one image, that image's (`fedmlp`)",
-    "difficulty": "of each class, on what share of images the model is sure (`fedmlp`)",
-    "relations": "what the model says of each class's images on average (`fedirm`)",
-    "entries": "how many images it took for present or absent, class by class (`cbafed`)",
-    "indicators": "mean loss on each class's images, present and absent (`fednoro`)",
-    "slope": "how fast the loss fell in the last training: one number (`unifed`)",
-}
+STATISTICS: Mapping[str, str] = statistics_sent()
 
 
 def meaning(record: str, field: str) -> str:

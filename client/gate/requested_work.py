@@ -31,5 +31,5 @@ class RequestedWork:
     def parts(self) -> tuple[str, ...]:
         """The groups of the network whose change the method is told."""
         method = self.method
-        sends = {"trunk": method.sends_trunk, "norm": method.sends_norm, "head": method.sends_head}
+        sends = {"trunk": method.traffic.trunk, "norm": method.sends_norm, "head": method.traffic.head}
         return tuple(name for name in GROUPS if sends[name])

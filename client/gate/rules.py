@@ -38,19 +38,21 @@ def _parts(policy: Policy, asked: RequestedWork) -> str:
 
 
 def _statistics(policy: Policy, asked: RequestedWork) -> str:
-    return _beyond(asked.method.tells, policy.statistics, f"{asked.method.name} needs")
+    return _beyond(asked.method.traffic.names, policy.statistics, f"{asked.method.name} needs")
 
 
 def _clipping(policy: Policy, asked: RequestedWork) -> str:
     bound, method = policy.maximum_update_norm, asked.method
     if bound is None or not asked.parts:
         return ""
-    clips = asked.plan.privacy.max_update_norm if asked.plan.privacy.level == "update" else method.clip_update
+    clips = (
+        asked.plan.privacy.max_update_norm if asked.plan.privacy.level == "update" else method.parameters.clip_update
+    )
     if clips is None:
         return f"it is {bound:g}, and the plan does not clip: method.clip_update is not set"
     if clips > bound:
         return f"it is {bound:g}, and the plan clips to {clips:g}"
-    if method.compress_update != "float32":
+    if method.parameters.compress_update != "float32":
         return "with compress_update an update also carries what rounding left of earlier ones, and has no bound"
     return ""
 
@@ -91,7 +93,7 @@ def _groups_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 
 def _statistics_declared(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     sent = tuple(reply.statistics) if isinstance(reply, TrainReply) else ()
-    return _beyond(sent, asked.method.tells, f"{asked.method.name} does not declare")
+    return _beyond(sent, asked.method.traffic.names, f"{asked.method.name} does not declare")
 
 
 def _statistics_allowed(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
@@ -114,7 +116,7 @@ def _length(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 def _label_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if not isinstance(reply, RollCallAnswer) or not reply.positives:
         return ""
-    if not asked.method.needs_label_counts:
+    if not asked.method.traffic.label_counts:
         return f"{asked.method.name} does not ask how many images show a class"
     return "" if policy.label_counts else "it is false"
 

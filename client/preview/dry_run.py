@@ -33,7 +33,6 @@ from common.wire.codec import payload_bytes
 from strategies.base.round_record import TooFewSites
 from strategies.base.state import FederationState
 from strategies.registry import method_of
-from strategies.rounds.strategy import RoundStrategy
 
 NODE = 2
 DEADLINE_S = 86_400.0
@@ -133,7 +132,7 @@ def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordD
 
 def _lead(grid: OneSite, plan: Plan) -> None:
     """Roll call, one round, test: in a pass, too, a site is asked like this."""
-    strategy = RoundStrategy(method_of(plan), plan, ParticipationSection(round_deadline_s=DEADLINE_S), "preview")
+    strategy = method_of(plan).prepare(plan, ParticipationSection(round_deadline_s=DEADLINE_S), "preview")
     contract = strategy.sites.roll_call(grid, 1)
     network = build(plan.model, contract.class_names, plan.run.seed)
     strategy.sites.settle_model(layout_of(network).signature)

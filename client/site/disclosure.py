@@ -14,7 +14,7 @@ All of it is found from the site's whole table, before the classes of a run are 
 lists then tell parts of the same, and their difference tells nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault
 from common.metrics.multi_label import ClassMetrics
 from common.wire.records import Arrays
-from strategies.local.objective import LocalRound
+from strategies.base.method import About, Statistic
 
 Few = NDArray[np.bool_]
 
@@ -101,17 +101,18 @@ def told_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> Clas
     return ClassMetrics(metrics.auroc, metrics.average_precision, metrics.balanced_accuracy, *counts)
 
 
-def told_statistics(statistics: Arrays, local: LocalRound, few: Few, policy: Policy) -> Arrays:
+def told_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:
     """A method's statistics without what rests on few patients; NaN is "nothing to say".
 
     Args:
+        declared: Of the method.
         few: Of the head rows' classes, ``(rows, 2)``; see :func:`few_patients`.
     """
-    return {name: _told(name, array, local, few, policy) for name, array in statistics.items()}
+    about = {one.name: one.about for one in declared}
+    return {name: _told(array, about[name], few, policy) for name, array in statistics.items()}
 
 
-def _told(name: str, array: NDArray[np.float32], local: LocalRound, few: Few, policy: Policy) -> NDArray[np.float32]:
-    about = local.about[name]
+def _told(array: NDArray[np.float32], about: About, few: Few, policy: Policy) -> NDArray[np.float32]:
     if about == "images":
         return array
     if about == "counts":

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from common.errors import did_you_mean, quoted
 from common.system.toml import Section
-from strategies.registry import STRATEGIES, statistics_told
+from strategies.registry import STRATEGIES, statistics_sent
 
 Group = Literal["trunk", "norm", "head"]
 GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
@@ -114,7 +114,7 @@ class Policy(Section):
     @field_validator("statistics")
     @classmethod
     def _known_statistics(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return _known(names, statistics_told(), "statistics")
+        return _known(names, statistics_sent(), "statistics")
 
 
 def _known(names: tuple[str, ...] | None, options: Iterable[str], what: str) -> tuple[str, ...] | None:

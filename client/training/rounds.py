@@ -109,7 +109,7 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
     plan = Plan.model_validate_json(request.plan)
     method = method_of(plan)
     own = site.declaration.canonical
-    if method.rows == "own" and request.class_names != own:
+    if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
     memory = folder.recall(request.counted, site.tell, forget=isinstance(request, TrainRequest))
@@ -134,21 +134,23 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
         found = validated(work, validation)
-        tested = counts_right_images(work) and method.passing is None  # else it is no model of a round
+        tested = counts_right_images(work) and not method.sequential  # else it is no model of a round
         tally = _tally(work) if tested else NOT_TESTED
         examples, told, notes = work.examples("train"), request.statistics, work.memory.notes
-        local = method.half(Situation(network, examples, told, notes, request.round, plan.training))
+        local = method.local_round(Situation(network, examples, told, notes, request.round, plan.training))
         if request.counted == 0:  # the first round that this site takes part in
             warm_up(work, validation, generator)
         trained, optimizer = fine_tune(work, local, None if request.ranks else validation, generator, shield.epoch)
         state = read_state(network)
         refuse_diverged(state, trained.last_loss)
         few = few_of_rows(site.train, network.class_names, site.policy)
-        statistics = told_statistics(local.statistics(network, trained.losses), local, few, site.policy)
+        statistics = told_statistics(
+            local.statistics(network, trained.losses), method.traffic.statistics, few, site.policy
+        )
     update = Groups() if request.ranks else update_of(work, state, received)
     if shield.reply is not None:
         update, statistics = shield.reply(update, statistics)
-    update, unsent = compressed(update, work.memory.unsent, method.compress_update)
+    update, unsent = compressed(update, work.memory.unsent, method.parameters.compress_update)
     if not request.ranks:
         keep(work, request, found.loss, received, state, Kept(optimizer, local.notes(network), unsent))
     said = found if site.tells("validation") else Validation()
@@ -221,7 +223,7 @@ def update_of(work: Work, trained: ModelState, received: ModelState) -> Groups:
     """New minus received, for the groups and rows that the method averages, clipped if it says so."""
     method = work.method
     update = difference(trained, received, method, work.site.declaration.canonical)
-    return update if method.clip_update is None else clipped(update, method.clip_update)
+    return update if (longest := method.parameters.clip_update) is None else clipped(update, longest)
 
 
 def difference(trained: ModelState, received: ModelState, method: Method, annotated: tuple[str, ...]) -> Groups:
@@ -230,18 +232,18 @@ def difference(trained: ModelState, received: ModelState, method: Method, annota
     now, before = trained.head.rows(sent), received.head.rows(sent)
     head = Head(sent, now.weight - before.weight, now.bias - before.bias)
     return Groups(
-        trained.trunk - received.trunk if method.sends_trunk else None,
+        trained.trunk - received.trunk if method.traffic.trunk else None,
         trained.norm - received.norm if method.sends_norm else None,
-        head if method.sends_head else None,
+        head if method.traffic.head else None,
     )
 
 
 def own_parts(state: ModelState, method: Method) -> Groups:
     """The groups that never leave the site and do change there."""
     return Groups(
-        None if method.sends_trunk else state.trunk,
+        None if method.traffic.trunk else state.trunk,
         None if method.sends_norm or method.frozen_norm else state.norm,
-        None if method.sends_head else state.head,
+        None if method.traffic.head else state.head,
     )
 
 

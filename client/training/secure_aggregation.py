@@ -50,7 +50,7 @@ class Masks:
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         terms = Terms(
-            weight=site_weight(reply, method.weighting),
+            weight=site_weight(reply, method.parameters.weighting),
             largest=largest_change(plan, method),
             alone=site.policy.rows_alone,
             identity=site.identity,

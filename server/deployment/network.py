@@ -36,7 +36,6 @@ from server.runs.reporter import Reporter
 from server.runs.scalars import Track
 from server.runs.tracking.trackers import store_for, tracked
 from strategies.registry import method_of
-from strategies.unifed.server_training import own_image_faults
 
 LOOK_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
@@ -211,7 +210,7 @@ def _own_images(file: ExperimentFile) -> Splits | None:
         found += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
     try:
         method = method_of(experiment)
-        found += own_image_faults(method, own) if not found else []
+        found += method.image_faults(own) if not found else []
         if method.pooled != "no":
             problem = f'"{experiment.run.method}" puts all images in one place; hospitals\' images stay where they are.'
             found.append(Fault("run.method", problem, "Only flwr-sim runs it."))

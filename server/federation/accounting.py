@@ -42,7 +42,7 @@ class Books:
         """Add a round up, and write the last whose validation figures are known by now: mostly the one before.
 
         Args:
-            learned: What the method's coordinator says of it, see :class:`strategies.base.coordinator_half.Guidance`.
+            learned: What the method's coordinator says of it, see :class:`strategies.base.known.Guidance`.
         """
         self.close(record.validation, state)
         self._pending = record, learned

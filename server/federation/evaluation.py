@@ -28,7 +28,7 @@ from server.runs.folder import RunFolder
 from strategies.rounds.messages.replies import Replies
 from strategies.rounds.participation.claims import ClaimsBySite, no_lists
 from strategies.rounds.participation.roll_call import Registered
-from strategies.rounds.strategy import RoundStrategy
+from strategies.rounds.strategy import FederatedAveraging
 
 GLOBAL_MODEL = "global model"
 SITES_PARTS = "mean over the sites' own test parts"
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def outcome_of(
-    network: SplitNetwork, strategy: RoundStrategy, replies: Replies[EvaluateReply], setting: Setting
+    network: SplitNetwork, strategy: FederatedAveraging, replies: Replies[EvaluateReply], setting: Setting
 ) -> Outcome:
     """Save the model where there is one, and test it."""
     answers = list(replies.accepted.values())
@@ -100,7 +100,7 @@ def outcome_of(
         setting.folder.event("absent", round="test", site=site, reason=reason)
     known, coverage = strategy.sites.contract, setting.coverage or strategy.sites.contract
     groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
-    if strategy.method.has_global_model:
+    if strategy.has_global_model:
         sha256 = _save(network, strategy.result, known, setting)
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
@@ -109,7 +109,7 @@ def outcome_of(
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = _joint_sha256(answers)
         test = summarise(over_sites, *groups, OWN_MODELS)
-    ensemble = _ensemble(coverage, setting) if strategy.method.shares_nothing else None
+    ensemble = _ensemble(coverage, setting) if strategy.shares_nothing else None
     owners = {name: known.owners(name) for name in known.class_names}
     told = pooled({answer.site: answer.histograms for answer in answers}, owners)
     per_site = {answer.site: _site_result(answer) for answer in answers}

@@ -15,7 +15,7 @@ from server.runs.folder import RunFolder
 from strategies.base.round_record import FederationValidation
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken import RolledBack
-from strategies.rounds.strategy import RoundStrategy
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class Told(Protocol):
@@ -60,7 +60,7 @@ class Backwards:
     """
 
     setting: Setting
-    strategy: RoundStrategy
+    strategy: FederatedAveraging
     books: Books
     checkpoints: CheckpointFolder
     initial: ModelState

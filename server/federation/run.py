@@ -29,9 +29,7 @@ from strategies.base.round_record import FederationValidation, RoundRecord, RunS
 from strategies.base.state import FederationState
 from strategies.registry import method_of
 from strategies.rounds.guard.broken import RolledBack
-from strategies.rounds.strategy import RoundStrategy, array_record
-from strategies.unifed.server_training import OwnTraining
-from strategies.unifed.strategy import PassingStrategy
+from strategies.rounds.strategy import FederatedAveraging, array_record
 
 
 class Watcher(Protocol):
@@ -105,9 +103,9 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     places = layout.slices()
     strategy.variances = tuple(places[one.name] for one in layout.norm if one.name.endswith("running_var"))
     checkpoints = CheckpointFolder(setting.folder.path, durable=durable)
-    if isinstance(strategy, PassingStrategy) and setting.own is not None:
-        strategy.own = OwnTraining(setting.own, strategy.plan, strategy.method, contract.class_names, setting.device)
-    books = Books(setting.folder, 1 if strategy.method.passing else setting.workers)  # a pass is one after another
+    if setting.own is not None:
+        strategy.use_images(setting.own, contract.class_names, setting.device)
+    books = Books(setting.folder, 1 if strategy.sequential else setting.workers)  # a pass is one after another
 
     initial = read_state(network)
     if setting.resumed is not None:
@@ -129,7 +127,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     asked = experiment.model_dump(mode="json")
 
     def on_round(record: RoundRecord, state: FederationState) -> None:
-        books.note(record, state, strategy.method.guidance.note_round(strategy.known))
+        books.note(record, state, strategy.round_figures(strategy.known))
         judged = as_json(strategy.last_validation)
         tell_left_out(record.round)  # late joiners that declined
         ledger.aggregated(record, state, strategy.sites.contract.hash)
@@ -193,7 +191,7 @@ def _note_refused_calls(setting: Setting) -> None:
 
 
 def _gathered(
-    grid: Grid, experiment: Experiment, setting: Setting, strategy: RoundStrategy
+    grid: Grid, experiment: Experiment, setting: Setting, strategy: FederatedAveraging
 ) -> tuple[LabelContract, SplitNetwork]:
     """Call the roll; settle who takes part, the classes, and the network."""
     contract = strategy.sites.roll_call(grid, setting.sites)
@@ -207,7 +205,7 @@ def _gathered(
 
 
 def _note_beginning(
-    ledger: RunAudit, experiment: Experiment, setting: Setting, strategy: RoundStrategy, initial: ModelState
+    ledger: RunAudit, experiment: Experiment, setting: Setting, strategy: FederatedAveraging, initial: ModelState
 ) -> None:
     """What run this is, or that it goes on; who takes part, and who does not."""
     resumed, sites = setting.resumed, strategy.sites
@@ -232,7 +230,7 @@ def _identity(experiment: Experiment, setting: Setting, contract: LabelContract)
     }
 
 
-def _go_on(checkpoint: Checkpoint, strategy: RoundStrategy, books: Books) -> None:
+def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books) -> None:
     """Put a run back where it was.
 
     Raises:
@@ -246,17 +244,15 @@ def _go_on(checkpoint: Checkpoint, strategy: RoundStrategy, books: Books) -> Non
     books.go_on_from(checkpoint.books, checkpoint.state.round)
 
 
-def strategy_of(experiment: Experiment, run: str) -> RoundStrategy:
-    """The round loop of the experiment's method."""
-    method = method_of(experiment)
-    loop = PassingStrategy if method.passing else RoundStrategy
-    return loop(method, plan_of(experiment), experiment.participation, run)
+def strategy_of(experiment: Experiment, run: str) -> FederatedAveraging:
+    """The experiment's method, ready to coordinate the run."""
+    return method_of(experiment).prepare(plan_of(experiment), experiment.participation, run)
 
 
 def _summary(
     experiment: Experiment,
     setting: Setting,
-    strategy: RoundStrategy,
+    strategy: FederatedAveraging,
     outcome: Outcome,
     books: Books,
     total: float,
@@ -290,7 +286,7 @@ def _summary(
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),
         "ensemble": outcome.ensemble,
-        "learned": dict(strategy.method.guidance.note_end(strategy.known)),
+        "learned": dict(strategy.summary_figures(strategy.known)),
         "privacy": _privacy(experiment, strategy, books),
         "client_accuracy": (accuracy := client_accuracy(books.tallies)) and asdict(accuracy),
         "seconds": {
@@ -306,7 +302,7 @@ def _summary(
     }
 
 
-def _privacy(experiment: Experiment, strategy: RoundStrategy, books: Books) -> dict[str, Any] | None:
+def _privacy(experiment: Experiment, strategy: FederatedAveraging, books: Books) -> dict[str, Any] | None:
     """What the run cost each site that took part, None where a site's noise was none; None for a run without."""
     section = experiment.privacy
     if section.level == "none":

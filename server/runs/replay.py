@@ -19,7 +19,7 @@ from server.runs.receipt import Receipt, ReceiptRound
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.aggregate import means_by, moved_by, passed_on
 from strategies.base.checkpoint import of_bytes as state_of_bytes
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.base.method import Method
 from strategies.registry import method_of
 
@@ -39,7 +39,7 @@ def why_not(receipt: Receipt, experiment: Experiment) -> str:
         return "the run did not keep its updates (run.keep_updates)"
     if experiment.privacy.secure_aggregation:
         return "under secure aggregation updates came masked, and what unmasks them is not kept"
-    if method.passing and method.passing.server:
+    if method.trains_at_coordinator:
         return "the coordinator trained on images of its own, which are no part of the receipt"
     return ""
 
@@ -98,13 +98,13 @@ class Replay:
             }
             known = self._known(one.round)
             self._move(one.round, known, replies)
-            self.statistics = self.method.guidance.learn(known, replies)
+            self.statistics = self.method.aggregate_statistics(known, replies)
             if (sha256 := state_sha256(self.model, self.layout)) != one.model_sha256:
                 raise Altered(folder, f"make the model {sha256}, the receipt names {one.model_sha256}.")
             yield one
 
     def _move(self, server_round: int, known: Known, replies: dict[str, TrainReply]) -> None:
-        if self.method.passing:
+        if self.method.sequential:
             for reply in replies.values():
                 self.model = passed_on(self.model, reply)
             return

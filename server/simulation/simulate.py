@@ -37,7 +37,6 @@ from server.runs.tracking.trackers import store_for, tracked
 from server.simulation.backends import choose_workers, inline, on_ray, site_app
 from strategies.base.method import Method
 from strategies.registry import method_of
-from strategies.unifed.server_training import own_image_faults
 
 
 def simulate(
@@ -161,7 +160,7 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     try:
         data = simulated_data(experiment, file.base)
         contract = data.contract
-        stop_on(own_image_faults(method, data.server))
+        stop_on(method.image_faults(data.server))
         if method.pooled == "no":
             method.refuse_unfit(contract)
     except BadInput as error:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from common.models.state import ModelState
 from common.wire.records import TrainReply
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.base.method import Method
 from strategies.base.robust_state import Merged, robust_means
 from strategies.base.state import Means, means_of, site_weight
@@ -25,17 +25,17 @@ def merged_by(method: Method, known: Known, model: ModelState, accepted: Mapping
         accepted: In the order of site names.
     """
     replies = list(accepted.values())
-    plain = [site_weight(reply, method.weighting) for reply in replies]
-    if method.mean is not None:
-        return robust_means(model, [reply.update for reply in replies], plain, method.mean)
-    return Merged(means_of(model, replies, method.shares(known, accepted, plain)))
+    plain = [site_weight(reply, method.parameters.weighting) for reply in replies]
+    if method.parameters.mean is not None:
+        return robust_means(model, [reply.update for reply in replies], plain, method.parameters.mean)
+    return Merged(means_of(model, replies, method.site_weights(known, accepted, plain)))
 
 
 def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
     """The global model after the round."""
-    optimizer = method.server_optimizer
+    optimizer = method.parameters.server_optimizer
     stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
-    return method.settled(server_round, *stepped)
+    return method.finalize(server_round, *stepped)
 
 
 def passed_on(model: ModelState, reply: TrainReply) -> ModelState:

@@ -9,9 +9,8 @@ from common.models.state import ModelState
 from common.wire.records import TrainReply
 from strategies.aggregation.outliers import Lengths, dropped, far_updates, lengths_of
 from strategies.base.aggregate import merged_by
-from strategies.base.aggregation_weights import plain_shares
-from strategies.base.coordinator_half import Known
 from strategies.base.gathering import Assembly, Gathering
+from strategies.base.known import Known
 from strategies.base.method import Method
 from strategies.base.robust_state import Merged
 
@@ -56,10 +55,10 @@ class Intake:
         self._model, self._method, self._far, self._watched = model, method, far, whole
         self._lengths: dict[str, Lengths] = {}
         self._held: Gathering | Assembly | None = None  # None: replies keep their updates
-        if method.shares is plain_shares:
-            together = method.mean is not None or far == "drop" or whole
+        if not method.weighs_updates:
+            together = method.parameters.mean is not None or far == "drop" or whole
             kept = Assembly(folder) if together else None
-            self._held = kept or Gathering(model, sites, method.weighting, folder)
+            self._held = kept or Gathering(model, sites, method.parameters.weighting, folder)
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Take a good reply's update; return what is kept of the reply."""

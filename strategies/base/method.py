@@ -1,22 +1,26 @@
-"""What makes a method: which groups travel, which head rows a site holds, how it learns, how updates merge."""
+"""What makes a method: what travels, how a site learns, how updates merge, what does not fit."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Any, ClassVar, Literal
 
+from flwr.serverapp.strategy import Strategy
 from pydantic import BaseModel, ConfigDict, Field
 
 from common.contract import LabelContract
+from common.data.base.image_set import Splits
 from common.errors import BadInput, Fault, quoted
+from common.models.state import ModelState
 from common.models.zoo.spec import Task
 from common.wire.quantization import Form
+from common.wire.records import NO_ARRAYS, Arrays, TrainReply
 from strategies.aggregation.robust import RobustMean
-from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.base.aggregation_weights import Settled, Shares, as_averaged, plain_shares
-from strategies.base.coordinator_half import SILENT, Guidance
+from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
+from strategies.base.known import Known
 from strategies.local.early_stopping import Settling
-from strategies.local.losses import Loss
-from strategies.local.objective import LocalHalf, minimising, proximal
+from strategies.local.losses import Loss, Missing, loss_for
+from strategies.local.objective import LocalRound, Situation, proximal
+from strategies.local.training import plain
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -30,6 +34,11 @@ TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 
 Weighting = Literal["uniform", "samples"]
 """A site's weight in every mean: 1 each, or its training images."""
+
+Weights = Sequence[float]
+"""One a site, in the order of site names; they need not sum to one."""
+
+Pooled = Literal["no", "negative", "masked", "known"]
 
 
 class Parameters(BaseModel):
@@ -64,117 +73,144 @@ class WarmUp:
     lr: float
 
 
-class SharedChoices(TypedDict):
-    """Arguments of :class:`Method` that come straight from :class:`Parameters`."""
-
-    trunk: TrunkRule
-    weighting: Weighting
-    warm_up: WarmUp
-    proximal_mu: float
-    clip_update: float | None
-    compress_update: Form
-    server_optimizer: ServerOptimizer | None
-    mean: RobustMean | None
+About = Literal["images", "signs", "positives", "counts"]
+"""Whom a statistic is about: all training images; of each head row's class the negatives and the positives (its first
+two axes), or the positives (its first axis); or it counts each class's images."""
 
 
 @dataclass(frozen=True)
-class ServerTraining:
-    """The coordinator trains on images of its own, and mixes what came of it with the hospitals' model (UniFed).
+class Statistic:
+    """What a site's reply may hold beside its update.
 
     Attributes:
-        settling: When it stops, each round.
-        alpha: Weight of the hospitals' model in the mixture.
-        patience: Rounds without a lower loss on the coordinator's validation part after which the run ends.
-    """
-
-    settling: Settling
-    alpha: float
-    patience: int
-
-
-@dataclass(frozen=True)
-class Passing:
-    """The model goes from hospital to hospital instead of being averaged.
-
-    Attributes:
-        order: ``easy_first``: by the slope that each site last told, once before round 1; ``name``: always the same;
-            ``nobody``: the coordinator trains alone.
-        server: None where the coordinator does not train.
-    """
-
-    order: Literal["easy_first", "name", "nobody"]
-    server: ServerTraining | None = None
-
-
-@dataclass(frozen=True)
-class Method:
-    """One federated method, both halves: the coordinator reads the first part, the hospital the second.
-
-    Attributes:
-        name: As in experiment files.
-        trunk: How the trunk, and batch normalisation in it, is averaged.
-        sends_trunk: Whether the trunk is averaged at all; else each site trains its own.
-        sends_head: Whether head rows are averaged over the sites that hold them.
-        rows: Head rows a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
-        sends_rows: Of those it sends ``all``, or only its ``own``, so that a class's row is made by its owners.
-        weighting: Plain weight of a site in every mean.
-        shares: Turns the plain weights into a round's.
-        settled: What becomes of the mean.
-        needs_full_coverage: Refuse a run in which a site does not annotate every class.
-        needs_label_counts: Ask at the roll call how many images show each class.
-        pooled: One pseudo-site trains on everybody's images (simulation only).
-        selection: Who picks the best round: the federation by mean validation loss, or each site for itself.
-        guidance: What the coordinator tells and learns beside averaging.
-        tells: Names of the statistics that a site's reply may hold beside its update; no other leaves a site.
-        server_optimizer, mean: See :class:`Parameters`.
-        passing: How the model travels where it is not averaged.
-        loss: What validation measures, and what a site minimises where ``local`` is None.
-        local: The hospital's half.
-        settling: When a site stops training in a round; None trains the experiment's number of epochs.
-        proximal_mu, clip_update, compress_update: See :class:`Parameters`.
-        warm_up: Before round 1.
+        name: In the record; part of the wire.
+        about: Whom it is about: a site sends nothing about few patients.
+        meaning: For hospitals, in plain words.
     """
 
     name: str
-    loss: Loss
-    trunk: TrunkRule = "fedavg"
-    sends_trunk: bool = True
-    sends_head: bool = True
+    about: About
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What passes between coordinator and hospital: data, so that a hospital's policy can judge it before a round.
+
+    Attributes:
+        trunk: Whether the trunk is averaged; else each site trains its own.
+        head: Whether head rows are averaged over the sites that hold them.
+        rows: Head rows a site holds: ``own`` for its annotated classes in its own order, ``all`` for the run's.
+        sends_rows: Of those it sends ``all``, or only its ``own``, so that a class's row is made by its owners.
+        statistics: What a reply may hold beside the update; nothing else leaves a site.
+        label_counts: Whether the roll call asks how many images show each class.
+    """
+
+    trunk: bool = True
+    head: bool = True
     rows: Literal["own", "all"] = "all"
     sends_rows: Literal["own", "all"] = "all"
-    weighting: Weighting = "uniform"
-    shares: Shares = plain_shares
-    settled: Settled = as_averaged
-    needs_full_coverage: bool = False
-    needs_label_counts: bool = False
-    pooled: Literal["no", "negative", "masked", "known"] = "no"
-    selection: Literal["federation", "site"] = "federation"
-    guidance: Guidance = SILENT
-    tells: tuple[str, ...] = ()
-    server_optimizer: ServerOptimizer | None = None
-    mean: RobustMean | None = None
-    passing: Passing | None = None
-    local: LocalHalf | None = None
-    settling: Settling | None = None
-    proximal_mu: float = 0.0
-    clip_update: float | None = None
-    compress_update: Form = "float32"
-    warm_up: WarmUp = WarmUp(0, 1e-3)
+    statistics: tuple[Statistic, ...] = ()
+    label_counts: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the statistics."""
+        return tuple(one.name for one in self.statistics)
+
+
+class Method(Strategy):
+    """One federated method, both halves: a Flower strategy on the coordinator, the client's half at the hospital.
+
+    This class declares; :class:`strategies.rounds.strategy.FederatedAveraging` runs the rounds. A method overrides what
+    differs from FedAvg. All of its rules are pure, so that a run can be added up again from the updates that it kept.
+
+    Args:
+        parameters: The ``[method]`` table, checked or as it is in the file.
+        task: Of the model.
+
+    Raises:
+        pydantic.ValidationError: For a table that does not fit.
+        BadInput: Where the method does not serve the task.
+
+    Attributes:
+        name: As in experiment files.
+        table: Schema of the ``[method]`` table.
+        declared: The traffic, as far as no parameter changes it.
+        missing: What a class counts as in the loss that a site does not annotate, where no parameter says so.
+        plain_client: Whether a site minimises the mean loss of each image alone; False where :meth:`client` does more.
+        weighs_updates: Whether :meth:`site_weights` looks at what the updates are; then all of them are kept until the
+            round is decided.
+        full_coverage: Refuse a run in which a site does not annotate every class.
+        multi_class: Whether the method serves tasks in which classes exclude one another.
+        selection: Who picks the best round: the federation by mean validation loss, or each site for itself.
+        sequential: Whether the model goes from hospital to hospital instead of being averaged.
+        hospitals_train: Whether hospitals train at all.
+        ranks_sites: Whether every site trains once before round 1, to be put into an order.
+        trains_at_coordinator: Whether the coordinator trains on images of its own.
+    """
+
+    name: ClassVar[str]
+    table: ClassVar[type[Parameters]] = Parameters
+    declared: ClassVar[Traffic] = Traffic()
+    missing: ClassVar[Missing] = "masked"
+    plain_client: ClassVar[bool] = True
+    weighs_updates: ClassVar[bool] = False
+    full_coverage: ClassVar[bool] = False
+    multi_class: ClassVar[bool] = True
+    selection: ClassVar[Literal["federation", "site"]] = "federation"
+    sequential: ClassVar[bool] = False
+    hospitals_train: ClassVar[bool] = True
+    ranks_sites: ClassVar[bool] = False
+    trains_at_coordinator: ClassVar[bool] = False
+    parameters: Parameters
+
+    def __init__(self, parameters: Parameters | Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
+        given = parameters.model_dump(exclude_unset=True) if isinstance(parameters, Parameters) else parameters or {}
+        self.parameters, self.task = self.table.model_validate(dict(given)), task
+        if task == "multi_class" and not self.multi_class:
+            raise BadInput([_multi_class_fault(self.name)])
+
+    # ------------------------------------------------------------------ declared data
+
+    @property
+    def traffic(self) -> Traffic:
+        """What travels with these parameters."""
+        return self.declared
+
+    @property
+    def loss(self) -> Loss:
+        """What validation measures, and what a plain client minimises."""
+        return loss_for(self.task, getattr(self.parameters, "missing", self.missing))
+
+    @property
+    def pooled(self) -> Pooled:
+        """Whether one pseudo-site trains on everybody's images (simulation only), and what missing labels are there."""
+        return "no"
+
+    @property
+    def settling(self) -> Settling | None:
+        """When a site stops training in a round; None trains the experiment's number of epochs."""
+        return None
+
+    @property
+    def warm_up(self) -> WarmUp:
+        return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
 
     @property
     def sends_norm(self) -> bool:
         """Whether batch normalisation is averaged with the trunk."""
-        return self.sends_trunk and self.trunk == "fedavg"
+        return self.traffic.trunk and self.parameters.trunk == "fedavg"
 
     @property
     def frozen_norm(self) -> bool:
         """Whether batch normalisation is neither trained nor updated."""
-        return self.trunk == "fedbn_plus"
+        return self.parameters.trunk == "fedbn_plus"
 
     @property
     def has_global_model(self) -> bool:
         """Whether the coordinator ends with one model for all classes."""
-        return self.sends_trunk and self.sends_head and (self.sends_norm or self.frozen_norm)
+        return self.traffic.trunk and self.traffic.head and (self.sends_norm or self.frozen_norm)
 
     @property
     def keeps_local_parts(self) -> bool:
@@ -184,30 +220,85 @@ class Method:
     @property
     def shares_nothing(self) -> bool:
         """Whether every site trains by itself."""
-        return not self.sends_trunk and not self.sends_head
-
-    @property
-    def half(self) -> LocalHalf:
-        """The hospital's half, with its wrapper."""
-        half = self.local or minimising(self.loss)
-        if not self.proximal_mu:
-            return half
-        return proximal(half, self.proximal_mu, head=self.sends_head, norm=self.sends_norm)
+        return not self.traffic.trunk and not self.traffic.head
 
     def rows_of(self, site: str, contract: LabelContract) -> tuple[str, ...]:
         """The head rows that a site holds, in the order its head has them."""
-        return contract.sites[site] if self.rows == "own" else contract.class_names
+        return contract.sites[site] if self.traffic.rows == "own" else contract.class_names
 
     def rows_sent(self, held: tuple[str, ...], annotated: Collection[str]) -> tuple[str, ...]:
         """The head rows that a site sends, of those it holds."""
-        return held if self.sends_rows == "all" else tuple(name for name in held if name in annotated)
+        return held if self.traffic.sends_rows == "all" else tuple(name for name in held if name in annotated)
+
+    # ------------------------------------------------------------------ the hospital's half
+
+    def client(self, situation: Situation) -> LocalRound:
+        """What a site minimises in this round, sends beside its update, and keeps for the next."""
+        return LocalRound(plain(self.loss))
+
+    def local_round(self, situation: Situation) -> LocalRound:
+        """:meth:`client`, with the pull back to the received model where ``proximal_mu`` is set."""
+        mu = self.parameters.proximal_mu
+        if not mu:
+            return self.client(situation)
+        return proximal(self.client, mu, head=self.traffic.head, norm=self.sends_norm)(situation)
+
+    # ------------------------------------------------------------------ the coordinator's half beside averaging
+
+    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+        """Called once an exchange; returns what gives the statistics that one site receives with the model."""
+        return lambda site: NO_ARRAYS
+
+    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Names and shapes of the statistics in one site's reply, given the width of a head row."""
+        return {}
+
+    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+        """The coordinator's statistics after a round, from the replies that count, in the order of site names."""
+        return known.statistics
+
+    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """Turn each site's plain weight into the weight that it has in this round's means.
+
+        Args:
+            known: When the round began.
+            replies: Those that count, in the order of site names.
+            weights: One a site; they need not sum to one, nor need those returned.
+        """
+        return weights
+
+    def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
+        """The global model after a round, from the model that the means make.
+
+        What must last goes into the moments, which are part of the coordinator's state.
+        """
+        return model, moments
+
+    def roll_call_faults(self, known: Known) -> list[Fault]:
+        """What the answers to the roll call lack for this method."""
+        return []
+
+    def round_figures(self, known: Known) -> Mapping[str, Any]:
+        """What the statistics after a round say, for ``rounds.jsonl``; None for a number that is not known."""
+        return {}
+
+    def summary_figures(self, known: Known) -> Mapping[str, Any]:
+        """What the statistics after the last round say, for ``summary.json``."""
+        return {}
+
+    # ------------------------------------------------------------------ what does not fit
+
+    def image_faults(self, own: Splits | None) -> list[Fault]:
+        """What the coordinator's own images lack for this method."""
+        return []
 
     def refuse_unfit(self, contract: LabelContract) -> None:
         """Raise :class:`BadInput` if the method cannot serve this contract."""
-        if self.mean is not None and len(contract.sites) < self.mean.fewest:
-            problem = f"{self.mean.kind} needs {self.mean.fewest} sites or more; there are {len(contract.sites)}."
+        mean = self.parameters.mean
+        if mean is not None and len(contract.sites) < mean.fewest:
+            problem = f"{mean.kind} needs {mean.fewest} sites or more; there are {len(contract.sites)}."
             raise BadInput([Fault("method.mean", problem, "Leave it out, or choose another.")])
-        if not self.needs_full_coverage or len(contract.shared_classes) == len(contract.class_names):
+        if not self.full_coverage or len(contract.shared_classes) == len(contract.class_names):
             return
         partial = [name for name in contract.class_names if name not in contract.shared_classes]
         problem = f"{self.name} needs every class annotated by every site; {quoted(partial)} are not."
@@ -216,56 +307,44 @@ class Method:
 
     def contradictions(self) -> list[Fault]:
         """What in this method's parameters makes no sense together."""
-        set_here = {
-            # A pass hands every site a model to stay near, too.
-            "proximal_mu": bool(self.proximal_mu) and (self.passing is None or self.passing.order == "nobody"),
-            "clip_update": self.clip_update is not None,
-            "compress_update": self.compress_update != "float32",
-            "server_optimizer": self.server_optimizer is not None,
-            "mean": self.mean is not None,
-            "weighting": self.passing is not None and self.weighting != "uniform",
-            "warm_up_epochs": self.passing is not None and self.warm_up.epochs > 0,
-        }
-        reason = self._why_nothing_is_averaged()
+        reason = self.why_nothing_is_averaged()
         faults = [
             Fault(f"method.{key}", f"makes no sense in {self.name}: {reason}.", "Leave it out.")
-            for key, is_set in set_here.items()
-            if reason and is_set
+            for key in self.of_averaging()
+            if reason
         ]
-        if self.mean is not None and self.shares is not plain_shares:
+        if self.parameters.mean is not None and self.weighs_updates:
             problem = f"makes no sense in {self.name}: it weighs the sites by a rule of its own."
             faults.append(Fault("method.mean", problem, "Leave it out."))
-        if self.passing and self.trunk == "fedbn":
-            problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
-            faults.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
         return faults
 
-    def _why_nothing_is_averaged(self) -> str:
+    def of_averaging(self) -> list[str]:
+        """The parameters that are set and mean something only where updates are averaged."""
+        given = self.parameters
+        set_here = {
+            "proximal_mu": bool(given.proximal_mu),
+            "clip_update": given.clip_update is not None,
+            "compress_update": given.compress_update != "float32",
+            "server_optimizer": given.server_optimizer is not None,
+            "mean": given.mean is not None,
+        }
+        return [key for key, is_set in set_here.items() if is_set]
+
+    def why_nothing_is_averaged(self) -> str:
+        """The reason; empty where updates are averaged."""
         if self.pooled != "no":
             return "there is one pseudo-site, and nothing to average"
-        if self.passing:
-            return "the model is passed on, not averaged"
-        return "" if self.sends_trunk else "every site trains by itself, and nothing is averaged"
+        return "" if self.traffic.trunk else "every site trains by itself, and nothing is averaged"
 
 
-def refuse_multi_class(name: str, task: Task) -> None:
-    """Raise :class:`BadInput` in a multi-class task, for a method that asks of each class by itself."""
-    if task == "multi_class":
-        problem = (
-            f"{name} asks of each class by itself whether it is there; in a multi-class task classes exclude others."
-        )
-        raise BadInput([Fault("run.method", problem, 'Use "fedsld" or "unifed", or model.task = "multi_label".')])
+def without_local_norm(name: str, trunk: TrunkRule, why: str) -> list[Fault]:
+    """Refuse batch normalisation that stays at the sites, for a method that needs the model of all."""
+    if trunk != "fedbn":
+        return []
+    problem = f'makes no sense in {name}: {why}, and with "fedbn" there is none.'
+    return [Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".')]
 
 
-def shared_choices(parameters: Parameters) -> SharedChoices:
-    """The part of a method that every ``[method]`` table sets in the same way."""
-    return {
-        "trunk": parameters.trunk,
-        "weighting": parameters.weighting,
-        "warm_up": WarmUp(parameters.warm_up_epochs, parameters.warm_up_lr),
-        "proximal_mu": parameters.proximal_mu,
-        "clip_update": parameters.clip_update,
-        "compress_update": parameters.compress_update,
-        "server_optimizer": parameters.server_optimizer,
-        "mean": parameters.mean,
-    }
+def _multi_class_fault(name: str) -> Fault:
+    problem = f"{name} asks of each class by itself whether it is there; in a multi-class task classes exclude others."
+    return Fault("run.method", problem, 'Use "fedsld" or "unifed", or model.task = "multi_label".')

@@ -13,7 +13,7 @@ from common.models.state import ModelState
 from common.wire.records import Groups
 from strategies.aggregation.mean import Float32, GivenMean, GivenRows, RunningMean
 from strategies.aggregation.robust import Float64, RobustMean, robust_mean
-from strategies.base.aggregation_weights import Weights
+from strategies.base.method import Weights
 from strategies.base.state import Means
 
 

@@ -11,9 +11,8 @@ from common.models.state import Head, ModelState
 from common.wire.records import Arrays, Groups, TrainReply, no_arrays
 from strategies.aggregation.mean import FlatMean, OwnersMean, RowsMean, RunningMean, moved
 from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
-from strategies.base.aggregation_weights import Weights
 from strategies.base.best_round import is_better, lowest_of
-from strategies.base.method import Method, Weighting
+from strategies.base.method import Method, Weighting, Weights
 from strategies.rounds.guard.memory import GuardMemory
 
 
@@ -66,10 +65,10 @@ def groups_expected(sent: Groups, method: Method, annotated: Collection[str]) ->
     """The groups that a site with these classes sends back: those that the method averages."""
     head = sent.head.rows(method.rows_sent(sent.head.class_names, annotated)) if sent.head else None
     return Groups(
-        sent.trunk if method.sends_trunk else None,
+        sent.trunk if method.traffic.trunk else None,
         sent.norm if method.sends_norm else None,
-        head if method.sends_head else None,
-        method.compress_update,
+        head if method.traffic.head else None,
+        method.parameters.compress_update,
     )
 
 

@@ -4,9 +4,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from common.models.zoo.spec import Task
-from strategies.base.method import Method, Parameters, TrunkRule, Weighting, shared_choices
-from strategies.local.losses import Missing, loss_for
+from strategies.base.method import Parameters, Pooled, Traffic, TrunkRule, Weighting
+from strategies.local.losses import Loss, Missing, loss_for
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedAvgParameters(Parameters):
@@ -40,77 +40,79 @@ class CentralisedParameters(Parameters):
     missing: Literal["negative", "masked", "known"] = "negative"
 
 
-def vanilla(parameters: Parameters, task: Task) -> Method:
+class Vanilla(FederatedAveraging):
     """Every site has every row; a class it does not annotate counts as absent."""
-    return Method("vanilla", loss_for(task, "negative"), **shared_choices(parameters))
+
+    name = "vanilla"
+    missing = "negative"
 
 
-def partial_loss(parameters: Parameters, task: Task) -> Method:
+class PartialLoss(FederatedAveraging):
     """Every site has every row and learns from its own classes; the whole head is averaged over all sites.
 
     The authors' warm-up takes missing as negative, a handicap; here it uses the partial loss too (specs 1.6).
     """
-    return Method("partial_loss", loss_for(task, "masked"), **shared_choices(parameters))
+
+    name = "partial_loss"
 
 
-def pfl(parameters: Parameters, task: Task) -> Method:
-    """Personalised: everything but the head is averaged; each site keeps a head of its own classes."""
-    return Method(
-        "pfl",
-        loss_for(task, "masked"),
-        sends_head=False,
-        rows="own",
-        **shared_choices(parameters),
-    )
+class PersonalisedHeads(FederatedAveraging):
+    """Everything but the head is averaged; each site keeps a head of its own classes."""
+
+    name = "pfl"
+    declared = Traffic(head=False, rows="own")
 
 
-def individual(parameters: Parameters, task: Task) -> Method:
+class Individual(FederatedAveraging):
     """Each site alone, for the same number of epochs; nothing but losses is exchanged."""
-    return Method(
-        "individual",
-        loss_for(task, "masked"),
-        sends_trunk=False,
-        sends_head=False,
-        rows="own",
-        selection="site",
-        **shared_choices(parameters),
-    )
+
+    name = "individual"
+    declared = Traffic(trunk=False, head=False, rows="own")
+    selection = "site"
 
 
-def centralised(parameters: CentralisedParameters, task: Task) -> Method:
+class Centralised(FederatedAveraging):
     """All images in one place, which no hospital allows: what federation is measured against."""
-    return Method(
-        "centralised",
-        loss_for(task, "masked"),
-        pooled=parameters.missing,
-        **shared_choices(parameters),
-    )
+
+    name = "centralised"
+    table = CentralisedParameters
+    parameters: CentralisedParameters
+
+    @property
+    def loss(self) -> Loss:
+        """Entries that stay unknown when the images are pooled are left out."""
+        return loss_for(self.task, "masked")
+
+    @property
+    def pooled(self) -> Pooled:
+        """What an unannotated class of an image counts as."""
+        return self.parameters.missing
 
 
-def fedavg(parameters: FedAvgParameters, task: Task) -> Method:
+class FedAvg(FederatedAveraging):
     """McMahan et al., AISTATS 2017: every site annotates every class and everything is averaged."""
-    return _full_coverage("fedavg", parameters, task)
+
+    name = "fedavg"
+    table = FedAvgParameters
+    full_coverage = True
 
 
-def fedbn(parameters: FedBNParameters, task: Task) -> Method:
+class FedBN(FedAvg):
     """Li et al., ICLR 2021: FedAvg with batch normalisation kept at the site."""
-    return _full_coverage("fedbn", parameters, task)
+
+    name = "fedbn"
+    table = FedBNParameters
 
 
-def fedbn_plus(parameters: FedBNPlusParameters, task: Task) -> Method:
+class FedBNPlus(FedAvg):
     """FedAvg with batch normalisation frozen at its initial values (arXiv 2303.06180)."""
-    return _full_coverage("fedbn_plus", parameters, task)
+
+    name = "fedbn_plus"
+    table = FedBNPlusParameters
 
 
-def fedprox(parameters: FedProxParameters, task: Task) -> Method:
+class FedProx(FederatedAveraging):
     """Li et al., MLSys 2020: FedAvg with a pull back to the received model; here it takes partial labels too."""
-    return Method("fedprox", loss_for(task, parameters.missing), **shared_choices(parameters))
 
-
-def _full_coverage(name: str, parameters: Parameters, task: Task) -> Method:
-    return Method(
-        name,
-        loss_for(task, "masked"),
-        needs_full_coverage=True,
-        **shared_choices(parameters),
-    )
+    name = "fedprox"
+    table = FedProxParameters

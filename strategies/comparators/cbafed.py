@@ -25,7 +25,7 @@ FedMLP's authors weigh positives by images over positives, counted for all class
 have; we count its own labels, and tags. Their stage 1 divides p by images, ours by entries, as their stage 2.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -36,16 +36,15 @@ from pydantic import Field
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.models.state import ModelState
-from common.models.zoo.spec import Task
 from common.wire.records import Arrays, Groups, TrainReply, below
 from strategies.aggregation.interpolation import mixed
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.aggregation_weights import Weights
-from strategies.base.coordinator_half import Guidance, Known, finite_by_name
-from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
-from strategies.local.losses import known_entries, loss_for, positive_weights
+from strategies.base.known import Known, finite_by_name
+from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights
+from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, Losses
+from strategies.rounds.strategy import FederatedAveraging
 
 Floats = NDArray[np.floating]
 Float64 = NDArray[np.float64]
@@ -74,28 +73,46 @@ class CBAFedParameters(Parameters):
     balanced: bool = True
 
 
-def cbafed(parameters: CBAFedParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table.
+class CBAFed(FederatedAveraging):
+    """FedAvg by entries trained on, mixed with an earlier model; thresholds of pseudo labels for every class."""
 
-    Raises:
-        BadInput: For a multi-class task.
-    """
-    refuse_multi_class("cbafed", task)
-    return Method(
-        "cbafed",
-        loss_for(task, "masked"),
-        tells=("entries",),
-        guidance=Guidance(
-            tell=lambda known: lambda site: known.statistics,
-            learn=lambda known, replies: learned(known, replies, parameters),
-            expects=lambda known, site, features: expected(known, parameters),
-            note_round=thresholds_noted,
-        ),
-        shares=lambda known, replies, weights: shares(known, replies, weights, parameters),
-        settled=lambda server_round, model, moments: connected(server_round, model, moments, parameters),
-        local=lambda situation: CBAFedClient(situation, parameters).round(),
-        **shared_choices(parameters),
+    name = "cbafed"
+    table = CBAFedParameters
+    parameters: CBAFedParameters
+    declared = Traffic(
+        statistics=(Statistic("entries", "counts", "how many images it took for present or absent, class by class"),)
     )
+    plain_client = False
+    weighs_updates = True
+    multi_class = False
+
+    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+        """The thresholds."""
+        return lambda site: known.statistics
+
+    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Entries of each class that a site trained on, from the last round of stage 1 on."""
+        return expected(known, self.parameters)
+
+    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+        """The thresholds for the next round."""
+        return learned(known, replies, self.parameters)
+
+    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """In stage 2 a site weighs as many entries as it trained on."""
+        return shares(known, replies, weights, self.parameters)
+
+    def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:
+        """The residual weight connection."""
+        return connected(server_round, model, moments, self.parameters)
+
+    def round_figures(self, known: Known) -> Mapping[str, Any]:
+        """The thresholds by class."""
+        return thresholds_noted(known)
+
+    def client(self, situation: Situation) -> LocalRound:
+        """Tag, in stage 2, then train on labels and tags alike."""
+        return CBAFedClient(situation, self.parameters).round()
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -184,7 +201,7 @@ class CBAFedClient:
         self.positive_weight = positive_weights(self.targets) if parameters.balanced else None
 
     def round(self) -> LocalRound:
-        return LocalRound(self.objective, self.told, {"entries": "counts"})
+        return LocalRound(self.objective, self.told)
 
     def objective(self, network: SplitNetwork, batch: Batch) -> torch.Tensor:
         """Mean cross-entropy over labels and tags."""

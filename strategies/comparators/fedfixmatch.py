@@ -21,11 +21,11 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.data.augmentation.strong import strongly_augmented
 from common.models.network import SplitNetwork
-from common.models.zoo.spec import Task
-from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
-from strategies.local.losses import known_entries
-from strategies.local.objective import LocalRound
+from strategies.base.method import Parameters, Weighting
+from strategies.local.losses import Loss, known_entries
+from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedFixMatchParameters(Parameters):
@@ -58,23 +58,29 @@ def unlabelled_loss(strong: Tensor, pseudo: Tensor) -> Tensor:
     return torch.where(pseudo.isnan(), 0.0, entries).sum() / pseudo.numel()
 
 
-def fedfixmatch(parameters: FedFixMatchParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table.
+class FedFixMatch(FederatedAveraging):
+    """FedAvg; each site runs FixMatch."""
 
-    Raises:
-        BadInput: For a multi-class task.
-    """
-    refuse_multi_class("fedfixmatch", task)
+    name = "fedfixmatch"
+    table = FedFixMatchParameters
+    parameters: FedFixMatchParameters
+    plain_client = False
+    multi_class = False
 
-    def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy over the entries with a label."""
+        return known_entries
+
+    def client(self, situation: Situation) -> LocalRound:
+        """Labelled entries on the weak view, sure pseudo-labels on the strong one."""
+        return LocalRound(self._objective)
+
+    def _objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
         weak = batch.logits(network, batch.view())
         labelled = known_entries(weak, batch.labels, batch.annotated)
         if batch.annotated.all():
             return labelled
         strong = batch.logits(network, strongly_augmented(batch.view(), batch.generator))
-        pseudo = pseudo_labels(weak[:, ~batch.annotated], parameters.confidence)
-        return labelled + parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)
-
-    return Method(
-        "fedfixmatch", known_entries, local=lambda situation: LocalRound(objective), **shared_choices(parameters)
-    )
+        pseudo = pseudo_labels(weak[:, ~batch.annotated], self.parameters.confidence)
+        return labelled + self.parameters.unlabelled_weight * unlabelled_loss(strong[:, ~batch.annotated], pseudo)

@@ -27,11 +27,11 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from common.models.network import SplitNetwork
-from common.models.zoo.spec import Task
-from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
-from strategies.local.losses import Missing, loss_for
+from strategies.base.method import Parameters, Weighting
+from strategies.local.losses import Missing
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedLSRParameters(Parameters):
@@ -86,16 +86,18 @@ def grown(finished: int, rounds: int) -> float:
     return min(1.0, finished / rounds) if rounds else 1.0
 
 
-def fedlsr(parameters: FedLSRParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table.
+class FedLSR(FederatedAveraging):
+    """FedAvg; each site trains on a mixture of two views, and keeps both views' predictions alike."""
 
-    Raises:
-        BadInput: For a multi-class task.
-    """
-    refuse_multi_class("fedlsr", task)
-    loss = loss_for(task, parameters.missing)
+    name = "fedlsr"
+    table = FedLSRParameters
+    parameters: FedLSRParameters
+    plain_client = False
+    multi_class = False
 
-    def local(situation: Situation) -> LocalRound:
+    def client(self, situation: Situation) -> LocalRound:
+        """Cross-entropy of the sharpened mixture, and the distance of both views."""
+        parameters = self.parameters
         gamma = parameters.distance_weight * grown(situation.round - 1, parameters.ramp_rounds)
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
@@ -105,9 +107,7 @@ def fedlsr(parameters: FedLSRParameters, task: Task) -> Method:
             sharpened = mixed(original, augmented, share) / parameters.sharpening_temperature
             cooled = [view / parameters.distillation_temperature for view in (original, augmented)]
             disorder = (entropy(original) + entropy(augmented)) / 2
-            supervised = loss(sharpened, batch.labels, batch.annotated)
+            supervised = self.loss(sharpened, batch.labels, batch.annotated)
             return supervised + gamma * distance(*cooled) + parameters.entropy_weight * disorder
 
         return LocalRound(objective)
-
-    return Method("fedlsr", loss, local=local, **shared_choices(parameters))

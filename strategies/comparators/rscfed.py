@@ -31,18 +31,17 @@ from torch import Tensor
 
 from common.models.network import SplitNetwork
 from common.models.state import read_state, write_state
-from common.models.zoo.spec import Task
 from common.system.seeds import seed_of
 from common.wire.records import Arrays, Groups, TrainReply, below
 from strategies.aggregation.distances import Float64, distances_from_mean, inner_products
-from strategies.base.aggregation_weights import Weights
-from strategies.base.coordinator_half import Known
-from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
+from strategies.base.known import Known
+from strategies.base.method import Parameters, Weighting, Weights
 from strategies.fedmlp.losses import consistency
-from strategies.local.losses import known_entries, loss_for, positive_weights
+from strategies.local.losses import known_entries, positive_weights
 from strategies.local.mean_teacher import decay_after, follow
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class RSCFedParameters(Parameters):
@@ -68,20 +67,23 @@ class RSCFedParameters(Parameters):
     balanced: bool = True
 
 
-def rscfed(parameters: RSCFedParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table.
+class RSCFed(FederatedAveraging):
+    """The global model is the mean of sub-consensus models; every site has a mean teacher of its own."""
 
-    Raises:
-        BadInput: For a multi-class task.
-    """
-    refuse_multi_class("rscfed", task)
-    return Method(
-        "rscfed",
-        loss_for(task, "masked"),
-        shares=lambda known, replies, weights: shares(known, replies, weights, parameters),
-        local=lambda situation: RSCFedClient(situation, parameters).round(),
-        **shared_choices(parameters),
-    )
+    name = "rscfed"
+    table = RSCFedParameters
+    parameters: RSCFedParameters
+    plain_client = False
+    weighs_updates = True
+    multi_class = False
+
+    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """What each site weighs in the mean of this round's sub-consensus models."""
+        return shares(known, replies, weights, self.parameters)
+
+    def client(self, situation: Situation) -> LocalRound:
+        """Cross-entropy on the site's own classes, consistency with the teacher on the others."""
+        return RSCFedClient(situation, self.parameters).round()
 
 
 # ---------------------------------------------------------------------- coordinator

@@ -12,7 +12,8 @@ Hospital: tags, in its own memory; after training from the last round of stage 1
 that it does not label, the *difficulty*. Coordinator: FedAvg, and the means of prototypes and difficulties.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -21,20 +22,20 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from common.errors import BadInput, Fault
+from common.errors import Fault
 from common.models.inference import features_and_logits
 from common.models.network import SplitNetwork
-from common.models.zoo.spec import Task
 from common.wire.records import Arrays, TrainReply
-from strategies.base.coordinator_half import Guidance, Known, finite_by_name
-from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
+from strategies.base.known import Known, finite_by_name
+from strategies.base.method import Parameters, Statistic, Traffic, Weighting, without_local_norm
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import first_stage, second_stage
 from strategies.fedmlp.prior import adjustment_of
 from strategies.fedmlp.prototypes import cosines, difficulty, global_difficulty, global_prototypes, local_prototypes
-from strategies.local.losses import loss_for
+from strategies.local.losses import Loss, loss_for
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch, Losses
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedMLPParameters(Parameters):
@@ -84,31 +85,63 @@ class FedMLPParameters(Parameters):
         return self
 
 
-def fedmlp(parameters: FedMLPParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table.
+class FedMLP(FederatedAveraging):
+    """FedAvg; besides, the means of the sites' prototypes (eq. 6) and difficulties (eq. 10) go back to all."""
 
-    Raises:
-        BadInput: For a multi-class task, or batch normalisation that stays at the sites.
-    """
-    if parameters.trunk == "fedbn":
-        problem = 'makes no sense in fedmlp: its teacher is the model of all, and with "fedbn" there is none.'
-        raise BadInput([Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".')])
-    refuse_multi_class("fedmlp", task)
-    return Method(
-        "fedmlp",
-        loss_for(task, "masked" if parameters.weighted_partial_loss else "negative"),
-        sends_rows=parameters.heads,
-        tells=("prototypes", "difficulty"),
-        guidance=Guidance(
-            tell=lambda known: lambda site: known.statistics,
-            learn=lambda known, replies: learned(known, replies, parameters),
-            expects=lambda known, site, features: expected(known, features, parameters),
-            note_round=difficulty_noted,
-            note_end=prototypes_noted,
-        ),
-        local=lambda situation: FedMLPClient(situation, parameters).round(),
-        **shared_choices(parameters),
+    name = "fedmlp"
+    table = FedMLPParameters
+    parameters: FedMLPParameters
+    declared = Traffic(
+        statistics=(
+            Statistic(
+                "prototypes",
+                "signs",
+                "mean features of each class's images, present and absent; of one image, that image's",
+            ),
+            Statistic("difficulty", "images", "of each class, on what share of images the model is sure"),
+        )
     )
+    plain_client = False
+    multi_class = False
+
+    @property
+    def traffic(self) -> Traffic:
+        """``heads = "own"``: a site sends the rows of its own classes only."""
+        return replace(self.declared, sends_rows=self.parameters.heads)
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy on the site's own classes; without the weighted partial loss missing counts as negative."""
+        return loss_for(self.task, "masked" if self.parameters.weighted_partial_loss else "negative")
+
+    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+        """The global prototypes and difficulties."""
+        return lambda site: known.statistics
+
+    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Both, from the last round of stage 1 on."""
+        return expected(known, features, self.parameters)
+
+    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+        """This round's global prototypes and difficulties."""
+        return learned(known, replies, self.parameters)
+
+    def round_figures(self, known: Known) -> Mapping[str, Any]:
+        """Each class's difficulty."""
+        return difficulty_noted(known)
+
+    def summary_figures(self, known: Known) -> Mapping[str, Any]:
+        """How much the global prototypes are alike."""
+        return prototypes_noted(known)
+
+    def contradictions(self) -> list[Fault]:
+        """The teacher is the model of all."""
+        why = "its teacher is the model of all"
+        return [*without_local_norm(self.name, self.parameters.trunk, why), *super().contradictions()]
+
+    def client(self, situation: Situation) -> LocalRound:
+        """Partial loss and consistency; in stage 2 tags count like labels."""
+        return FedMLPClient(situation, self.parameters).round()
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -190,7 +223,6 @@ class FedMLPClient:
         return LocalRound(
             self.objective,
             self.told,
-            about={"prototypes": "signs", "difficulty": "images"},
             notes=lambda network: {"tags": self.tags.astype(np.float32)},
         )
 

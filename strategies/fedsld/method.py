@@ -15,22 +15,24 @@ Our extension to multi-label tasks: each class is a distribution of two, present
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from common.errors import Fault
 from common.models.network import SplitNetwork
-from common.models.zoo.spec import Task
 from common.wire.records import Arrays
-from strategies.base.coordinator_half import Guidance, Known
-from strategies.base.method import Method, Parameters, Weighting, shared_choices
+from strategies.base.known import Known
+from strategies.base.method import Parameters, Traffic, Weighting
 from strategies.fedsld.prior import federation_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import WEIGHTED, WEIGHTS, Reduction
-from strategies.local.losses import Missing, loss_for, mean_where
+from strategies.local.losses import Missing, mean_where
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, plain
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedSLDParameters(Parameters):
@@ -62,70 +64,78 @@ class ScaledParameters(Parameters):
     missing: Missing = "masked"
 
 
-def fedsld(parameters: FedSLDParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table."""
+class FedSLD(FederatedAveraging):
+    """FedAvg in which every site receives the label prior P, made from the label counts of the roll call."""
 
-    def local(situation: Situation) -> LocalRound:
-        prior = torch.from_numpy(situation.told["prior"].copy()).to(situation.examples.labels.device)
+    name = "fedsld"
+    table = FedSLDParameters
+    parameters: FedSLDParameters
+    declared = Traffic(label_counts=True)
+    plain_client = False
 
-        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            labels = filled(batch, parameters.missing)
-            return WEIGHTED[task](batch.logits(network, batch.view()), labels, prior, parameters.reduction)
+    @property
+    def traffic(self) -> Traffic:
+        """``heads = "own"``: each site has the rows of its own classes only."""
+        return replace(self.declared, rows=self.parameters.heads)
 
-        return LocalRound(objective)
+    def roll_call_faults(self, known: Known) -> list[Fault]:
+        """Every site has to send its label counts."""
+        return uncounted(known)
 
-    def tell(known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+        """The prior, for the head rows that the site has."""
         everywhere, contract = federation_prior(known), known.contract
 
-        def told(site: str) -> Arrays:
-            held = contract.sites[site] if parameters.heads == "own" else contract.class_names
+        def prior_of(site: str) -> Arrays:
             prior = own_prior(known, everywhere, site)
-            return {"prior": prior[[contract.class_names.index(name) for name in held]]}
+            return {"prior": prior[[contract.class_names.index(name) for name in self.rows_of(site, contract)]]}
 
-        return told
+        return prior_of
 
-    return Method(
-        "fedsld",
-        loss_for(task, parameters.missing),
-        rows=parameters.heads,
-        needs_label_counts=True,
-        guidance=Guidance(tell=tell, faults=uncounted),
-        local=local,
-        **shared_choices(parameters),
-    )
-
-
-def fedavg_scaled(parameters: ScaledParameters, task: Task) -> Method:
-    """FedAvg with the learning rate multiplied by FedSLD's mean weight: the honest control (specs 4.4)."""
-    loss = loss_for(task, parameters.missing)
-
-    def local(situation: Situation) -> LocalRound:
-        if parameters.scale == "federation":
-            return LocalRound(plain(loss), lr_factor=float(situation.told["factor"][0]))
+    def client(self, situation: Situation) -> LocalRound:
+        """Each entry's loss, weighted by p_b / P."""
         prior = torch.from_numpy(situation.told["prior"].copy()).to(situation.examples.labels.device)
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            weights = WEIGHTS[task](filled(batch, parameters.missing), prior)
-            counted = weights > 0
-            return mean_where(counted, weights) * plain(loss)(network, batch)
+            labels = filled(batch, self.parameters.missing)
+            return WEIGHTED[self.task](batch.logits(network, batch.view()), labels, prior, self.parameters.reduction)
 
         return LocalRound(objective)
 
-    def tell(known: Known) -> Callable[[str], Arrays]:
-        if parameters.scale == "batch":
+
+class ScaledFedAvg(FederatedAveraging):
+    """FedAvg with the learning rate multiplied by FedSLD's mean weight: the honest control (specs 4.4)."""
+
+    name = "fedavg_scaled"
+    table = ScaledParameters
+    parameters: ScaledParameters
+    declared = Traffic(label_counts=True)
+    plain_client = False
+
+    def roll_call_faults(self, known: Known) -> list[Fault]:
+        """Every site has to send its label counts."""
+        return uncounted(known)
+
+    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+        """One factor for all sites, or the prior for each batch's own factor."""
+        if self.parameters.scale == "batch":
             everywhere = federation_prior(known)
             return lambda site: {"prior": own_prior(known, everywhere, site)}
         factor = np.array([mean_factor(known)], np.float32)
         return lambda site: {"factor": factor}
 
-    return Method(
-        "fedavg_scaled",
-        loss,
-        needs_label_counts=True,
-        guidance=Guidance(tell=tell, faults=uncounted),
-        local=local,
-        **shared_choices(parameters),
-    )
+    def client(self, situation: Situation) -> LocalRound:
+        """The plain loss, with longer steps."""
+        if self.parameters.scale == "federation":
+            return LocalRound(plain(self.loss), lr_factor=float(situation.told["factor"][0]))
+        prior = torch.from_numpy(situation.told["prior"].copy()).to(situation.examples.labels.device)
+
+        def objective(network: SplitNetwork, batch: Batch) -> Tensor:
+            weights = WEIGHTS[self.task](filled(batch, self.parameters.missing), prior)
+            counted = weights > 0
+            return mean_where(counted, weights) * plain(self.loss)(network, batch)
+
+        return LocalRound(objective)
 
 
 def filled(batch: Batch, missing: Missing) -> Tensor:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from common.errors import Fault, quoted
 from common.models.zoo.spec import Task
 from common.wire.records import RollCallAnswer
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 
 Float64 = NDArray[np.float64]
 

@@ -1,10 +1,8 @@
 """The hospital's half of a method, as values: what a site minimises in a round, tells besides, and notes down."""
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,8 +10,7 @@ from torch import Tensor
 from common.config import TrainingSection
 from common.models.network import BATCH_NORM, SplitNetwork
 from common.wire.records import NO_ARRAYS, Arrays
-from strategies.local.losses import Loss
-from strategies.local.training import Batch, Examples, Losses, Objective, plain
+from strategies.local.training import Batch, Examples, Losses, Objective
 
 
 @dataclass(frozen=True)
@@ -41,21 +38,6 @@ def fixed_copy(network: SplitNetwork) -> SplitNetwork:
     return copy.deepcopy(network).eval().requires_grad_(False)
 
 
-def tells_nothing(network: SplitNetwork, losses: Losses) -> Arrays:
-    """No statistics."""
-    return NO_ARRAYS
-
-
-def notes_nothing(network: SplitNetwork) -> Arrays:
-    """No notes."""
-    return NO_ARRAYS
-
-
-About = Literal["images", "signs", "positives", "counts"]
-"""Whom a statistic is about: all training images; of each head row's class the negatives and the positives (its first
-two axes), or the positives (its first axis); or it counts each class's images."""
-
-
 @dataclass(frozen=True)
 class LocalRound:
     """One round at one site.
@@ -63,24 +45,17 @@ class LocalRound:
     Attributes:
         objective: What is minimised.
         statistics: What is told besides the update, of the trained network and the losses of all its batches.
-        about: Whom each of these is about; a site tells nothing of few patients.
         notes: What the site keeps for the method's next round, on its own disk, once the network is trained.
         lr_factor: The learning rate is multiplied by it.
     """
 
     objective: Objective
-    statistics: Callable[[SplitNetwork, Losses], Arrays] = tells_nothing
-    about: Mapping[str, About] = field(default_factory=lambda: MappingProxyType({}))
-    notes: Callable[[SplitNetwork], Arrays] = notes_nothing
+    statistics: Callable[[SplitNetwork, Losses], Arrays] = lambda network, losses: NO_ARRAYS
+    notes: Callable[[SplitNetwork], Arrays] = lambda network: NO_ARRAYS
     lr_factor: float = 1.0
 
 
 LocalHalf = Callable[[Situation], LocalRound]
-
-
-def minimising(loss: Loss) -> LocalHalf:
-    """The half of a method that only has a loss of its own."""
-    return lambda situation: LocalRound(plain(loss))
 
 
 def proximal(half: LocalHalf, mu: float, *, head: bool, norm: bool) -> LocalHalf:

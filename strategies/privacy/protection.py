@@ -71,7 +71,7 @@ def protection_of(plan: Plan, method: Method, images: int) -> Protection | None:
     else:
         rate, steps = min(1.0, training.batch_size / images), math.ceil(images / training.batch_size)
         epochs = training.epochs
-    ranked = method.passing is not None and method.passing.order == "easy_first"  # a reply before round 1
+    ranked = method.ranks_sites  # a reply before round 1
     count = steps * epochs * (plan.run.rounds + ranked)
     if section.epsilon is None:
         assert section.noise_multiplier is not None, "one of them is set, the schema says"
@@ -90,21 +90,21 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
         return []
     trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model.architecture)
     found = _faults_of_images(method, trains_norm) if level == "sample" else _faults_of_updates(method, trains_norm)
-    if method.pooled != "no" or method.shares_nothing or (method.passing and method.passing.order == "nobody"):
+    if method.pooled != "no" or method.shares_nothing or not method.hospitals_train:
         found = [f"{method.name} sends nothing that noise could protect"]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in found]
 
 
 def _faults_of_images(method: Method, trains_norm: bool) -> list[str]:
     reasons = []
-    if method.local is not None:
+    if not method.plain_client:
         reasons.append(
             f"{method.name} minimises more than each image's own loss, so that one image's gradient does not hold all "
             'that it changes; use "update"'
         )
     if method.warm_up.epochs:
         reasons.append("method.warm_up_epochs are trained without noise; leave it out")
-    if method.proximal_mu:
+    if method.parameters.proximal_mu:
         reasons.append("the pull of method.proximal_mu would be clipped with each image's gradient; leave it out")
     if trains_norm and not method.frozen_norm:
         reasons.append(

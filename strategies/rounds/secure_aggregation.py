@@ -122,13 +122,13 @@ def unmasked_mean(
         TooFewSites: If too few stay to the end, or what they gave does not fit together.
     """
     replies = received.accepted
-    weights = {site: site_weight(reply, method.weighting) for site, reply in replies.items()}
+    weights = {site: site_weight(reply, method.parameters.weighting) for site, reply in replies.items()}
     layout = SegmentLayout(
-        len(model.trunk) if method.sends_trunk else 0,
+        len(model.trunk) if method.traffic.trunk else 0,
         len(model.norm) if method.sends_norm else 0,
-        model.head.features if method.sends_head else 0,
+        model.head.features if method.traffic.head else 0,
     )
-    sent = {site: tuple(sorted(rows[site])) if method.sends_head else () for site in replies}
+    sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
     classes = tuple(sorted({name for names in sent.values() for name in names}))
     asked = SumRequest(questions.run, questions.round, weights, sent, classes, layout, largest)
     try:

@@ -12,13 +12,14 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from common.config import ParticipationSection, Plan
+from common.data.base.image_set import Splits
 from common.errors import quoted
 from common.models.state import Head, ModelState
 from common.system.plain_text import shown
@@ -28,7 +29,7 @@ from strategies.aggregation.largest_share import counted_images
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.aggregate import moved_by
 from strategies.base.aggregator import Intake
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.base.method import Method
 from strategies.base.robust_state import Merged
 from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, TooFewSites, Waiting
@@ -55,11 +56,11 @@ from strategies.rounds.secure_aggregation import Questions, Unmasked, unmasked_m
 Q = TypeVar("Q", TrainRequest, EvaluateRequest)
 
 
-class RoundStrategy(Strategy):
-    """Runs one :class:`~strategies.base.method.Method` round by round.
+class FederatedAveraging(Method):
+    """FedAvg (McMahan et al., AISTATS 2017) and the base of all methods: each departs from it in what it overrides.
 
-    Call ``sites.roll_call``, build the initial model for the contract's classes, ``sites.settle_model``, then
-    :meth:`start`, then :meth:`test`.
+    Call :meth:`prepare`, ``sites.roll_call``, build the initial model for the contract's classes,
+    ``sites.settle_model``, then :meth:`start`, then :meth:`test`.
 
     Attributes:
         on_round: Told when a round has counted.
@@ -75,8 +76,9 @@ class RoundStrategy(Strategy):
         state: Of the coordinator, after the last round.
     """
 
-    def __init__(self, method: Method, plan: Plan, participation: ParticipationSection, run: str) -> None:
-        self.method, self.plan, self.participation, self.run = method, plan, participation, run
+    def prepare(self, plan: Plan, participation: ParticipationSection, run: str) -> Self:
+        """Make ready to coordinate one run; a hospital never does."""
+        self.plan, self.participation, self.run = plan, participation, run
         self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
         self.on_absent: Callable[[str, Mapping[str, str]], None] = lambda phase, absent: None
         self.on_reply: Callable[[Arrival], None] = lambda arrival: None
@@ -86,7 +88,7 @@ class RoundStrategy(Strategy):
         self.resumed: FederationState | None = None
         self.scratch: Path | None = None
         self.variances: tuple[slice, ...] = ()
-        self.sites = Membership(method, plan, participation, run)
+        self.sites = Membership(self, plan, participation, run)
         self.state: FederationState
         self.last_validation = FederationValidation()
         self._sent: dict[str, Groups] = {}
@@ -94,6 +96,10 @@ class RoundStrategy(Strategy):
         self._down: dict[str, int] = {}
         self._asked: dict[str, SentAt] = {}
         self._plan_json = plan.model_dump_json()
+        return self
+
+    def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+        """Receive the coordinator's own images; FedAvg has no use for them."""
 
     def summary(self) -> None:
         """Print nothing: the run folder and the progress bar have it all."""
@@ -113,12 +119,12 @@ class RoundStrategy(Strategy):
     @property
     def chosen_round(self) -> int | None:
         """The round whose model the federation chose by validation loss; None where nobody chose, or each site did."""
-        chooses = self.method.selection == "federation" and self.plan.evaluation.result == "best"
+        chooses = self.selection == "federation" and self.plan.evaluation.result == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     @property
     def known(self) -> Known:
-        """What the method's coordinator half knows after the last round."""
+        """What the coordinator knows after the last round."""
         return self.sites.known(self.state.round, self.state.statistics)
 
     def start(
@@ -144,33 +150,51 @@ class RoundStrategy(Strategy):
         return result
 
     def _all_rounds(self, grid: Grid, arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
-        """All rounds in parallel exchanges, then one more to learn how good the last model is."""
-        result, config = Result(), ConfigRecord()
+        """Every round once, a broken model's round again; what comes before the first and after the last."""
+        result = Result()
+        if not self.state.round:
+            self.before_rounds(grid, timeout)
         while True:
             try:
-                while (server_round := self.state.round + 1) <= num_rounds:
-                    messages = self.configure_train(server_round, arrays, config, grid)
-                    replies = self._exchanged(grid, messages, "train", server_round, timeout)
-                    _, metrics = self.aggregate_train(server_round, replies)
-                    result.train_metrics_clientapp[server_round] = metrics
-                messages = self.configure_evaluate(num_rounds, arrays, config, grid)
-                self.aggregate_evaluate(num_rounds, self._exchanged(grid, messages, "evaluate", num_rounds, timeout))
+                while (server_round := self.state.round + 1) <= num_rounds and not self.is_over:
+                    result.train_metrics_clientapp[server_round] = self.train_round(server_round, arrays, grid, timeout)
+                self.after_rounds(arrays, grid, timeout)
             except ModelBroken as found:
                 self._go_back(found.state)
                 continue
             return result
+
+    def before_rounds(self, grid: Grid, timeout: float) -> None:
+        """Whatever a new run begins with: nothing in FedAvg."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run ends before its last round."""
+        return False
+
+    def train_round(self, server_round: int, arrays: ArrayRecord, grid: Grid, timeout: float) -> MetricRecord:
+        """Ask all sites of the round, and aggregate their replies."""
+        messages = self.configure_train(server_round, arrays, ConfigRecord(), grid)
+        replies = self._exchanged(grid, messages, "train", server_round, timeout)
+        return self.aggregate_train(server_round, replies)[1]
+
+    def after_rounds(self, arrays: ArrayRecord, grid: Grid, timeout: float) -> None:
+        """Ask once more, to learn how good the last model is."""
+        last = self.state.round
+        messages = self.configure_evaluate(last, arrays, ConfigRecord(), grid)
+        self.aggregate_evaluate(last, self._exchanged(grid, messages, "evaluate", last, timeout))
 
     # ------------------------------------------------------------------ the guard
 
     @property
     def guarded(self) -> bool:
         """Whether sites that harm the model are looked for."""
-        return self.participation.guard == "on" and not self.method.shares_nothing and self.method.pooled == "no"
+        return self.participation.guard == "on" and not self.shares_nothing and self.pooled == "no"
 
     @property
     def _sees_updates(self) -> bool:
         """Whether single updates can be judged by all sites from the same model."""
-        return not self.plan.privacy.secure_aggregation and self.method.passing is None
+        return not self.plan.privacy.secure_aggregation and not self.sequential
 
     def _take_back_if_broken(self, losses: Mapping[str, float], absent: Mapping[str, str]) -> None:
         """Look at what the sites say of the present model.
@@ -258,7 +282,7 @@ class RoundStrategy(Strategy):
 
     def _told(self, server_round: int) -> Callable[[str], Arrays]:
         """What the method tells each site in this round."""
-        return self.method.guidance.tell(self._known(server_round))
+        return self.statistics_for(self._known(server_round))
 
     def _known(self, server_round: int) -> Known:
         return self.sites.known(server_round, self.state.statistics)
@@ -270,13 +294,13 @@ class RoundStrategy(Strategy):
         request = self._request(partial(TrainRequest, statistics=told), server_round, site, model)
         without_update = server_round == 0 or self.plan.privacy.secure_aggregation
         self._sent[site] = (
-            Groups() if without_update else groups_expected(request.model, self.method, self.sites.contract.sites[site])
+            Groups() if without_update else groups_expected(request.model, self, self.sites.contract.sites[site])
         )
         return self._message(site, MessageType.TRAIN, server_round, encode(request, self._written))
 
     def _request(self, make: Callable[..., Q], server_round: int, site: str, model: ModelState) -> Q:
         """A request of this run and round, and the model with that site's own head rows."""
-        rows = self.method.rows_of(site, self.sites.contract)
+        rows = self.rows_of(site, self.sites.contract)
         return make(
             run=self.run,
             round=server_round,
@@ -303,11 +327,11 @@ class RoundStrategy(Strategy):
         Raises:
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
-        method, needed = self.method, self.sites.needed(len(self._sent))
+        needed = self.sites.needed(len(self._sent))
         secure = self.plan.privacy.secure_aggregation
         far = "off" if secure else self.participation.far_updates
         whole = self.guarded and self._sees_updates
-        intake = Intake(self.state.model, self._sent, method, far, self.scratch, whole=whole)
+        intake = Intake(self.state.model, self._sent, self, far, self.scratch, whole=whole)
         received = self._received(server_round, replies, TrainReply, intake.take, intake.leave_out)
         self._take_back_if_broken(validation_of(received.accepted).loss, received.absent)
         self._refuse_too_few(server_round, received)
@@ -329,7 +353,7 @@ class RoundStrategy(Strategy):
         merged = Merged(unmasked.means) if unmasked else intake.merged(known, accepted)
         model, moments = self._moved(server_round, merged.means)
         counted = MappingProxyType({**self.state.counted, **dict.fromkeys(accepted, server_round)})
-        learned = method.guidance.learn(known, accepted)
+        learned = self.aggregate_statistics(known, accepted)
         self.state = replace(
             with_absent(judged, f"round {server_round}", accepted, received.absent),
             round=server_round,
@@ -380,11 +404,11 @@ class RoundStrategy(Strategy):
         Raises:
             TooFewSites: If too few sites stay to the end.
         """
-        contract, method = self.sites.contract, self.method
-        rows = {site: method.rows_sent(method.rows_of(site, contract), contract.sites[site]) for site in self._sent}
-        largest = largest_change(self.plan, method)
+        contract = self.sites.contract
+        rows = {site: self.rows_sent(self.rows_of(site, contract), contract.sites[site]) for site in self._sent}
+        largest = largest_change(self.plan, self)
         questions = Questions(self.run, server_round, partial(self._queried, server_round))
-        unmasked = unmasked_mean(questions, method, self.state.model, received, rows=rows, largest=largest)
+        unmasked = unmasked_mean(questions, self, self.state.model, received, rows=rows, largest=largest)
         self.sites.bytes_up.update(questions.bytes_up)
         return unmasked
 
@@ -403,7 +427,7 @@ class RoundStrategy(Strategy):
 
     def _moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
         """The global model after these updates."""
-        return moved_by(self.method, server_round, means, self.state.moments)
+        return moved_by(self, server_round, means, self.state.moments)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -434,7 +458,7 @@ class RoundStrategy(Strategy):
         replies = self._exchanged(grid, messages, "test", self.state.round, self.participation.round_deadline_s)
         received = self._received(self.state.round, replies, EvaluateReply)
         needed = self._needed(received)
-        if not self.method.has_global_model and len(received.accepted) < needed:
+        if not self.has_global_model and len(received.accepted) < needed:
             raise too_few("test", received, needed)
         return received
 
@@ -535,11 +559,11 @@ class RoundStrategy(Strategy):
         if isinstance(record, TrainReply):
             if record.train_samples != (said := self.sites.members[site].answer.train_samples):
                 return f"trained on {record.train_samples} images, said {said} at the roll call"
-            expected = self.method.guidance.expects(known, site, self.state.model.head.features)
+            expected = self.statistics_shape(known, site, self.state.model.head.features)
             return (
                 fault_in(record.update, self._sent[site])
                 or statistics_fault(record.statistics, expected)
-                or too_many_epochs(record, self.method, self.plan)
+                or too_many_epochs(record, self, self.plan)
                 or too_long(record, self._asked.get(site))
             )
         strangers = sorted(set(record.class_names) - set(self.sites.contract.sites[site]))

@@ -9,20 +9,22 @@ coordinator trains the mixed model of the round before on images of its own, and
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from pydantic import Field
 
 from common.models.network import SplitNetwork
-from common.models.zoo.spec import Task
 from common.wire.records import Arrays, TrainReply
-from strategies.base.coordinator_half import Guidance, Known, finite_by_name
-from strategies.base.method import Method, Parameters, Passing, ServerTraining, shared_choices
+from strategies.base.known import Known, finite_by_name
+from strategies.base.method import Parameters, Statistic, Traffic
 from strategies.local.early_stopping import Settling
-from strategies.local.losses import Missing, loss_for
-from strategies.local.objective import LocalHalf, LocalRound, Situation
+from strategies.local.losses import Missing
+from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Losses, plain
-from strategies.unifed.difficulty import SlopeRule, loss_slope
+from strategies.unifed.difficulty import SlopeRule, easy_first, loss_slope
+from strategies.unifed.server_training import ServerTraining
+from strategies.unifed.strategy import SequentialPassing
 
 
 class SequentialParameters(Parameters):
@@ -66,53 +68,81 @@ class UniFedParameters(ServerOnlyParameters):
     slope: SlopeRule = "least_squares"
 
 
-def unifed(parameters: UniFedParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table."""
-    loss = loss_for(task, parameters.missing)
-    return Method(
-        "unifed",
-        loss,
-        tells=("slope",),
-        guidance=Guidance(
-            learn=_slopes,
-            expects=lambda known, site, features: {"slope": (1,)},
-            note_round=lambda known: {"slopes": finite_by_name(known.statistics)},
-        ),
-        passing=Passing("easy_first", _server(parameters, parameters.alpha)),
-        local=_telling_slope(parameters.slope, task, parameters.missing),
-        settling=Settling(parameters.patience, parameters.tolerance, parameters.epoch_cap),
-        **shared_choices(parameters),
+class UniFed(SequentialPassing):
+    """The easiest task first; the coordinator's own training is mixed in with alpha."""
+
+    name = "unifed"
+    table = UniFedParameters
+    parameters: UniFedParameters
+    declared = Traffic(
+        statistics=(Statistic("slope", "images", "how fast the loss fell in the last training: one number"),)
     )
+    plain_client = False
+    ranks_sites = True
+
+    @property
+    def server(self) -> ServerTraining:
+        """Until the loss settles, each round."""
+        return _server(self.parameters, self.parameters.alpha)
+
+    @property
+    def settling(self) -> Settling:
+        """When a hospital stops training in a round."""
+        return Settling(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
+
+    def order(self, server_round: int) -> tuple[str, ...]:
+        """By the slope that each site told when it last trained; a site that told none comes last."""
+        drawn = super().order(server_round)
+        slopes = {site: float(slope[0]) for site, slope in self.state.statistics.items() if site in drawn}
+        ranked = easy_first(slopes)
+        return (*ranked, *(site for site in drawn if site not in slopes))
+
+    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """One number."""
+        return {"slope": (1,)}
+
+    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+        """Each site's slope when it last trained."""
+        return {**known.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}
+
+    def round_figures(self, known: Known) -> Mapping[str, Any]:
+        """The slopes."""
+        return {"slopes": finite_by_name(known.statistics)}
+
+    def client(self, situation: Situation) -> LocalRound:
+        """The plain loss; the slope of its fall is sent (eq. 2)."""
+
+        def slope(network: SplitNetwork, losses: Losses) -> Arrays:
+            return {"slope": np.array([loss_slope(losses.tolist(), self.parameters.slope)], np.float32)}
+
+        return LocalRound(plain(self.loss), slope)
 
 
-def fedseq(parameters: SequentialParameters, task: Task) -> Method:
+class SequentialTraining(SequentialPassing):
     """The model goes round in the order of site names, the experiment's number of epochs at each."""
-    loss = loss_for(task, parameters.missing)
-    return Method("fedseq", loss, passing=Passing("name"), **shared_choices(parameters))
+
+    name = "fedseq"
+    table = SequentialParameters
 
 
-def server_only(parameters: ServerOnlyParameters, task: Task) -> Method:
+class ServerOnly(SequentialPassing):
     """The coordinator trains on its own images alone: what UniFed has to be better than (specs 2.4, at the end)."""
-    loss = loss_for(task, parameters.missing)
-    passing = Passing("nobody", _server(parameters, 0.0))
-    return Method("server_only", loss, passing=passing, **shared_choices(parameters))
+
+    name = "server_only"
+    table = ServerOnlyParameters
+    parameters: ServerOnlyParameters
+    hospitals_train = False
+
+    @property
+    def server(self) -> ServerTraining:
+        """Until the loss settles, each round; nothing is mixed in."""
+        return _server(self.parameters, 0.0)
+
+    def order(self, server_round: int) -> tuple[str, ...]:
+        """Nobody."""
+        return ()
 
 
 def _server(parameters: ServerOnlyParameters, alpha: float) -> ServerTraining:
     settling = Settling(parameters.server_patience, parameters.tolerance, parameters.epoch_cap)
     return ServerTraining(settling, alpha, parameters.global_patience)
-
-
-def _telling_slope(rule: SlopeRule, task: Task, missing: Missing) -> LocalHalf:
-    def told(network: SplitNetwork, losses: Losses) -> Arrays:
-        return {"slope": np.array([loss_slope(losses.tolist(), rule)], np.float32)}
-
-    def local(situation: Situation) -> LocalRound:
-        return LocalRound(plain(loss_for(task, missing)), told, {"slope": "images"})
-
-    return local
-
-
-def _slopes(known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
-    """Each site's slope when it last trained."""
-    return {**known.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}

@@ -9,15 +9,15 @@ import numpy as np
 from common.config import Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_of
-from common.errors import Fault
 from common.models.head import Head
 from common.models.network import SplitNetwork, build
 from common.models.state import ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from strategies.aggregation.interpolation import mixed
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.method import Method, ServerTraining
+from strategies.base.method import Method
 from strategies.base.round_record import CoordinatorRound, FederationValidation
+from strategies.local.early_stopping import Settling
 from strategies.local.training import (
     Examples,
     Exercise,
@@ -38,13 +38,19 @@ COORDINATOR = "coordinator"
 """Under this name its figures stand beside the sites'."""
 
 
-def own_image_faults(method: Method, own: Splits | None) -> list[Fault]:
-    """A coordinator that trains needs images of its own."""
-    if method.passing is None or method.passing.server is None or (own and len(own.train) and len(own.validation)):
-        return []
-    problem = f"{method.name} trains on images of the coordinator's own, and judges by them; there are none."
-    remedy = 'Name them in [server_data]; in simulation partition.kind = "tasks" sets some aside too.'
-    return [Fault("run.method", problem, remedy)]
+@dataclass(frozen=True)
+class ServerTraining:
+    """The coordinator trains on images of its own, and mixes the result with the hospitals' model (UniFed).
+
+    Attributes:
+        settling: When it stops, each round.
+        alpha: Weight of the hospitals' model in the mixture.
+        patience: Rounds without a lower loss on the coordinator's validation part after which the run ends.
+    """
+
+    settling: Settling
+    alpha: float
+    patience: int
 
 
 @dataclass

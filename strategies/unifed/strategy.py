@@ -8,24 +8,23 @@ import time
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result
 
+from common.data.base.image_set import Splits
+from common.errors import Fault
 from common.models.state import ModelState
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from strategies.aggregation.outliers import Lengths, lengths_of
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.aggregate import passed_on
-from strategies.base.method import Passing
 from strategies.base.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
 from strategies.base.state import with_absent, with_validation
 from strategies.rounds.guard.signs import Signs, impossible
 from strategies.rounds.guard.verdict import ABSURD, odd
 from strategies.rounds.messages.replies import Replies, told_by, validation_of
-from strategies.rounds.strategy import ModelBroken, RoundStrategy, array_record, too_few
-from strategies.unifed.difficulty import easy_first
-from strategies.unifed.server_training import OwnTraining, mixture
+from strategies.rounds.strategy import FederatedAveraging, array_record, too_few
+from strategies.unifed.server_training import OwnTraining, ServerTraining, mixture
 
 
 @dataclass
@@ -47,41 +46,64 @@ class Pass:
     bytes_up: dict[str, int] = field(default_factory=dict)
 
 
-class PassingStrategy(RoundStrategy):
-    """Runs a method that passes one model on, round by round.
+class SequentialPassing(FederatedAveraging):
+    """One model is passed on from hospital to hospital, round by round: averaging over cohorts of one."""
 
-    Attributes:
-        passing: How.
-        own: The coordinator's images; set before :meth:`start` where there are any.
-    """
-
+    sequential = True
+    missing = "negative"
     own: OwnTraining | None = None
 
+    def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
+        """Receive the coordinator's own images; they validate, and train where :attr:`server` says how."""
+        self.own = OwnTraining(own, self.plan, self, class_names, device)
+
     @property
-    def passing(self) -> Passing:
-        assert self.method.passing is not None
-        return self.method.passing
+    def server(self) -> ServerTraining | None:
+        """How the coordinator trains; None where it does not."""
+        return None
 
-    def _all_rounds(self, grid: Grid, arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
-        """All rounds, or until the coordinator's loss stays above its lowest for too long."""
-        if self.passing.order == "easy_first" and not self.state.round:
-            self._rank(grid, timeout)
-        while (server_round := self.state.round + 1) <= num_rounds and not self._over():
-            if server_round > 1:
-                self.sites.admit_late_joiners(server_round)
-            try:
-                self._round(grid, server_round, timeout)
-            except ModelBroken as found:
-                self._go_back(found.state)
-        return Result()
+    def order(self, server_round: int) -> tuple[str, ...]:
+        """The sites of a round in the order in which the model passes through them: by name."""
+        return tuple(self.sites.drawn(server_round, self.state.guard.excluded))
 
-    def _over(self) -> bool:
+    def image_faults(self, own: Splits | None) -> list[Fault]:
+        """A coordinator that trains needs images of its own."""
+        if self.server is None or (own and len(own.train) and len(own.validation)):
+            return []
+        problem = f"{self.name} trains on images of the coordinator's own, and judges by them; there are none."
+        remedy = 'Name them in [server_data]; in simulation partition.kind = "tasks" sets some aside too.'
+        return [Fault("run.method", problem, remedy)]
+
+    def of_averaging(self) -> list[str]:
+        """A pass hands every site a model to stay near, too; and it has no weights and no warm-up."""
+        given, found = self.parameters, super().of_averaging()
+        if self.hospitals_train:
+            found = [key for key in found if key != "proximal_mu"]
+        found += ["weighting"] if given.weighting != "uniform" else []
+        return found + (["warm_up_epochs"] if given.warm_up_epochs else [])
+
+    def why_nothing_is_averaged(self) -> str:
+        """The reason."""
+        return "the model is passed on, not averaged"
+
+    def contradictions(self) -> list[Fault]:
+        """The whole network is passed on."""
+        found = super().contradictions()
+        if self.parameters.trunk == "fedbn":
+            problem = f"makes no sense in {self.name}: the whole network is passed on, batch normalisation too."
+            found.append(Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".'))
+        return found
+
+    @property
+    def is_over(self) -> bool:
         """Whether too many rounds have passed since the best mixed model (specs 2.4, step 7)."""
-        server, best = self.passing.server, self.state.best_round
-        return server is not None and best > 0 and self.state.round - best >= server.patience
+        best = self.state.best_round
+        return self.server is not None and best > 0 and self.state.round - best >= self.server.patience
 
-    def _rank(self, grid: Grid, timeout: float) -> None:
-        """All sites train an epoch side by side, from the same model, and tell the slope of their loss."""
+    def before_rounds(self, grid: Grid, timeout: float) -> None:
+        """Where sites are ranked, all train an epoch side by side, from the same model, and tell the slope."""
+        if not self.ranks_sites:
+            return
         self._begin_exchange()
         told = self._told(0)
         messages = [self._train_message(0, site, self.state.model, told(site)) for site in sorted(self.sites.members)]
@@ -91,10 +113,15 @@ class PassingStrategy(RoundStrategy):
             raise too_few("ranking the sites", received, needed)
         self.on_absent("ranking", received.absent)
         known = self.sites.known(0, self.state.statistics)
-        self.state = replace(self.state, statistics=self.method.guidance.learn(known, received.accepted))
+        self.state = replace(self.state, statistics=self.aggregate_statistics(known, received.accepted))
 
-    def _round(self, grid: Grid, server_round: int, timeout: float) -> None:
+    def after_rounds(self, arrays: ArrayRecord, grid: Grid, timeout: float) -> None:
+        """Nothing: each round validates its own model."""
+
+    def train_round(self, server_round: int, arrays: ArrayRecord, grid: Grid, timeout: float) -> MetricRecord:
         """One pass, the coordinator's own training, the mixture; and how good it is."""
+        if server_round > 1:
+            self.sites.admit_late_joiners(server_round)
         self._began = time.monotonic()
         done = self._passed(grid, server_round, timeout)
         arrived, before, validation = time.monotonic(), self.state, self.last_validation
@@ -105,7 +132,7 @@ class PassingStrategy(RoundStrategy):
             model=model,
             counted=MappingProxyType({**before.counted, **dict.fromkeys(done.replies, server_round)}),
             moments=moments,
-            statistics=self.method.guidance.learn(self.sites.known(server_round, before.statistics), done.replies),
+            statistics=self.aggregate_statistics(self.sites.known(server_round, before.statistics), done.replies),
             guard=self.state.guard.after(done.lengths, {}),
         )
         aggregated_by = time.monotonic()
@@ -127,17 +154,10 @@ class PassingStrategy(RoundStrategy):
             after=self.last_validation,
         )
         self.on_round(record, self.state)
+        loss = record.mean_train_loss
+        return MetricRecord({} if loss is None else {"train-loss": loss})
 
     # ------------------------------------------------------------------ the pass
-
-    def _order(self, server_round: int) -> tuple[str, ...]:
-        """The sites of a round in the order in which the model passes through them."""
-        if self.passing.order == "nobody":
-            return ()
-        drawn = self.sites.drawn(server_round, self.state.guard.excluded)
-        slopes = {site: float(slope[0]) for site, slope in self.state.statistics.items() if site in drawn}
-        ranked = easy_first(slopes)
-        return (*ranked, *(site for site in drawn if site not in slopes))
 
     def _passed(self, grid: Grid, server_round: int, timeout: float) -> Pass:
         """Send the model through the sites.
@@ -145,7 +165,7 @@ class PassingStrategy(RoundStrategy):
         Raises:
             TooFewSites: As soon as it cannot pass through ``min_sites``.
         """
-        order, done, told = self._order(server_round), Pass(self.state.model), self._told(server_round)
+        order, done, told = self.order(server_round), Pass(self.state.model), self._told(server_round)
         needed, harmful = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
             self._begin_exchange()
@@ -196,7 +216,7 @@ class PassingStrategy(RoundStrategy):
         self, hospitals: ModelState, server_round: int
     ) -> tuple[ModelState, Moments, CoordinatorRound | None]:
         """Mix the hospitals' model with what the coordinator makes of the mixed model of the round before."""
-        server, state = self.passing.server, self.state
+        server, state = self.server, self.state
         if server is None:
             return hospitals, state.moments, None
         assert self.own is not None, "checked before the run"

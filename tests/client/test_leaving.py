@@ -7,7 +7,7 @@ from client.gate.data_dictionary import MEANING, SENT, STATISTICS, tables
 from client.gate.gate import ANSWERS
 from client.site.policy import Policy
 from common.wire.records import field_names
-from strategies.registry import statistics_told
+from strategies.registry import statistics_sent
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"
 
@@ -17,7 +17,7 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
     assert {name: set(fields) for name, fields in MEANING.items()} == {
         record.__name__: set(field_names(record)) for record in SENT
     }
-    assert set(STATISTICS) == set(statistics_told())
+    assert set(STATISTICS) == set(statistics_sent())
 
 
 def test_the_page_says_the_same() -> None:

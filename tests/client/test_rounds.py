@@ -104,7 +104,7 @@ def test_what_a_site_is_lent_stays_as_it_was_and_what_it_sends_is_the_difference
     assert equal(lent.head, model.head)
     rule = method_of(of)
     sent = {name for name in ("trunk", "norm", "head") if getattr(reply.update, name) is not None}
-    declared = {"trunk": rule.sends_trunk, "norm": rule.sends_norm, "head": rule.sends_head}
+    declared = {"trunk": rule.traffic.trunk, "norm": rule.sends_norm, "head": rule.traffic.head}
     assert sent == {name for name, sends in declared.items() if sends}
 
 

@@ -124,7 +124,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
     import strategies.rounds.strategy
     from server.deployment.superlink.run_link.network_grid import NetworkGrid
 
-    loop = strategies.rounds.strategy.RoundStrategy
+    loop = strategies.rounds.strategy.FederatedAveraging
     checkpoint = f"round-{ROUND:06d}"
     match point:
         case "before sending":

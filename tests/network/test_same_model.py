@@ -80,7 +80,7 @@ SHORT = {"surgical", "fedmlp", "unifed"}
 
 def tried(*, fully: bool) -> list[Any]:
     """The methods that need every class at every site, or the others."""
-    names = [name for name in FEDERATED if METHODS[name].needs_full_coverage == fully]
+    names = [name for name in FEDERATED if METHODS[name].full_coverage == fully]
     return [pytest.param(name, marks=() if name in SHORT else (pytest.mark.network,)) for name in names]
 
 

@@ -17,6 +17,7 @@ from common.models.inference import scores_of
 from common.models.network import build
 from common.models.saved import load_model, save_model
 from common.models.zoo.spec import Architecture, ModelSpec, Task
+from server.export import exported_model
 from server.export.exported_model import METADATA, ExportFormat, OutputsDiffer, export_model
 from tests.federations import DIGITS
 from tests.server.commands import ROOT, flwr_sim, needs_real_data
@@ -138,7 +139,7 @@ def test_what_is_not_installed_is_named_with_the_line_that_installs_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(
-        __import__("server.export.exported_model").exported_model.NEEDS, ExportFormat.onnx, ("onnx", "no_such_thing")
+        exported_model.NEEDS, ExportFormat.onnx, ("onnx", "no_such_thing")
     )
     folder = saved(tmp_path / "run", "tiny_cnn")
     with pytest.raises(BadInput, match=r"needs no_such_thing, not installed here\. pip install 'polyclinic\[export\]'"):

@@ -132,11 +132,11 @@ POINTS = {
     "before an old checkpoint is removed": (server.federation.checkpoints, "write_atomically", 6, True),
     "before a round's line": (RunFolder, "round", 2, False),
     "after a round's line": (RunFolder, "round", 2, True),
-    "before messages are made": (strategies.rounds.strategy.RoundStrategy, "configure_train", 3, False),
-    "in aggregation": (strategies.rounds.strategy.RoundStrategy, "_moved", 3, False),
-    "after aggregation": (strategies.rounds.strategy.RoundStrategy, "_moved", 3, True),
-    "in the last validation": (strategies.rounds.strategy.RoundStrategy, "aggregate_evaluate", 1, False),
-    "in the test": (strategies.rounds.strategy.RoundStrategy, "test", 1, False),
+    "before messages are made": (strategies.rounds.strategy.FederatedAveraging, "configure_train", 3, False),
+    "in aggregation": (strategies.rounds.strategy.FederatedAveraging, "_moved", 3, False),
+    "after aggregation": (strategies.rounds.strategy.FederatedAveraging, "_moved", 3, True),
+    "in the last validation": (strategies.rounds.strategy.FederatedAveraging, "aggregate_evaluate", 1, False),
+    "in the test": (strategies.rounds.strategy.FederatedAveraging, "test", 1, False),
     "before the summary": (RunFolder, "summary", 1, False),
 }
 
@@ -185,7 +185,7 @@ def test_a_process_that_gets_sigkill_again_and_again_ends_in_the_same_model(
 def test_a_broken_newest_checkpoint_is_passed_over_and_said(harm: str, tmp_path: Path) -> None:
     """The one before it serves: here by a method whose sites keep no memory of the round in between."""
     through = federation(tmp_path, ROUNDS, out="through")
-    killed(tmp_path, strategies.rounds.strategy.RoundStrategy, "configure_train", 4, ROUNDS)
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
     state, facts = (tmp_path / "killed" / "checkpoints" / f"round-000003.{kind}" for kind in ("safetensors", "json"))
     content = bytearray(state.read_bytes())
     if harm == "state cut off":

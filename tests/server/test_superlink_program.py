@@ -57,7 +57,7 @@ def test_flower_looks_up_what_we_replace_where_we_replace_it(module: Any, name: 
         (SqlObjectStore, "delete", "(self, object_id)"),
         (SqlObjectStore, "clear", "(self)"),
         (SqlObjectStore, "__contains__", "(self, object_id)"),
-        (SqlLinkState, "__init__", "(self, database_path, federation_manager, store)"),
+        (SqlLinkState, "__init__", "(self, database_path, federation_manager, object_store)"),
         (SqlLinkState, "get_run_status", "(self, run_ids)"),
         (SqlLinkState, "get_node_id_by_public_key", "(self, public_key)"),
         (SqlLinkState, "store_traffic", "(self, run_id, *, bytes_sent, bytes_recv)"),

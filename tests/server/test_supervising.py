@@ -86,7 +86,7 @@ def test_sigterm_reaches_the_one_that_leads_and_it_is_not_begun_again(tmp_path: 
     (tmp_path / "leads.py").write_text(LEADS + "time.sleep(60)")
     program = (sys.executable, str(tmp_path / "leads.py"), str(tmp_path))
     code = (
-        "import sys; from server import supervising\n"
+        "import sys; from server.deployment.processes import supervisor\n"
         f"supervisor.PROGRAM = {program!r}\n"
         "sys.exit(supervisor.supervise(['run'], lambda: 0, print, resume=False))"
     )

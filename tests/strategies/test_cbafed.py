@@ -17,7 +17,7 @@ from common.models.state import Head, ModelState
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.comparators.cbafed import CBAFedParameters, connected, learned, pseudo_labels, shares, thresholds
 from strategies.registry import method_named
 from tests.federations import Traffic, federation, of_type, overheard

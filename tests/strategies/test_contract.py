@@ -24,8 +24,7 @@ from strategies.base.checkpoint import of_bytes, to_bytes
 from strategies.base.round_record import RoundRecord
 from strategies.base.state import FederationState
 from strategies.registry import STRATEGIES
-from strategies.rounds.strategy import RoundStrategy, array_record
-from strategies.unifed.server_training import OwnTraining
+from strategies.rounds.strategy import FederatedAveraging, array_record
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
 
 SITES = ["site-1", "site-2", "site-3"]
@@ -37,7 +36,7 @@ POOLED = {"centralised"}
 class Ran:
     """A run that was led by hand: its strategy, and every round with the state after it."""
 
-    strategy: RoundStrategy
+    strategy: FederatedAveraging
     states: list[FederationState] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
 
@@ -64,7 +63,7 @@ def lead(
         network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
         strategy.sites.settle_model(layout_of(network).signature)
         if data.server is not None:
-            strategy.own = OwnTraining(data.server, strategy.plan, strategy.method, contract.class_names)  # type: ignore[attr-defined]
+            strategy.use_images(data.server, contract.class_names, "cpu")
         strategy.resumed = resumed
         strategy.on_round = ran[0].note
         strategy.start(wire(grid), array_record(read_state(network)), rounds)
@@ -90,12 +89,12 @@ def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(
     ran = lead(unlike(method, tmp_path), tmp_path / "run", 2)
     for content in [content for _, content in traffic.down + traffic.up]:
         assert fields_of(encode(decode(content, kind_of(content)))) == fields_of(content)
-    rule, features = ran.strategy.method, ran.strategy.state.model.head.features
+    rule, features = ran.strategy, ran.strategy.state.model.head.features
     for content in of_type(traffic.up, "train"):
         reply = decode(content, TrainReply)
         known = ran.strategy.sites.known(reply.round, {})
         shapes = {name: array.shape for name, array in reply.statistics.items()}
-        assert shapes == dict(rule.guidance.expects(known, reply.site, features))
+        assert shapes == dict(rule.statistics_shape(known, reply.site, features))
     each_is_allowed_and_written_down(traffic, tmp_path / "run" / "sites")
 
 

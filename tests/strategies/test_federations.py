@@ -94,14 +94,14 @@ def test_every_method_ends_with_a_whole_run_folder(
     rule = method_named(method, {})
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     for reply in replies:
-        sends = {"trunk": rule.sends_trunk, "norm": rule.sends_norm, "head": rule.sends_head}
+        sends = {"trunk": rule.traffic.trunk, "norm": rule.sends_norm, "head": rule.traffic.head}
         sent = {name: getattr(reply.update, name) is not None for name in sends}
         assert sent == (sends if reply.round else dict.fromkeys(sends, False))
     assert (tmp_path / "run" / "model.safetensors").exists() == rule.has_global_model
     found = verify(tmp_path / "run" / "receipt.json")
     assert found.faults == []
     added_up = sum(line.startswith("round ") for line in found.right)
-    assert added_up == (0 if rule.passing and rule.passing.server else 2)
+    assert added_up == (0 if rule.trains_at_coordinator else 2)
 
 
 @pytest.mark.parametrize("method", sorted(FULL_COVERAGE))

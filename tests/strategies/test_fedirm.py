@@ -15,7 +15,7 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.comparators.fedirm.method import learned, teacher_of
 from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.local.mean_teacher import follow

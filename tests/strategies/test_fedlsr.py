@@ -90,7 +90,7 @@ def objective_at(
     )
     batch = Batch(torch.arange(3), images, labels, annotated, augmented, "float32", generator)
     with torch.no_grad():
-        return float(method.half(situation).objective(network, batch)), network(images), batch
+        return float(method.local_round(situation).objective(network, batch)), network(images), batch
 
 
 def test_of_two_equal_views_only_sharpening_and_entropy_are_left() -> None:

@@ -12,7 +12,7 @@ from common.contract import LabelContract
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from server.runs.reader import read_run
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.fedmlp.method import FedMLPParameters, difficulty_noted, learned, prototypes_noted
 from tests.federations import Traffic, federation, of_type, overheard
 

@@ -11,7 +11,7 @@ from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.comparators.fednoro.detection import distance_aware, loss_indicators, noisy_sites, scaled_over_sites
 from strategies.comparators.fednoro.method import (
     FedNoRoParameters,

@@ -60,13 +60,13 @@ def without_the_liar(sites: int, folder: Path, honest: dict[int, float]) -> floa
     """The same shares of the images, and the liar sends nothing: the guard is told of it beforehand."""
     if sites not in honest:
         with pytest.MonkeyPatch.context() as patched:
-            start = strategies.rounds.strategy.RoundStrategy._beginning
+            start = strategies.rounds.strategy.FederatedAveraging._beginning
 
             def beginning(strategy: Any, arrays: Any) -> Any:
                 state = start(strategy, arrays)
                 return replace(state, guard=state.guard.without({LIAR: "not there"}))
 
-            patched.setattr(strategies.rounds.strategy.RoundStrategy, "_beginning", beginning)
+            patched.setattr(strategies.rounds.strategy.FederatedAveraging, "_beginning", beginning)
             patched.setitem(vars(app), "private_round", private_round)
             honest[sites] = federation(folder, *plan(sites), out="honest")["test"]["mean_auroc"]
     return honest[sites]
@@ -133,7 +133,7 @@ KILLS = {
     "before the rollback is written": (Backwards, "go_back", 1, False),
     "after the rollback is written": (Backwards, "go_back", 1, True),
     "between the checkpoint and the removal of later ones": (CheckpointFolder, "save", 2, True),
-    "while a site is held back": (strategies.rounds.strategy.RoundStrategy, "_moved", 3, False),
+    "while a site is held back": (strategies.rounds.strategy.FederatedAveraging, "_moved", 3, False),
 }
 
 

@@ -28,7 +28,7 @@ from strategies.base.checkpoint import of_bytes, to_bytes
 from strategies.base.round_record import RoundRecord, TooFewSites
 from strategies.registry import method_named
 from strategies.rounds.messages.replies import Replies
-from strategies.rounds.strategy import RoundStrategy, array_record
+from strategies.rounds.strategy import FederatedAveraging, array_record
 from tests.harms import FORMS, Harm
 from tests.words import raw_in
 
@@ -118,7 +118,7 @@ class Turned:
 class Ran:
     """A finished run."""
 
-    strategy: RoundStrategy
+    strategy: FederatedAveraging
     rounds: list[RoundRecord]
     tested: Replies[EvaluateReply]
 
@@ -152,7 +152,7 @@ def run(
     """Run surgical aggregation over these sites."""
     participation = {"roll_call_deadline_s": 5.0, "guard": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
-    strategy = RoundStrategy(method_named("surgical", parameters), plan(seed), section, "run-1")
+    strategy = method_named("surgical", parameters).prepare(plan(seed), section, "run-1")
     ran: list[Ran] = []
 
     def main(grid: Any) -> None:

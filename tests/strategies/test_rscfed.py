@@ -13,7 +13,7 @@ from client.site.site_state import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.comparators.rscfed import RSCFedParameters, consensus, group, reweighted, shares
 from strategies.local.mean_teacher import decay_after
 from strategies.registry import method_named

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,9 @@ from common.wire.records import (
 )
 from server.simulation.backends import inline
 from strategies.base.round_record import RoundRecord, RunStopped, TooFewSites
-from strategies.registry import method_named
 from strategies.rounds.strategy import array_record
-from strategies.unifed.strategy import PassingStrategy
+from strategies.unifed.method import SequentialTraining, UniFed
+from strategies.unifed.strategy import SequentialPassing
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
 
 FILE = VECTORS / "unifed.json"
@@ -93,13 +93,19 @@ def app_of(hospitals: Sequence[Hospital], heard: list[tuple[int, str, float]]) -
 class Passed:
     """A finished run, and what each site received: round, site, the model's one value."""
 
-    strategy: PassingStrategy
+    strategy: SequentialPassing
     records: list[RoundRecord]
     heard: list[tuple[int, str, float]]
     absences: list[tuple[str, Mapping[str, str]]]
 
     def hops(self, server_round: int) -> list[tuple[str, float]]:
         return [(site, value) for number, site, value in self.heard if number == server_round]
+
+
+class HospitalsAlone(UniFed):
+    """UniFed without the coordinator's own training."""
+
+    server = None  # type: ignore[assignment]
 
 
 def passed(
@@ -114,11 +120,9 @@ def passed(
     model = {"architecture": "tiny_cnn", "channels": 1, "image_size": 16}
     tables = {"method": {}, "model": model, "training": {}, "augmentation": {}}
     plan = Plan.model_validate({"run": {"method": method}, **tables})
-    rule = method_named(method, {})
-    assert rule.passing is not None
-    rule = replace(rule, passing=replace(rule.passing, server=None))
     section = ParticipationSection(roll_call_deadline_s=5.0, **participation)
-    strategy, records, absences = PassingStrategy(rule, plan, section, "run-1"), list[RoundRecord](), list[Any]()
+    strategy = {"unifed": HospitalsAlone, "fedseq": SequentialTraining}[method]().prepare(plan, section, "run-1")
+    records, absences = list[RoundRecord](), list[Any]()
     heard = [] if heard is None else heard
     strategy.on_absent = lambda phase, absent: absences.append((phase, absent))
 

@@ -28,7 +28,7 @@ Ours, for several labels an image of which a site annotates some:
   others' model; ours needs no memory, and a site that was absent has none that is out of date.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -37,16 +37,16 @@ from torch import Tensor, nn
 
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork
-from common.models.zoo.spec import Task
 from common.wire.records import Arrays, TrainReply
-from strategies.base.coordinator_half import Guidance, Known
-from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
+from strategies.base.known import Known
+from strategies.base.method import Parameters, Statistic, Traffic, Weighting
 from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.fedmlp.losses import consistency
-from strategies.local.losses import known_entries
+from strategies.local.losses import Loss, known_entries
 from strategies.local.mean_teacher import decay_after, follow
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch, Losses, plain
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedIRMParameters(Parameters):
@@ -72,25 +72,38 @@ class FedIRMParameters(Parameters):
     entropy_below: float = Field(0.5, gt=0)
 
 
-def fedirm(parameters: FedIRMParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table.
+class FedIRM(FederatedAveraging):
+    """FedAvg, and the mean of the sites' disease relation matrices, which a site without labels has to match."""
 
-    Raises:
-        BadInput: For a multi-class task.
-    """
-    refuse_multi_class("fedirm", task)
-    return Method(
-        "fedirm",
-        known_entries,
-        tells=("relations",),
-        guidance=Guidance(
-            tell=lambda known: lambda site: known.statistics,
-            learn=learned,
-            expects=lambda known, site, features: expected(known, parameters),
-        ),
-        local=lambda situation: FedIRMClient(situation, parameters).round(),
-        **shared_choices(parameters),
+    name = "fedirm"
+    table = FedIRMParameters
+    parameters: FedIRMParameters
+    declared = Traffic(
+        statistics=(Statistic("relations", "positives", "what the model says of each class's images on average"),)
     )
+    plain_client = False
+    multi_class = False
+
+    @property
+    def loss(self) -> Loss:
+        """Cross-entropy over the entries with a label."""
+        return known_entries
+
+    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+        """The mean relations."""
+        return lambda site: known.statistics
+
+    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Relations, from the last supervised round on."""
+        return expected(known, self.parameters)
+
+    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+        """The mean relations."""
+        return learned(known, replies)
+
+    def client(self, situation: Situation) -> LocalRound:
+        """Partial loss; later consistency and relation matching too."""
+        return FedIRMClient(situation, self.parameters).round()
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -130,11 +143,11 @@ class FedIRMClient:
     def round(self) -> LocalRound:
         """Say what is minimised and told."""
         if self.situation.round <= self.parameters.supervised_rounds or not self.missing.any():
-            return LocalRound(plain(known_entries), self.told, {"relations": "positives"})
+            return LocalRound(plain(known_entries), self.told)
         self.steps = 0
         self.teacher = teacher_of(self.situation.network)
         self.federation = self._federation()
-        return LocalRound(self.objective, self.told, {"relations": "positives"})
+        return LocalRound(self.objective, self.told)
 
     def _federation(self) -> Tensor:
         """The federation's relations of the classes that this site does not annotate, NaN where there is none."""

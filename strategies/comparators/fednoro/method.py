@@ -26,7 +26,7 @@ Ours, for several labels of which each site gives some:
   never sees drops out, while here the adjustment would push it up.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -35,21 +35,20 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from common.errors import BadInput, Fault
+from common.errors import Fault
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork
-from common.models.zoo.spec import Task
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.distances import inner_products
-from strategies.base.aggregation_weights import Weights
-from strategies.base.coordinator_half import Guidance, Known
-from strategies.base.method import Method, Parameters, Weighting, refuse_multi_class, shared_choices
+from strategies.base.known import Known
+from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights, without_local_norm
 from strategies.comparators.fednoro.detection import Flags, distance_aware, loss_indicators, noisy_sites
 from strategies.fedmlp.losses import supervised
 from strategies.fedmlp.prior import adjustment_of
-from strategies.local.losses import Missing, loss_for
+from strategies.local.losses import Missing
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch
+from strategies.rounds.strategy import FederatedAveraging
 
 
 class FedNoRoParameters(Parameters):
@@ -73,30 +72,47 @@ class FedNoRoParameters(Parameters):
     temperature: float = Field(0.8, gt=0)
 
 
-def fednoro(parameters: FedNoRoParameters, task: Task) -> Method:
-    """Build the method from its ``[method]`` table.
+class FedNoRo(FederatedAveraging):
+    """Stage 1 is FedAvg; then sites found to be noisy are taught by the received model, and weigh less."""
 
-    Raises:
-        BadInput: For a multi-class task, or batch normalisation that stays at the sites.
-    """
-    if parameters.trunk == "fedbn":
-        problem = 'makes no sense in fednoro: it compares sites by the model of all, and with "fedbn" there is none.'
-        raise BadInput([Fault("method.trunk", problem, 'Use "fedavg" or "fedbn_plus".')])
-    refuse_multi_class("fednoro", task)
-    return Method(
-        "fednoro",
-        loss_for(task, parameters.missing),
-        tells=("indicators",),
-        guidance=Guidance(
-            tell=lambda known: lambda site: told(known, site, parameters),
-            learn=lambda known, replies: learned(known, replies, parameters),
-            expects=lambda known, site, features: expected(known, parameters),
-            note_end=lambda known: noisy_noted(known, parameters),
-        ),
-        shares=lambda known, replies, weights: shares(known, replies, weights, parameters),
-        local=lambda situation: FedNoRoClient(situation, parameters).round(),
-        **shared_choices(parameters),
+    name = "fednoro"
+    table = FedNoRoParameters
+    parameters: FedNoRoParameters
+    declared = Traffic(
+        statistics=(Statistic("indicators", "signs", "mean loss on each class's images, present and absent"),)
     )
+    plain_client = False
+    weighs_updates = True
+    multi_class = False
+
+    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+        """Whether the site's labels are taken for noisy."""
+        return lambda site: told(known, site, self.parameters)
+
+    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+        """Loss indicators, in the last round of stage 1."""
+        return expected(known, self.parameters)
+
+    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+        """Who is noisy."""
+        return learned(known, replies, self.parameters)
+
+    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+        """Noisy sites weigh less the further they are from every clean one."""
+        return shares(known, replies, weights, self.parameters)
+
+    def summary_figures(self, known: Known) -> Mapping[str, Any]:
+        """Which sites were taken for noisy."""
+        return noisy_noted(known, self.parameters)
+
+    def contradictions(self) -> list[Fault]:
+        """Sites are compared by the model of all."""
+        why = "it compares sites by the model of all"
+        return [*without_local_norm(self.name, self.parameters.trunk, why), *super().contradictions()]
+
+    def client(self, situation: Situation) -> LocalRound:
+        """Adjusted cross-entropy; at a noisy site mixed with distillation."""
+        return FedNoRoClient(situation, self.parameters).round()
 
 
 # ---------------------------------------------------------------------- coordinator
@@ -188,7 +204,7 @@ class FedNoRoClient:
         indicators = self._indicators()
         if self.noisy:
             self.teacher = fixed_copy(self.situation.network)
-        return LocalRound(self.objective, lambda network, losses: indicators, {"indicators": "signs"})
+        return LocalRound(self.objective, lambda network, losses: indicators)
 
     def objective(self, network: SplitNetwork, batch: Batch) -> Tensor:
         """Adjusted cross-entropy; at a noisy site mixed with what the received model says."""

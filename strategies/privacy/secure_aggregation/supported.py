@@ -2,8 +2,6 @@
 
 from common.config import Plan
 from common.errors import Fault
-from strategies.base.aggregation_weights import plain_shares
-from strategies.base.coordinator_half import SILENT
 from strategies.base.method import Method
 
 LARGEST_CHANGE = 16.0
@@ -12,20 +10,20 @@ LARGEST_CHANGE = 16.0
 
 def largest_change(plan: Plan, method: Method) -> float:
     """The bound of one number of an update: the experiment's, or the length that updates are clipped to."""
-    return plan.privacy.largest_change or method.clip_update or LARGEST_CHANGE
+    return plan.privacy.largest_change or method.parameters.clip_update or LARGEST_CHANGE
 
 
 def contradictions(method: Method) -> list[Fault]:
     """Why this method cannot do with sums of updates alone; empty where it can."""
     reasons = {
         "there is one pseudo-site": method.pooled != "no",
-        "the model is passed on from site to site": method.passing is not None,
+        "the model is passed on from site to site": method.sequential,
         "every site trains by itself, and nothing is summed": method.shares_nothing,
-        "it weighs each update by what that update is": method.shares is not plain_shares,
-        "a robust mean looks at each update by itself (method.mean)": method.mean is not None,
-        "its statistics would travel beside the update, unmasked": method.guidance.expects is not SILENT.expects,
+        "it weighs each update by what that update is": method.weighs_updates,
+        "a robust mean looks at each update by itself (method.mean)": method.parameters.mean is not None,
+        "its statistics would travel beside the update, unmasked": bool(method.traffic.statistics),
         "masked numbers take the same room however coarse they are (method.compress_update)": (
-            method.compress_update != "float32"
+            method.parameters.compress_update != "float32"
         ),
     }
     return [

@@ -12,7 +12,7 @@ from common.config import ParticipationSection, Plan
 from common.contract import Declaration, LabelContract, merge
 from common.errors import BadInput, Fault, stop_on
 from common.wire.records import NO_ARRAYS, Arrays, RollCall
-from strategies.base.coordinator_half import Known
+from strategies.base.known import Known
 from strategies.base.method import Method
 from strategies.base.round_record import Waiting
 from strategies.rounds.participation.claims import ClaimsBySite, claim_faults, no_lists
@@ -111,7 +111,7 @@ class Membership:
         for site in self.members.keys() - on_roll.keys():
             del self.members[site]
         self._enrol(on_roll[site] for site in on_roll.keys() - self.members.keys())
-        stop_on(self.method.guidance.faults(self.known(0, NO_ARRAYS)))
+        stop_on(self.method.roll_call_faults(self.known(0, NO_ARRAYS)))
         return self.contract
 
     @property

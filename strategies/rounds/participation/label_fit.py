@@ -44,7 +44,7 @@ def coverage_faults(method: Method, declarations: Sequence[Declaration]) -> list
     """For a method that needs every class at every site: the sites whose classes are not those of most sites."""
     sets = Counter(frozenset(one.canonical) for one in declarations)
     usual = _strict_majority(sets)
-    if not method.needs_full_coverage or usual is None:
+    if not method.full_coverage or usual is None:
         return []
     return [
         Fault(
