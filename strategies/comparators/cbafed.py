@@ -99,7 +99,7 @@ class CBAFed(FederatedAveraging):
         return learned(known, replies, self.parameters)
 
     def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
-        """In stage 2 a site weighs as many entries as it trained on."""
+        """Weigh each site, in stage 2, by the entries that it trained on."""
         return shares(known, replies, weights, self.parameters)
 
     def finalize(self, server_round: int, model: ModelState, moments: Moments) -> tuple[ModelState, Moments]:

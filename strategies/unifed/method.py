@@ -79,6 +79,7 @@ class UniFed(SequentialPassing):
     )
     plain_client = False
     ranks_sites = True
+    trains_at_coordinator = True
 
     @property
     def server(self) -> ServerTraining:
@@ -91,7 +92,7 @@ class UniFed(SequentialPassing):
         return Settling(self.parameters.patience, self.parameters.tolerance, self.parameters.epoch_cap)
 
     def order(self, server_round: int) -> tuple[str, ...]:
-        """By the slope that each site told when it last trained; a site that told none comes last."""
+        """Order the sites by the slope that each sent last; a site that sent none comes last."""
         drawn = super().order(server_round)
         slopes = {site: float(slope[0]) for site, slope in self.state.statistics.items() if site in drawn}
         ranked = easy_first(slopes)
@@ -132,6 +133,7 @@ class ServerOnly(SequentialPassing):
     table = ServerOnlyParameters
     parameters: ServerOnlyParameters
     hospitals_train = False
+    trains_at_coordinator = True
 
     @property
     def server(self) -> ServerTraining:
@@ -139,7 +141,7 @@ class ServerOnly(SequentialPassing):
         return _server(self.parameters, 0.0)
 
     def order(self, server_round: int) -> tuple[str, ...]:
-        """Nobody."""
+        """Return no site."""
         return ()
 
 

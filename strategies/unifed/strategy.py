@@ -116,7 +116,7 @@ class SequentialPassing(FederatedAveraging):
         self.state = replace(self.state, statistics=self.aggregate_statistics(known, received.accepted))
 
     def after_rounds(self, arrays: ArrayRecord, grid: Grid, timeout: float) -> None:
-        """Nothing: each round validates its own model."""
+        """Ask nobody: each round validates its own model."""
 
     def train_round(self, server_round: int, arrays: ArrayRecord, grid: Grid, timeout: float) -> MetricRecord:
         """One pass, the coordinator's own training, the mixture; and how good it is."""

@@ -151,7 +151,7 @@ def keys_of(section: object) -> set[str]:
     [
         RunSection, TrainingSection, ParticipationSection, SimulationSection, ModelSpec, AugmentationSpec,
         DataSpec, PartitionSpec, EvaluationSection, ServerOptimizer, RobustMean,
-        *dict.fromkeys(entry.parameters for entry in STRATEGIES.values()),
+        *dict.fromkeys(entry.table for entry in STRATEGIES.values()),
     ],
 )  # fmt: skip
 def test_every_key_is_in_the_documentation(section: object) -> None:
