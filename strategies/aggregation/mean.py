@@ -1,8 +1,5 @@
-"""Means of updates: the maths of FedAvg and of surgical aggregation, on plain arrays.
+"""Means of updates: the maths of FedAvg, on plain arrays.
 
-Surgical aggregation: Kulkarni, Chang, Sanghani, Pasula, Hahn, Zhang et al., "From Competition to Collaboration: Making
-Toy Datasets on Kaggle Clinically Useful for Chest X-Ray Diagnosis Using Federated Learning" and its ML4H 2024 version,
-"Surgical Aggregation: Federated Class-Heterogeneous Learning" (specs 1.5).
 FedAvg: McMahan, Moore, Ramage, Hampson, Agüera y Arcas, AISTATS 2017.
 
 All sums run in float64 in the order in which sites are given, so that the same sites in the same order give the same
@@ -37,7 +34,7 @@ class FlatMean(Protocol):
 
 
 class RowsMean(Protocol):
-    """A mean of head rows, class by class: of :class:`OwnersMean` the part that moves a model."""
+    """A mean of head rows, class by class: the part of :class:`HeadSum` that moves a model."""
 
     @property
     def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]: ...
@@ -58,7 +55,7 @@ class GivenMean:
 
 @dataclass(frozen=True)
 class GivenRows:
-    """Rows' means that are there at once, as :attr:`OwnersMean.mean` has them."""
+    """Rows' means that are there at once, as :attr:`WholeHeadMean.mean` has them."""
 
     mean: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]
 
@@ -103,8 +100,18 @@ class RunningMean:
         return result
 
 
-class OwnersMean:
-    """The mean of each class's head row, weight and bias alike, over the sites that own it (specs 1.5 step 3).
+class HeadSum(RowsMean, Protocol):
+    """A mean of head rows to which sites' heads are added one by one."""
+
+    def add(self, head: Head, share: float) -> None: ...
+
+
+HeadMean = Callable[[Sequence[str], int], HeadSum]
+"""Makes a mean of heads, given the rows of the result and their width."""
+
+
+class WholeHeadMean:
+    """The weighted mean of whole heads: every site sends every row (FedAvg).
 
     Args:
         class_names: Rows of the result.
@@ -112,30 +119,30 @@ class OwnersMean:
     """
 
     def __init__(self, class_names: Sequence[str], features: int) -> None:
-        self._position = {name: row for row, name in enumerate(class_names)}
-        classes = len(class_names)
-        self._weight, self._bias = np.zeros((classes, features), np.float64), np.zeros(classes, np.float64)
-        self._total = np.zeros(classes, np.float64)
+        self._names = tuple(class_names)
+        self._weight = np.zeros((len(self._names), features), np.float64)
+        self._bias, self._total = np.zeros(len(self._names), np.float64), 0.0
 
     def add(self, head: Head, share: float) -> None:
-        """A site's rows, which are those of its own classes in its own order."""
-        rows = [self._position[name] for name in head.class_names]
-        self._weight[rows] += np.float64(share) * head.weight
-        self._bias[rows] += np.float64(share) * head.bias
-        self._total[rows] += np.float64(share)
+        """Count a site's head ``share`` times.
+
+        Raises:
+            ValueError: If it has other rows.
+        """
+        if head.class_names != self._names:
+            raise ValueError(f"expected rows {self._names}, got {head.class_names}")
+        self._weight += np.float64(share) * head.weight
+        self._bias += np.float64(share) * head.bias
+        self._total += share
 
     @property
     def mean(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-        """Mean weight ``(classes, features)``, mean bias ``(classes,)``, and which classes any site sent.
-
-        Rows of the others are zero.
-        """
-        sent = self._total > 0
-        divisor = np.where(sent, self._total, 1.0)
-        return self._weight / divisor[:, None], self._bias / divisor, sent
+        """Mean weight ``(classes, features)``, mean bias ``(classes,)``, and that every row was sent."""
+        divisor = np.float64(self._total)
+        return self._weight / divisor, self._bias / divisor, np.ones(len(self._names), np.bool_)
 
     def moved(self, head: Head) -> Head:
-        """Move each row by the mean of its owners; a row that nobody sent stays as it was."""
+        """Move each row by its mean."""
         return GivenRows(self.mean).moved(head)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from common.models.state import ModelState
 from common.wire.records import TrainReply
+from strategies.aggregation.mean import WholeHeadMean
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.known import Known
 from strategies.base.method import Method
@@ -28,7 +29,7 @@ def merged_by(method: Method, known: Known, model: ModelState, accepted: Mapping
     plain = [site_weight(reply, method.parameters.weighting) for reply in replies]
     if method.parameters.mean is not None:
         return robust_means(model, [reply.update for reply in replies], plain, method.parameters.mean)
-    return Merged(means_of(model, replies, method.site_weights(known, accepted, plain)))
+    return Merged(means_of(model, replies, method.site_weights(known, accepted, plain), method.head_mean))
 
 
 def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
@@ -40,4 +41,4 @@ def moved_by(method: Method, server_round: int, means: Means, moments: Moments) 
 
 def passed_on(model: ModelState, reply: TrainReply) -> ModelState:
     """The model after it passed through one site."""
-    return means_of(model, [reply], [1.0]).moved()
+    return means_of(model, [reply], [1.0], WholeHeadMean).moved()

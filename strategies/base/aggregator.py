@@ -58,7 +58,7 @@ class Intake:
         if not method.weighs_updates:
             together = method.parameters.mean is not None or far == "drop" or whole
             kept = Assembly(folder) if together else None
-            self._held = kept or Gathering(model, sites, method.parameters.weighting, folder)
+            self._held = kept or Gathering(model, sites, method.parameters.weighting, method.head_mean, folder)
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Take a good reply's update; return what is kept of the reply."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
+from strategies.aggregation.mean import HeadMean
 from strategies.base.method import Weighting
 from strategies.base.state import Means, RunningMeans, site_weight
 
@@ -26,13 +27,19 @@ class Gathering:
     Args:
         model: What the sites started from.
         sites: Those that were asked.
+        head_mean: How head rows are averaged.
         folder: For files of updates that wait; the system's own for temporary files where None.
     """
 
     def __init__(
-        self, model: ModelState, sites: Iterable[str], weighting: Weighting, folder: Path | None = None
+        self,
+        model: ModelState,
+        sites: Iterable[str],
+        weighting: Weighting,
+        head_mean: HeadMean,
+        folder: Path | None = None,
     ) -> None:
-        self._means, self._weighting, self._folder = RunningMeans(model), weighting, folder
+        self._means, self._weighting, self._folder = RunningMeans(model, head_mean), weighting, folder
         self._next = deque(sorted(sites))
         self._waiting: dict[str, tuple[Groups, float]] = {}
 

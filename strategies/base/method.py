@@ -14,6 +14,7 @@ from common.models.state import ModelState
 from common.models.zoo.spec import Task
 from common.wire.quantization import Form
 from common.wire.records import NO_ARRAYS, Arrays, TrainReply
+from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.base.known import Known
@@ -187,6 +188,11 @@ class Method(Strategy):
     def pooled(self) -> Pooled:
         """Whether one pseudo-site trains on everybody's images (simulation only), and what missing labels are there."""
         return "no"
+
+    @property
+    def head_mean(self) -> HeadMean:
+        """How head rows are averaged: in FedAvg over all sites."""
+        return WholeHeadMean
 
     @property
     def settling(self) -> Settling | None:

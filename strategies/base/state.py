@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
 from common.wire.records import Arrays, Groups, TrainReply, no_arrays
-from strategies.aggregation.mean import FlatMean, OwnersMean, RowsMean, RunningMean, moved
+from strategies.aggregation.mean import FlatMean, HeadMean, HeadSum, RowsMean, RunningMean, moved
 from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
 from strategies.base.best_round import is_better, lowest_of
 from strategies.base.method import Method, Weighting, Weights
@@ -116,13 +116,14 @@ class RunningMeans:
 
     Args:
         model: What the sites started from.
+        head_mean: How head rows are averaged.
     """
 
-    def __init__(self, model: ModelState) -> None:
-        self._model = model
+    def __init__(self, model: ModelState, head_mean: HeadMean) -> None:
+        self._model, self._head_mean = model, head_mean
         self._trunk: RunningMean | None = None
         self._norm: RunningMean | None = None
-        self._head: OwnersMean | None = None
+        self._head: HeadSum | None = None
 
     def add(self, update: Groups, weight: float) -> None:
         """Add the groups that a site sent; they are not kept."""
@@ -133,7 +134,7 @@ class RunningMeans:
             self._norm = self._norm or RunningMean(len(self._model.norm))
             self._norm.add(update.norm, weight)
         if update.head is not None:
-            self._head = self._head or OwnersMean(self._model.head.class_names, self._model.head.features)
+            self._head = self._head or self._head_mean(self._model.head.class_names, self._model.head.features)
             self._head.add(update.head, weight)
 
     @property
@@ -158,15 +159,16 @@ def site_weight(reply: TrainReply, weighting: Weighting) -> float:
     return float(reply.train_samples) if weighting == "samples" else 1.0
 
 
-def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights) -> Means:
+def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights, head_mean: HeadMean) -> Means:
     """The means of the sites' updates.
 
     Args:
         model: What the sites started from.
         replies: Accepted replies in the order of site names; at least one.
         weights: One a reply.
+        head_mean: How head rows are averaged.
     """
-    running = RunningMeans(model)
+    running = RunningMeans(model, head_mean)
     for reply, weight in zip(replies, weights, strict=True):
         running.add(reply.update, weight)
     return running.means

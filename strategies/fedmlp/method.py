@@ -26,6 +26,7 @@ from common.errors import Fault
 from common.models.inference import features_and_logits
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
+from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.base.known import Known, finite_by_name
 from strategies.base.method import Parameters, Statistic, Traffic, Weighting, without_local_norm
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
@@ -36,6 +37,7 @@ from strategies.local.losses import Loss, loss_for
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch, Losses
 from strategies.rounds.strategy import FederatedAveraging
+from strategies.surgical import OwnersMean
 
 
 class FedMLPParameters(Parameters):
@@ -108,6 +110,11 @@ class FedMLP(FederatedAveraging):
     def traffic(self) -> Traffic:
         """``heads = "own"``: a site sends the rows of its own classes only."""
         return replace(self.declared, sends_rows=self.parameters.heads)
+
+    @property
+    def head_mean(self) -> HeadMean:
+        """``heads = "own"``: over a class's owners, as in surgical aggregation."""
+        return OwnersMean if self.parameters.heads == "own" else WholeHeadMean
 
     @property
     def loss(self) -> Loss:

@@ -25,6 +25,7 @@ from torch import Tensor
 from common.errors import Fault
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays
+from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.base.known import Known
 from strategies.base.method import Parameters, Traffic, Weighting
 from strategies.fedsld.prior import federation_prior, mean_factor, own_prior, uncounted
@@ -33,6 +34,7 @@ from strategies.local.losses import Missing, mean_where
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, plain
 from strategies.rounds.strategy import FederatedAveraging
+from strategies.surgical import OwnersMean
 
 
 class FedSLDParameters(Parameters):
@@ -77,6 +79,11 @@ class FedSLD(FederatedAveraging):
     def traffic(self) -> Traffic:
         """``heads = "own"``: each site has the rows of its own classes only."""
         return replace(self.declared, rows=self.parameters.heads)
+
+    @property
+    def head_mean(self) -> HeadMean:
+        """``heads = "own"``: over a class's owners, as in surgical aggregation."""
+        return OwnersMean if self.parameters.heads == "own" else WholeHeadMean
 
     def roll_call_faults(self, known: Known) -> list[Fault]:
         """Every site has to send its label counts."""

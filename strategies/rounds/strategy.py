@@ -20,8 +20,9 @@ from flwr.serverapp.strategy import Result
 
 from common.config import ParticipationSection, Plan
 from common.data.base.image_set import Splits
-from common.errors import quoted
-from common.models.state import Head, ModelState
+from common.errors import BadInput, Fault, quoted
+from common.models.network import build
+from common.models.state import Head, ModelState, layout_of, read_state, write_state
 from common.system.plain_text import shown
 from common.wire.codec import Written, encode, payload_bytes
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
@@ -139,15 +140,39 @@ class FederatedAveraging(Method):
     ) -> Result:
         """Train ``num_rounds`` rounds from the initial model, or from :attr:`resumed`.
 
+        The roll call is made here where nobody has made it.
+
+        Args:
+            grid: Flower's connection to the sites.
+            initial_arrays: The initial model: of :func:`array_record`, or the ``state_dict`` of a network that
+                :func:`common.models.network.build` made for the run's classes.
+            num_rounds: Rounds in all, those before :attr:`resumed` included.
+            timeout: Seconds for each exchange.
+
+        Returns:
+            The model that the run ends with, in the form of ``initial_arrays``.
+
         Raises:
             RunStopped: If a round stays under ``min_sites``, or the coordinator's own training diverges.
+            BadInput: If the labels contradict one another, the method does not fit them, or the initial model is not of
+                the run's network and classes.
         """
         if train_config or evaluate_config or evaluate_fn:
             warnings.warn("the plan settles training and evaluation; the extra arguments are ignored", stacklevel=2)
+        if not self.sites.members:
+            self._call_the_roll(grid)
         self.state = self._beginning(initial_arrays)
         result = self._all_rounds(grid, initial_arrays, num_rounds, timeout)
-        result.arrays = array_record(self.result)
+        of_network = "trunk" not in initial_arrays
+        result.arrays = state_dict_record(self.result, self.plan) if of_network else array_record(self.result)
         return result
+
+    def _call_the_roll(self, grid: Grid) -> None:
+        """Ask whoever is connected, at least ``min_sites``; settle classes and model."""
+        connected = len(list(grid.get_node_ids()))
+        contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
+        network = build(self.plan.model, contract.class_names, self.plan.run.seed)
+        self.sites.settle_model(layout_of(network).signature)
 
     def _all_rounds(self, grid: Grid, arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
         """Every round once, a broken model's round again; what comes before the first and after the last."""
@@ -267,7 +292,12 @@ class FederatedAveraging(Method):
 
     def _beginning(self, initial_arrays: ArrayRecord) -> FederationState:
         """The state to go on from, or that of a new run."""
-        return self.resumed or FederationState(0, model_state(initial_arrays, self.sites.contract.class_names))
+        if self.resumed is not None:
+            return self.resumed
+        names = self.sites.contract.class_names
+        if "trunk" in initial_arrays:
+            return FederationState(0, model_state(initial_arrays, names))
+        return FederationState(0, model_of_state_dict(initial_arrays, names, self.plan))
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -593,3 +623,25 @@ def model_state(arrays: ArrayRecord, class_names: tuple[str, ...]) -> ModelState
     """The inverse of :func:`array_record`."""
     head = Head(class_names, arrays["head.weight"].numpy(), arrays["head.bias"].numpy())
     return ModelState(arrays["trunk"].numpy(), arrays["norm"].numpy(), head)
+
+
+def model_of_state_dict(arrays: ArrayRecord, class_names: tuple[str, ...], plan: Plan) -> ModelState:
+    """The global model from a network's ``state_dict``, as Flower's examples have it.
+
+    Raises:
+        BadInput: If it is not of the plan's network with a head row for each class.
+    """
+    network = build(plan.model, class_names, plan.run.seed)
+    try:
+        network.load_state_dict(arrays.to_torch_state_dict())
+    except RuntimeError as error:
+        problem = f"is no state_dict of the plan's network with the classes {quoted(class_names)}: {error}"
+        raise BadInput([Fault("initial_arrays", problem)]) from None
+    return read_state(network)
+
+
+def state_dict_record(model: ModelState, plan: Plan) -> ArrayRecord:
+    """The inverse of :func:`model_of_state_dict`."""
+    network = build(plan.model, model.head.class_names, plan.run.seed)
+    write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+    return ArrayRecord(network.state_dict())

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
 from common.wire.records import TrainReply
-from strategies.aggregation.mean import Float32, OwnersMean, RunningMean
+from strategies.aggregation.mean import Float32, RunningMean
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.base.state import FederationState, means_of
+from strategies.surgical import OwnersMean
 
 
 def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArray[np.float64]:
@@ -45,10 +46,10 @@ def moved_head(head: Head, updates: Sequence[Head], weights: Sequence[float]) ->
 
 
 def aggregated(model: ModelState, replies: Sequence[TrainReply], weights: Sequence[float]) -> ModelState:
-    return means_of(model, replies, weights).moved()
+    return means_of(model, replies, weights, OwnersMean).moved()
 
 
 def stepped_by(
     optimizer: ServerOptimizer, state: FederationState, replies: Sequence[TrainReply], weights: Sequence[float]
 ) -> tuple[ModelState, Moments]:
-    return means_of(state.model, replies, weights).stepped(optimizer, state.moments)
+    return means_of(state.model, replies, weights, OwnersMean).stepped(optimizer, state.moments)

@@ -1,10 +1,12 @@
 """Means worked by hand, entries unequal and of both signs."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.state import Head
+from strategies.aggregation.mean import WholeHeadMean
 from tests.strategies.folds import moved_head, owners_mean, weighted_mean
 
 
@@ -57,3 +59,13 @@ def test_with_equal_class_lists_the_owners_mean_is_the_plain_mean_bit_for_bit(da
     weight, bias, _ = owners_mean(heads, weights, names)
     np.testing.assert_array_equal(weight, weighted_mean(list(kernels), weights))
     np.testing.assert_array_equal(bias, weighted_mean([kernel[:, 0] for kernel in kernels], weights))
+    whole = WholeHeadMean(names, 3)
+    for head, share in zip(heads, weights, strict=True):
+        whole.add(head, share)
+    np.testing.assert_array_equal(whole.mean[0], weight)
+    np.testing.assert_array_equal(whole.mean[1], bias)
+
+
+def test_a_mean_of_whole_heads_refuses_a_head_of_other_rows() -> None:
+    with pytest.raises(ValueError, match="expected rows"):
+        WholeHeadMean(("a", "b"), 3).add(Head(("a",), np.zeros((1, 3), np.float32), np.zeros(1, np.float32)), 1.0)

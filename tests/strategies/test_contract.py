@@ -28,7 +28,8 @@ from strategies.rounds.strategy import FederatedAveraging, array_record
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
 
 SITES = ["site-1", "site-2", "site-3"]
-AVERAGING = sorted(set(STRATEGIES) - {"unifed", "fedseq", "server_only", "centralised"})
+AVERAGING = sorted(name for name, one in STRATEGIES.items() if not one.sequential and one().pooled == "no")
+SEQUENTIAL = sorted(name for name, one in STRATEGIES.items() if one.sequential)
 POOLED = {"centralised"}
 
 
@@ -153,7 +154,7 @@ ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kin
 TAKES_ROBUST_MEANS = [
     name if name in ROBUST else pytest.param(name, marks=pytest.mark.torture)
     for name in AVERAGING
-    if name not in ("rscfed", "cbafed", "fednoro", "individual")
+    if not STRATEGIES[name].weighs_updates and STRATEGIES[name].declared.trunk
 ]
 
 
@@ -164,6 +165,8 @@ def test_the_order_of_replies_does_not_matter_to_a_robust_mean(method: str, tmp_
     straight = lead(file, tmp_path / "straight", 1)
     turned = lead(file, tmp_path / "turned", 1, wire=Turned)
     assert bits(straight.strategy.state) == bits(turned.strategy.state)
+    plain = lead(unlike(method, tmp_path, "partition.sites=5"), tmp_path / "plain", 1)
+    assert bits(plain.strategy.state) != bits(straight.strategy.state)
 
 
 @pytest.mark.torture
@@ -239,7 +242,16 @@ def test_a_site_that_drops_out_changes_nothing_but_its_own_share(
     np.testing.assert_allclose(shift, np.broadcast_to(shares[0] / 2 - shares[1] / 3, shift.shape), rtol=1e-3, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["unifed", "fedseq"])
+def test_every_method_stands_in_one_of_the_groups_and_says_of_its_client_what_it_is() -> None:
+    assert sorted([*AVERAGING, *SEQUENTIAL, *POOLED]) == sorted(STRATEGIES)
+    for one in STRATEGIES.values():
+        assert one.plain_client == (one.client is FederatedAveraging.client)
+        assert one.weighs_updates == (one.site_weights is not FederatedAveraging.site_weights)
+        sends = one.statistics_shape is not FederatedAveraging.statistics_shape
+        assert bool(one.declared.statistics) == sends
+
+
+@pytest.mark.parametrize("method", [name for name in SEQUENTIAL if STRATEGIES[name].hospitals_train])
 def test_a_lost_site_is_skipped_and_the_pass_goes_on_from_the_last_good_model(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ from common.models.state import Head, ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.base import gathering
 from strategies.base.gathering import Assembly, Gathering
+from strategies.surgical import OwnersMean
 from tests.strategies.folds import aggregated
 
 SITES = ("east", "north", "south", "west")
@@ -43,7 +44,7 @@ def test_whoever_is_first_the_bits_are_the_same(
     order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gathering, "IN_MEMORY", in_memory)
-    together = Gathering(MODEL, SITES, "samples")
+    together = Gathering(MODEL, SITES, "samples", OwnersMean)
     for site in order:
         left = together.take(REPLIES[site])
         assert left.update == Groups()
@@ -54,7 +55,7 @@ def test_whoever_is_first_the_bits_are_the_same(
 
 @pytest.mark.parametrize("refused", [(), ("east",), ("west",)])
 def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tuple[str, ...]) -> None:
-    some = Gathering(MODEL, SITES, "uniform")
+    some = Gathering(MODEL, SITES, "uniform", OwnersMean)
     for site in ("south", "north"):
         some.take(REPLIES[site])
     for site in refused:
@@ -65,7 +66,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "IN_MEMORY", 0)
-    together = Gathering(MODEL, SITES, "uniform", tmp_path / "not-there")
+    together = Gathering(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
         together.take(REPLIES[site])
     assert bits(together.means().moved()) == bits(aggregated(MODEL, list(REPLIES.values()), [1.0] * 4))
@@ -95,7 +96,7 @@ def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gathering, "IN_MEMORY", 1)
-    some, alive = Gathering(MODEL, SITES, "uniform"), []
+    some, alive = Gathering(MODEL, SITES, "uniform", OwnersMean), []
     for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
         came = reply(site, 3)
         trunk = came.update.trunk
