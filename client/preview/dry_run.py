@@ -135,7 +135,7 @@ def _lead(grid: OneSite, plan: Plan) -> None:
     strategy = method_of(plan).prepare(plan, ParticipationSection(round_deadline_s=DEADLINE_S), "preview")
     contract = strategy.sites.roll_call(grid, 1)
     network = build(plan.model, contract.class_names, plan.run.seed)
-    strategy.sites.settle_model(layout_of(network).signature)
+    strategy.settle_model(layout_of(network))
     strategy.state = FederationState(0, read_state(network))
     grid.send_and_receive(strategy.configure_train(1, ArrayRecord(), ConfigRecord(), grid))
     strategy.test(grid)

@@ -15,7 +15,6 @@ from server.runs.folder import RunFolder
 from strategies.base.round_record import FederationValidation
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken import RolledBack
-from strategies.rounds.strategy import FederatedAveraging
 
 
 class Told(Protocol):
@@ -60,7 +59,6 @@ class Backwards:
     """
 
     setting: Setting
-    strategy: FederatedAveraging
     books: Books
     checkpoints: CheckpointFolder
     initial: ModelState
@@ -76,14 +74,16 @@ class Backwards:
         checkpoint = self.checkpoints.after(server_round)
         return None if checkpoint is None else checkpoint.state
 
-    def go_back(self, state: FederationState, experiment: Mapping[str, Any]) -> None:
-        """Take back what was noted since the end of that round, and write the state down as its checkpoint."""
+    def go_back(self, state: FederationState, experiment: Mapping[str, Any]) -> FederationValidation:
+        """Take back what was noted since the end of that round; write the state down as its checkpoint.
+
+        Returns:
+            What was said of the model that the run goes on from.
+        """
         earlier = self.checkpoints.after(state.round) if state.round else None
         judged = {} if earlier is None else earlier.last_validation
         books = self._at_start if earlier is None else earlier.books
         self.books.go_on_from(books, state.round)
-        self.strategy.last_validation = (
-            TypeAdapter(FederationValidation).validate_python(judged) if judged else FederationValidation()
-        )
-        said = as_json(self.strategy.last_validation)
-        self.checkpoints.go_back(Checkpoint(self.setting.run, state, experiment, books, said))
+        found = TypeAdapter(FederationValidation).validate_python(judged) if judged else FederationValidation()
+        self.checkpoints.go_back(Checkpoint(self.setting.run, state, experiment, books, as_json(found)))
+        return found

@@ -21,8 +21,9 @@ from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import SimulatedData, own_tests, simulated_data, whole_data
 from server.federation.evaluation import Setting
+from server.federation.recorder import Both, Watcher
 from server.federation.resume import OpenedRunFolder, finished, opened
-from server.federation.run import Both, Watcher, federate
+from server.federation.run import federate
 from server.reporting.live.launch import beside
 from server.reporting.pages.model_card import write_model_card
 from server.reporting.pages.run import write_run_report

@@ -19,10 +19,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from common.config import ParticipationSection, Plan
+from common.contract import LabelContract
 from common.data.base.image_set import Splits
 from common.errors import BadInput, Fault, quoted
 from common.models.network import build
-from common.models.state import Head, ModelState, layout_of, read_state, write_state
+from common.models.state import Head, Layout, ModelState, layout_of, read_state, write_state
 from common.system.plain_text import shown
 from common.wire.codec import Written, encode, payload_bytes
 from common.wire.records import Arrays, EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
@@ -30,6 +31,7 @@ from strategies.aggregation.largest_share import counted_images
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.aggregate import moved_by
 from strategies.base.aggregator import Intake
+from strategies.base.callbacks import Callbacks
 from strategies.base.known import Known
 from strategies.base.method import Method
 from strategies.base.robust_state import Merged
@@ -51,7 +53,9 @@ from strategies.rounds.messages.messaging import Patience, exchange
 from strategies.rounds.messages.plausible import SentAt, too_long, too_many_epochs
 from strategies.rounds.messages.quarantine import fault_in, statistics_fault
 from strategies.rounds.messages.replies import Replies, Reply, decoded, is_unfit, told_by, validation_of
+from strategies.rounds.participation.claims import ClaimsBySite, no_lists
 from strategies.rounds.participation.client_manager import Membership
+from strategies.rounds.participation.roll_call import Registered
 from strategies.rounds.secure_aggregation import Questions, Unmasked, unmasked_mean
 
 Q = TypeVar("Q", TrainRequest, EvaluateRequest)
@@ -64,32 +68,38 @@ class FederatedAveraging(Method):
     ``sites.settle_model``, then :meth:`start`, then :meth:`test`.
 
     Attributes:
-        on_round: Told when a round has counted.
-        on_absent: Told who missed an exchange that is no round, and why.
-        on_reply: Told of every reply of a site that was asked, as it comes.
-        on_rollback: Told that a model is broken; gives the state after the round to go back to, None where it has none.
-        on_liar: Receives the round, the site that is left out for the rest of the run, and the reason.
-        on_reset: Told the state that the run goes on from after a rollback.
         sites: Who takes part.
-        resumed: A state of this run to go on from, set before :meth:`start`.
-        variances: Where running variances stand in batch normalisation's flat array.
-        scratch: Folder for what must wait on disk; the system's own for temporary files where None.
         state: Of the coordinator, after the last round.
     """
 
-    def prepare(self, plan: Plan, participation: ParticipationSection, run: str) -> Self:
-        """Make ready to coordinate one run; a hospital never does."""
+    def prepare(
+        self,
+        plan: Plan,
+        participation: ParticipationSection,
+        run: str,
+        *,
+        callbacks: Callbacks | None = None,
+        registered: Registered | None = None,
+        claims: ClaimsBySite = no_lists,
+        scratch: Path | None = None,
+    ) -> Self:
+        """Make ready to coordinate one run; a hospital never does.
+
+        Args:
+            plan: The part of the experiment that hospitals receive.
+            run: Identifier of the run.
+            callbacks: Receive what happens.
+            registered: The names of nodes; None in simulation.
+            claims: What each site was admitted for.
+            scratch: Folder for what must wait on disk; the system's own for temporary files where None.
+        """
         self.plan, self.participation, self.run = plan, participation, run
-        self.on_round: Callable[[RoundRecord, FederationState], None] = lambda record, state: None
-        self.on_absent: Callable[[str, Mapping[str, str]], None] = lambda phase, absent: None
-        self.on_reply: Callable[[Arrival], None] = lambda arrival: None
-        self.on_rollback: Callable[[RolledBack], FederationState | None] = lambda rolled_back: None
-        self.on_liar: Callable[[int, str, str], None] = lambda server_round, site, reason: None
-        self.on_reset: Callable[[FederationState], None] = lambda state: None
-        self.resumed: FederationState | None = None
-        self.scratch: Path | None = None
-        self.variances: tuple[slice, ...] = ()
-        self.sites = Membership(self, plan, participation, run)
+        self.callbacks, self._scratch = callbacks or Callbacks(), scratch
+        self._resumed: FederationState | None = None
+        self._variance_places: tuple[slice, ...] = ()
+        self.sites = Membership(
+            self, plan, participation, run, callbacks=self.callbacks, registered=registered, claims=claims
+        )
         self.state: FederationState
         self.last_validation = FederationValidation()
         self._sent: dict[str, Groups] = {}
@@ -98,6 +108,16 @@ class FederatedAveraging(Method):
         self._asked: dict[str, SentAt] = {}
         self._plan_json = plan.model_dump_json()
         return self
+
+    def settle_model(self, layout: Layout) -> LabelContract:
+        """Fix the layout of the model, after the roll call; see :meth:`Membership.settle_model`."""
+        places = layout.slices()
+        self._variance_places = tuple(places[one.name] for one in layout.norm if one.name.endswith("running_var"))
+        return self.sites.settle_model(layout.signature)
+
+    def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
+        """Have :meth:`start` go on from a state of this run, and from what was said of its model."""
+        self._resumed, self.last_validation = state, last_validation
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; FedAvg has no use for them."""
@@ -138,7 +158,7 @@ class FederatedAveraging(Method):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Train ``num_rounds`` rounds from the initial model, or from :attr:`resumed`.
+        """Train ``num_rounds`` rounds from the initial model, or from where :meth:`resume` says.
 
         The roll call is made here where nobody has made it.
 
@@ -146,7 +166,7 @@ class FederatedAveraging(Method):
             grid: Flower's connection to the sites.
             initial_arrays: The initial model: of :func:`array_record`, or the ``state_dict`` of a network that
                 :func:`common.models.network.build` made for the run's classes.
-            num_rounds: Rounds in all, those before :attr:`resumed` included.
+            num_rounds: Rounds in all, those before a resumed state included.
             timeout: Seconds for each exchange.
 
         Returns:
@@ -172,7 +192,7 @@ class FederatedAveraging(Method):
         connected = len(list(grid.get_node_ids()))
         contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
         network = build(self.plan.model, contract.class_names, self.plan.run.seed)
-        self.sites.settle_model(layout_of(network).signature)
+        self.settle_model(layout_of(network))
 
     def _all_rounds(self, grid: Grid, arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
         """Every round once, a broken model's round again; what comes before the first and after the last."""
@@ -238,19 +258,18 @@ class FederatedAveraging(Method):
         if repeated and (self._sees_updates or not (guard.held or guard.to_hold or not guard.tried_all)):
             return  # it was done again, and nobody was found: the federation itself diverges
         again = guard.next_try(state.round, sorted(set(self.sites.members) - set(guard.liars)))
-        earlier = self.on_rollback(RolledBack(state.round, state.round - 1, because, again.held))
+        earlier = self.callbacks.on_rollback(RolledBack(state.round, state.round - 1, because, again.held))
         if earlier is not None:
             raise ModelBroken(replace(earlier, guard=again.over(earlier.guard)))
 
     def _go_back(self, state: FederationState) -> None:
-        self.state = state
-        self.on_reset(state)
+        self.state, self.last_validation = state, self.callbacks.on_reset(state)
 
     def _condemn(self, server_round: int, reasons: Mapping[str, str]) -> None:
         """Leave sites out for the rest of the run."""
         self.state = replace(self.state, guard=self.state.guard.without(reasons))
         for site, reason in reasons.items():
-            self.on_liar(server_round, site, reason)
+            self.callbacks.on_liar(server_round, site, reason)
 
     def _trial(self, server_round: int, intake: Intake, accepted: Mapping[str, TrainReply]) -> dict[str, str]:
         """Have the sites judge odd updates of this round; the ones that harm, with the reasons."""
@@ -275,7 +294,7 @@ class FederatedAveraging(Method):
 
     def _variances(self, model: ModelState) -> Variances:
         """Noise may make a variance negative, so with privacy none is looked at."""
-        return Variances(model.norm, self.variances if self.plan.privacy.level == "none" else ())
+        return Variances(model.norm, self._variance_places if self.plan.privacy.level == "none" else ())
 
     def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> Judged:
         """What sites say of a model that may become that of this round."""
@@ -292,8 +311,8 @@ class FederatedAveraging(Method):
 
     def _beginning(self, initial_arrays: ArrayRecord) -> FederationState:
         """The state to go on from, or that of a new run."""
-        if self.resumed is not None:
-            return self.resumed
+        if self._resumed is not None:
+            return self._resumed
         names = self.sites.contract.class_names
         if "trunk" in initial_arrays:
             return FederationState(0, model_state(initial_arrays, names))
@@ -361,7 +380,7 @@ class FederatedAveraging(Method):
         secure = self.plan.privacy.secure_aggregation
         far = "off" if secure else self.participation.far_updates
         whole = self.guarded and self._sees_updates
-        intake = Intake(self.state.model, self._sent, self, far, self.scratch, whole=whole)
+        intake = Intake(self.state.model, self._sent, self, far, self._scratch, whole=whole)
         received = self._received(server_round, replies, TrainReply, intake.take, intake.leave_out)
         self._take_back_if_broken(validation_of(received.accepted).loss, received.absent)
         self._refuse_too_few(server_round, received)
@@ -410,7 +429,7 @@ class FederatedAveraging(Method):
             closed_rows=unmasked.closed_rows if unmasked else (),
             epsilon=told_by(accepted, "epsilon"),
         )
-        self.on_round(record, self.state)
+        self.callbacks.on_round(record, self.state)
         # No model: it is in the state, which outlives Flower's loop.
         loss = record.mean_train_loss
         return None, MetricRecord({} if loss is None else {"train-loss": loss})
@@ -470,7 +489,7 @@ class FederatedAveraging(Method):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Note the last model's validation losses; it may be the best."""
         received = self._received(server_round, replies, EvaluateReply)
-        self.on_absent("evaluate", received.absent)
+        self.callbacks.on_absent("evaluate", received.absent)
         self.last_validation = validation_of(received.accepted)
         self._take_back_if_broken(self.last_validation.loss, received.absent)
         mean = self.last_validation.mean_loss
@@ -525,7 +544,7 @@ class FederatedAveraging(Method):
 
         def waiting(silent: Collection[int], lost: Collection[int]) -> None:
             sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (silent, lost))
-            self.sites.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
+            self.callbacks.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
 
         sent = list(messages)
         enough = self.sites.needed(len(sent)) if enough is None else enough
@@ -561,7 +580,7 @@ class FederatedAveraging(Method):
                 sizes[site] = payload_bytes(message.content)
                 self.sites.bytes_up[site] += sizes[site]
             content = message.content if message.has_content() else None
-            self.on_reply(Arrival(expected.__name__, server_round, site, content, reason))
+            self.callbacks.on_reply(Arrival(expected.__name__, server_round, site, content, reason))
             if record is None or reason:
                 absent[site] = reason
                 refuse(site)

@@ -111,7 +111,7 @@ class SequentialPassing(FederatedAveraging):
         needed = self._needed(received)
         if len(received.accepted) < needed:
             raise too_few("ranking the sites", received, needed)
-        self.on_absent("ranking", received.absent)
+        self.callbacks.on_absent("ranking", received.absent)
         known = self.sites.known(0, self.state.statistics)
         self.state = replace(self.state, statistics=self.aggregate_statistics(known, received.accepted))
 
@@ -153,7 +153,7 @@ class SequentialPassing(FederatedAveraging):
             coordinator=coordinator,
             after=self.last_validation,
         )
-        self.on_round(record, self.state)
+        self.callbacks.on_round(record, self.state)
         loss = record.mean_train_loss
         return MetricRecord({} if loss is None else {"train-loss": loss})
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from common.config import ExperimentFile
+from common.config import ExperimentFile, plan_of
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.security.audit import Audit
@@ -18,12 +18,12 @@ from common.simulation import simulated_data
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from server.federation.run import strategy_of
 from server.simulation.backends import InlineGrid, inline, site_app
+from strategies.base.callbacks import Callbacks
 from strategies.base.checkpoint import of_bytes, to_bytes
-from strategies.base.round_record import RoundRecord
+from strategies.base.round_record import FederationValidation, RoundRecord
 from strategies.base.state import FederationState
-from strategies.registry import STRATEGIES
+from strategies.registry import STRATEGIES, method_of
 from strategies.rounds.strategy import FederatedAveraging, array_record
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
 
@@ -34,14 +34,14 @@ POOLED = {"centralised"}
 
 
 @dataclass
-class Ran:
+class Ran(Callbacks):
     """A run that was led by hand: its strategy, and every round with the state after it."""
 
     strategy: FederatedAveraging
     states: list[FederationState] = field(default_factory=list)
     records: list[RoundRecord] = field(default_factory=list)
 
-    def note(self, record: RoundRecord, state: FederationState) -> None:
+    def on_round(self, record: RoundRecord, state: FederationState) -> None:
         self.records.append(record)
         self.states.append(state)
 
@@ -58,15 +58,16 @@ def lead(
     sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
 
     def main(grid: Any) -> None:
-        strategy = strategy_of(file.experiment, "run-1")
+        strategy = method_of(file.experiment)
         ran.append(Ran(strategy))
+        strategy.prepare(plan_of(file.experiment), file.experiment.participation, "run-1", callbacks=ran[0])
         contract = strategy.sites.roll_call(wire(grid), sites)
         network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
-        strategy.sites.settle_model(layout_of(network).signature)
+        strategy.settle_model(layout_of(network))
         if data.server is not None:
             strategy.use_images(data.server, contract.class_names, "cpu")
-        strategy.resumed = resumed
-        strategy.on_round = ran[0].note
+        if resumed is not None:
+            strategy.resume(resumed, FederationValidation())
         strategy.start(wire(grid), array_record(read_state(network)), rounds)
 
     inline(main, site_app(file.experiment.model_dump_json(), file.base, folder), sites)

@@ -47,8 +47,14 @@ def gathered(
     of = plan(method, {})
     nodes = {number: one.site for number, one in enumerate(said, start=7)}
     grid: Any = ScriptedGrid({number: hospital(one) for number, one in enumerate(said, start=7)}, clock)
-    members = Membership(method_of(of), of, ParticipationSection(min_sites=min_sites), "run-1")
-    members.registered, members.claims = lambda: nodes, lambda: claims or {}
+    members = Membership(
+        method_of(of),
+        of,
+        ParticipationSection(min_sites=min_sites),
+        "run-1",
+        registered=lambda: nodes,
+        claims=lambda: claims or {},
+    )
     members.roll_call(grid, len(said))
     return members, grid
 

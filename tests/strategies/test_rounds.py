@@ -30,6 +30,7 @@ from strategies.registry import method_named
 from strategies.rounds.messages.replies import Replies
 from strategies.rounds.strategy import FederatedAveraging, array_record
 from tests.harms import FORMS, Harm
+from tests.strategies.noted import Noted
 from tests.words import raw_in
 
 CLASSES = {"east": ("c", "a"), "north": ("a", "b"), "south": ("b",)}
@@ -146,22 +147,22 @@ def run(
     seed: int = 7,
     parameters: Mapping[str, Any] = {},
     wire: Callable[[Any], Any] = lambda grid: grid,
-    on_absent: Callable[[str, Mapping[str, str]], None] = lambda phase, absent: None,
+    noted: Noted | None = None,
     **participation: Any,
 ) -> Ran:
     """Run surgical aggregation over these sites."""
     participation = {"roll_call_deadline_s": 5.0, "guard": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
-    strategy = method_named("surgical", parameters).prepare(plan(seed), section, "run-1")
+    strategy = method_named("surgical", parameters).prepare(
+        plan(seed), section, "run-1", callbacks=(noted := noted or Noted())
+    )
     ran: list[Ran] = []
 
     def main(grid: Any) -> None:
-        grid, records = wire(grid), []
-        strategy.on_absent = on_absent
-        strategy.on_round = lambda record, state: records.append(record)
+        grid = wire(grid)
         contract = strategy.sites.roll_call(grid, len(peers))
         strategy.start(grid, initial(contract.class_names), rounds)
-        ran.append(Ran(strategy, records, strategy.test(grid)))
+        ran.append(Ran(strategy, noted.records, strategy.test(grid)))
 
     inline(main, app_of(peers), len(peers))
     return ran[0]
@@ -334,11 +335,10 @@ def test_the_lowest_losses_outlive_the_coordinator_and_a_checkpoint_of_an_earlie
 
 
 def test_an_evaluation_that_cannot_count_is_reported_with_its_reason_and_told_to_the_site() -> None:
-    absent: list[tuple[str, dict[str, str]]] = []
     liar = replace(SOUTH, tested=("q",))
-    strategy = run((EAST, NORTH, liar), on_absent=lambda phase, of: absent.append((phase, dict(of)))).strategy
+    strategy = run((EAST, NORTH, liar), noted=(noted := Noted())).strategy
     reason = 'tested "q", which it does not annotate'
-    assert absent == [("evaluate", {"south": reason})]
+    assert noted.absences == [("evaluate", {"south": reason})]
     assert dict(strategy.state.left_out) == {"south": f"evaluation: {reason}"}
 
 

@@ -29,6 +29,7 @@ from strategies.rounds.strategy import array_record
 from strategies.unifed.method import SequentialTraining, UniFed
 from strategies.unifed.strategy import SequentialPassing
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
+from tests.strategies.noted import Noted
 
 FILE = VECTORS / "unifed.json"
 VECTOR: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
@@ -121,20 +122,19 @@ def passed(
     tables = {"method": {}, "model": model, "training": {}, "augmentation": {}}
     plan = Plan.model_validate({"run": {"method": method}, **tables})
     section = ParticipationSection(roll_call_deadline_s=5.0, **participation)
-    strategy = {"unifed": HospitalsAlone, "fedseq": SequentialTraining}[method]().prepare(plan, section, "run-1")
-    records, absences = list[RoundRecord](), list[Any]()
+    strategy = {"unifed": HospitalsAlone, "fedseq": SequentialTraining}[method]().prepare(
+        plan, section, "run-1", callbacks=(noted := Noted())
+    )
     heard = [] if heard is None else heard
-    strategy.on_absent = lambda phase, absent: absences.append((phase, absent))
 
     def main(grid: Any) -> None:
         names = strategy.sites.roll_call(grid, len(hospitals)).class_names
         head = Head(names, np.zeros((len(names), 2), np.float32), np.zeros(len(names), np.float32))
-        strategy.on_round = lambda record, state: records.append(record)
         one = ModelState(np.array([begin], np.float32), np.zeros(0, np.float32), head)
         strategy.start(grid, array_record(one), rounds)
 
     inline(main, app_of(hospitals, heard), len(hospitals))
-    return Passed(strategy, records, heard, absences)
+    return Passed(strategy, noted.records, heard, noted.absences)
 
 
 @pytest.mark.skipif(not VECTOR, reason="../shared/vectors/unifed.json is absent")

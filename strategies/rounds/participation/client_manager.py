@@ -1,7 +1,7 @@
 """Who takes part in a run: the roll call, the label contract, late joiners, the draw of a round's sites."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -12,9 +12,9 @@ from common.config import ParticipationSection, Plan
 from common.contract import Declaration, LabelContract, merge
 from common.errors import BadInput, Fault, stop_on
 from common.wire.records import NO_ARRAYS, Arrays, RollCall
+from strategies.base.callbacks import Callbacks
 from strategies.base.known import Known
 from strategies.base.method import Method
-from strategies.base.round_record import Waiting
 from strategies.rounds.participation.claims import ClaimsBySite, claim_faults, no_lists
 from strategies.rounds.participation.label_fit import coverage_faults, minority_faults, own_faults
 from strategies.rounds.participation.roll_call import (
@@ -34,8 +34,6 @@ class Membership:
     """The sites of one run.
 
     Attributes:
-        on_wait: Told what is waited for, whenever that changes.
-        on_join: Told the name of a site that joined after the roll call.
         registered: The names of nodes; None in simulation.
         claims: What each site was admitted for.
         contract: Who annotates what; its classes are settled by the roll call.
@@ -43,12 +41,19 @@ class Membership:
         bytes_down, bytes_up: By site, everything from the roll call to the test.
     """
 
-    def __init__(self, method: Method, plan: Plan, participation: ParticipationSection, run: str) -> None:
+    def __init__(
+        self,
+        method: Method,
+        plan: Plan,
+        participation: ParticipationSection,
+        run: str,
+        *,
+        callbacks: Callbacks | None = None,
+        registered: Registered | None = None,
+        claims: ClaimsBySite = no_lists,
+    ) -> None:
         self.method, self.plan, self.participation, self.run = method, plan, participation, run
-        self.on_wait: Callable[[Waiting], None] = lambda waiting: None
-        self.on_join: Callable[[int, str], None] = lambda server_round, site: None
-        self.registered: Registered | None = None
-        self.claims: ClaimsBySite = no_lists
+        self.callbacks, self.registered, self.claims = callbacks or Callbacks(), registered, claims
         self.contract = LabelContract((), MappingProxyType({}))
         self.members: dict[str, Member] = {}
         self.bytes_down, self.bytes_up = Counter[str](), Counter[str]()
@@ -73,7 +78,7 @@ class Membership:
         section = self.participation
         self._roll = Roll(grid, RollCall(self.run, self.plan.model_dump_json()), self.registered)
         needed = section.min_sites or expected
-        call_the_roll(self._roll, expected, needed, section.roll_call_deadline_s, self.on_wait)
+        call_the_roll(self._roll, expected, needed, section.roll_call_deadline_s, self.callbacks.on_wait)
         self._leave_out(claim_faults(self._roll.members.values(), self.claims()), "labels")
         if section.min_sites:  # else every site is needed: merging says all that is wrong at once
             self._leave_out_misfits()
@@ -154,7 +159,7 @@ class Membership:
                 refuse_faulty(self._roll, [replace(fault, site=member.answer.site) for fault in faults], "labels")
             else:
                 self._enrol([member])
-                self.on_join(server_round, member.answer.site)
+                self.callbacks.on_join(server_round, member.answer.site)
 
     def _joining(self, member: Member) -> list[Fault]:
         """Take a late joiner into the contract, whose classes are settled; or say why not."""

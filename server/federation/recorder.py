@@ -1,0 +1,249 @@
+"""Writes down how a run goes: events, audit, checkpoints, figures of each round; and shows them to whoever watches."""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Protocol
+
+from pydantic import TypeAdapter
+
+from common import __version__
+from common.config import Experiment
+from common.contract import LabelContract
+from common.errors import quoted
+from common.models.state import Layout, ModelState
+from server.federation.accounting import Books, as_json
+from server.federation.checkpoints import Checkpoint, CheckpointFolder
+from server.federation.evaluation import Setting
+from server.federation.rollback import Backwards, GuardLog
+from server.runs.audit_log import RunAudit
+from server.runs.receipt import experiment_sha256, write_receipt
+from strategies.aggregation.largest_share import heavy_sites
+from strategies.base.callbacks import Callbacks
+from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, RunStopped, Waiting
+from strategies.base.state import FederationState
+from strategies.rounds.guard.broken import RolledBack
+from strategies.rounds.strategy import FederatedAveraging
+
+
+class Watcher(Protocol):
+    """Shows a person how the run goes."""
+
+    def waiting(self, waiting: Waiting) -> None: ...
+
+    def began(self, sites: Sequence[str], rounds: int) -> None: ...
+
+    def joined(self, server_round: int, site: str) -> None: ...
+
+    def left_out(self, site: str, reason: str) -> None: ...
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None: ...
+
+    def rolled_back(self, rolled_back: RolledBack) -> None: ...
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Both:
+    """Two watchers as one."""
+
+    first: Watcher
+    second: Watcher
+
+    def waiting(self, waiting: Waiting) -> None:
+        self.first.waiting(waiting)
+        self.second.waiting(waiting)
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        self.first.began(sites, rounds)
+        self.second.began(sites, rounds)
+
+    def joined(self, server_round: int, site: str) -> None:
+        self.first.joined(server_round, site)
+        self.second.joined(server_round, site)
+
+    def left_out(self, site: str, reason: str) -> None:
+        self.first.left_out(site, reason)
+        self.second.left_out(site, reason)
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        self.first.round_done(record, state)
+        self.second.round_done(record, state)
+
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        self.first.rolled_back(rolled_back)
+        self.second.rolled_back(rolled_back)
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        self.first.condemned(server_round, site, reason)
+        self.second.condemned(server_round, site, reason)
+
+
+class Recorder(Callbacks):
+    """The run folder's side of a run: :meth:`begin` after the roll call, then :meth:`done` or :meth:`stopped`.
+
+    Attributes:
+        books: Figures of rounds and sites.
+    """
+
+    books: Books
+
+    def __init__(self, experiment: Experiment, setting: Setting, watcher: Watcher) -> None:
+        self.experiment, self.setting, self.watcher = experiment, setting, watcher
+        self._asked = experiment.model_dump(mode="json")
+        self._left_out: dict[str, str] = {}
+
+    def begin(self, strategy: FederatedAveraging, layout: Layout, initial: ModelState) -> None:
+        """Open what is written; note what run this is, or that it goes on, and who takes part.
+
+        Raises:
+            RunStopped: If the run goes on, and its sites annotate other classes now.
+        """
+        setting, folder = self.setting, self.setting.folder.path
+        durable, keep = setting.backend == "network", self.experiment.run.keep_updates
+        self.strategy = strategy
+        self.checkpoints = CheckpointFolder(folder, durable=durable)
+        self.books = Books(setting.folder, 1 if strategy.sequential else setting.workers)  # a pass is one after another
+        if setting.resumed is not None:
+            _go_on(setting.resumed, strategy, self.books)
+        self.ledger = RunAudit(folder, layout, keep=keep, durable=durable, key_of=setting.key_of)
+        self.backwards = Backwards(setting, self.books, self.checkpoints, initial)
+        self.guard_log = GuardLog(setting.folder, self.ledger, self.watcher)
+        self._note_beginning(initial)
+        self._note_left_out("roll call")
+        self.watcher.began(list(strategy.sites.contract.sites), self.experiment.run.rounds)
+        self._warn()
+
+    def _note_beginning(self, initial: ModelState) -> None:
+        resumed, sites = self.setting.resumed, self.strategy.sites
+        if resumed is None:
+            self.ledger.began(FederationState(0, initial), **_identity(self.experiment, self.setting, sites.contract))
+        else:
+            self.ledger.resumed(resumed.state.round, experiment_sha256=experiment_sha256(self.experiment))
+        for site, member in sorted(sites.members.items()):
+            self.ledger.enrolled(resumed.state.round if resumed else 0, site, member)
+
+    def _warn(self) -> None:
+        """Note sites that weigh much, and sites that cannot judge a model."""
+        members, folder = self.strategy.sites.members, self.setting.folder
+        images = {site: member.answer.train_samples for site, member in members.items()}
+        for site, share in heavy_sites(images).items():
+            folder.event("heavy_site", site=site, images=images[site], share=round(share, 6))
+        if silent := [site for site, member in members.items() if not member.answer.validation_samples]:
+            folder.event("no_validation_images", sites=silent)
+
+    def _note_left_out(self, when: int | str) -> None:
+        """Note the sites that have declined, or could not be taken in, since the last time."""
+        left_out = self.strategy.sites.left_out
+        new = {site: why for site, why in left_out.items() if self._left_out.get(site) != why}
+        self._left_out.update(new)
+        self.ledger.left_out(when, new)
+        for site, reason in new.items():
+            self.setting.folder.event("left_out", round=when, site=site, reason=reason)
+            self.watcher.left_out(site, reason)
+
+    def _note_refused_calls(self) -> None:
+        """Note what hospitals tried that they may not do, with the names of both sites."""
+        for call in self.setting.refused_calls():
+            self.setting.folder.event("refused_call", **call)
+
+    # ------------------------------------------------------------------ callbacks
+
+    def on_wait(self, waiting: Waiting) -> None:
+        """Show it."""
+        self.watcher.waiting(waiting)
+
+    def on_join(self, server_round: int, site: str) -> None:
+        """Note the late joiner."""
+        sites = self.strategy.sites
+        self.setting.folder.event("joined", round=server_round, site=site, hash=sites.contract.hash)
+        self.ledger.enrolled(server_round, site, sites.members[site])
+        self.watcher.joined(server_round, site)
+
+    def on_reply(self, arrival: Arrival) -> None:
+        """Note it in the audit."""
+        self.ledger.arrived(arrival)
+
+    def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
+        """Note who missed an exchange."""
+        for site, reason in absent.items():
+            self.setting.folder.event("absent", round=phase, site=site, reason=reason)
+        self.ledger.left_out(phase, absent)
+
+    def on_round(self, record: RoundRecord, state: FederationState) -> None:
+        """Write the round's line, its audit entry, and the checkpoint, in this order."""
+        strategy = self.strategy
+        self.books.note(record, state, strategy.round_figures(strategy.known))
+        self._note_left_out(record.round)  # late joiners that declined
+        self.ledger.aggregated(record, state, strategy.sites.contract.hash)
+        judged = as_json(strategy.last_validation)
+        self.checkpoints.save(Checkpoint(self.setting.run, state, self._asked, self.books.facts(), judged))
+        self.watcher.round_done(record, state)
+        self._note_refused_calls()
+
+    def on_liar(self, server_round: int, site: str, reason: str) -> None:
+        """Note the site that is left out."""
+        self.guard_log.condemned(server_round, site, reason)
+
+    def on_rollback(self, rolled_back: RolledBack) -> FederationState | None:
+        """Look for the checkpoint to go back to."""
+        if (state := self.backwards.state_after(rolled_back.to)) is not None:
+            self.guard_log.rolled_back(rolled_back)
+        return state
+
+    def on_reset(self, state: FederationState) -> FederationValidation:
+        """Take back what was noted since."""
+        return self.backwards.go_back(state, self._asked)
+
+    # ------------------------------------------------------------------ the end
+
+    def stopped(self, reason: str) -> None:
+        """Note why the run ends before its last round."""
+        self.books.close(self.strategy.last_validation, self.strategy.state)
+        self._note_refused_calls()
+        self.setting.folder.event("stopped", reason=reason)
+
+    def done(self, summary: Mapping[str, Any]) -> None:
+        """Write receipt and summary."""
+        folder = self.setting.folder
+        self.ledger.done(result_round=self.strategy.result_round, model_sha256=summary["model_sha256"])
+        if reason := write_receipt(self.ledger.audit):
+            folder.event("no_receipt", reason=reason)
+        self._note_refused_calls()
+        folder.summary(summary)
+        self.ledger.figures(folder.path)
+        folder.event("done", model_sha256=summary["model_sha256"])
+
+
+def _identity(experiment: Experiment, setting: Setting, contract: LabelContract) -> dict[str, Any]:
+    """What run this is, for its receipt."""
+    return {
+        "run": setting.run,
+        "name": experiment.run.name or experiment.run.method,
+        "method": experiment.run.method,
+        "versions": versions(),
+        "experiment_sha256": experiment_sha256(experiment),
+        "contract_sha256": contract.hash,
+        "classes": list(contract.class_names),
+    }
+
+
+def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books) -> None:
+    """Put a run back where it was.
+
+    Raises:
+        RunStopped: If the sites annotate other classes now.
+    """
+    began, now = checkpoint.class_names, strategy.sites.contract.class_names
+    if began != now:
+        raise RunStopped(f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}.")
+    strategy.resume(checkpoint.state, TypeAdapter(FederationValidation).validate_python(checkpoint.last_validation))
+    books.go_on_from(checkpoint.books, checkpoint.state.round)
+
+
+def versions() -> dict[str, str]:
+    """Releases of ourselves and of what computes."""
+    names = ("flwr", "torch", "numpy", "scikit-learn")
+    return {"polyclinic": __version__, "python": platform.python_version(), **{name: version(name) for name in names}}

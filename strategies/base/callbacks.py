@@ -1,0 +1,37 @@
+"""What the coordinator of a run is told while it runs."""
+
+from collections.abc import Mapping
+
+from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, Waiting
+from strategies.base.state import FederationState
+from strategies.rounds.guard.broken import RolledBack
+
+
+class Callbacks:
+    """Passed to :meth:`strategies.rounds.strategy.FederatedAveraging.prepare`; each does nothing if not overridden."""
+
+    def on_wait(self, waiting: Waiting) -> None:
+        """Receive what is waited for, whenever that changes."""
+
+    def on_join(self, server_round: int, site: str) -> None:
+        """Receive the name of a site that joined after the roll call."""
+
+    def on_reply(self, arrival: Arrival) -> None:
+        """Receive every reply of a site that was asked, as it comes."""
+
+    def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
+        """Receive who missed an exchange that is no round, and why."""
+
+    def on_round(self, record: RoundRecord, state: FederationState) -> None:
+        """Receive a round that counted."""
+
+    def on_liar(self, server_round: int, site: str, reason: str) -> None:
+        """Receive the site that is left out for the rest of the run."""
+
+    def on_rollback(self, rolled_back: RolledBack) -> FederationState | None:
+        """Return the state after the round to go back to; None where there is none, and nothing is taken back."""
+        return None
+
+    def on_reset(self, state: FederationState) -> FederationValidation:
+        """Receive the state that the run goes on from after a rollback; return what was said of its model."""
+        return FederationValidation()
