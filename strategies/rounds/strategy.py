@@ -249,7 +249,9 @@ class FederatedAveraging(Method):
         """
         state, guard = self.state, self.state.guard
         jump = JUMP_SEEN if self._sees_updates else JUMP_UNSEEN
-        because = broken(losses, absent, guard.losses, jump) if self.guarded and state.round else ""
+        # Where a later round was taken back, this model was judged before: to take it back too would never end.
+        judged = self.guarded and state.round >= max(guard.repeated, 1)
+        because = broken(losses, absent, guard.losses, jump) if judged else ""
         if guard.held and guard.repeated == state.round and losses and not because:
             self._condemn(state.round, {guard.held: f"without it the model of round {state.round} is sound"})
         if not because:

@@ -189,3 +189,21 @@ def test_a_trunk_that_drifts_without_odd_rows_is_found_when_the_model_gets_worse
     lied(monkeypatch, shifted_trunk)
     summary = federation(tmp_path, "run.rounds=5", "partition.sites=3", "partition.shared=0")
     assert list(summary["condemned"]) == [LIAR]
+
+
+@pytest.mark.parametrize("also", [(), ("privacy.secure_aggregation=true",)], ids=["seen", "masked"])
+def test_a_run_in_which_noise_breaks_every_model_ends_and_never_goes_back_further(
+    also: tuple[str, ...], tmp_path: Path
+) -> None:
+    noise = (
+        "method.trunk=fedbn_plus",
+        "privacy.level=update",
+        "privacy.noise_multiplier=0.5",
+        "evaluation.result=last",
+    )
+    summary = federation(tmp_path, "run.rounds=3", "partition.shared=2", *noise, *also)
+    assert summary["rounds"] == 3
+    broken = [event["round"] for event in events(tmp_path / "run", "rolled_back")]
+    assert broken == sorted(broken) != []
+    assert max(map(broken.count, broken)) <= 1 + 3 + 1  # as it was, without each site, as it was
+    assert summary["condemned"] == {}
