@@ -49,10 +49,10 @@ from strategies.rounds.guard.broken import JUMP_SEEN, JUMP_UNSEEN, RolledBack, b
 from strategies.rounds.guard.signs import Variances
 from strategies.rounds.guard.trial import UpdateTrial
 from strategies.rounds.guard.verdict import Judged
-from strategies.rounds.messages.messaging import Patience, exchange
+from strategies.rounds.messages.exchange import Patience, exchange
 from strategies.rounds.messages.plausible import SentAt, too_long, too_many_epochs
-from strategies.rounds.messages.quarantine import fault_in, statistics_fault
 from strategies.rounds.messages.replies import Replies, Reply, decoded, is_unfit, told_by, validation_of
+from strategies.rounds.messages.update_checks import fault_in, statistics_fault
 from strategies.rounds.participation.claims import ClaimsBySite, no_lists
 from strategies.rounds.participation.client_manager import Membership
 from strategies.rounds.participation.roll_call import Registered

@@ -1,4 +1,4 @@
-"""Replies of one exchange: decoded, matched to the site and round they belong to, and quarantined with a reason."""
+"""The replies of one exchange: how each is decoded, those that count, and why the others do not."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from common.wire.codec import R, decode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.base.round_record import FederationValidation
-from strategies.rounds.messages.messaging import MESSAGE_GONE, REFUSED_REPLY
+from strategies.rounds.messages.exchange import MESSAGE_GONE, REFUSED_REPLY
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply)
 

@@ -14,7 +14,7 @@ from common.security.signatures import Signed, stated
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import Refusal, RollCall, RollCallAnswer
 from strategies.base.round_record import TooFewSites, Waiting
-from strategies.rounds.messages.messaging import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
+from strategies.rounds.messages.exchange import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
 from strategies.rounds.messages.replies import decoded
 
 ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"

@@ -1,4 +1,4 @@
-"""What a coordinator accepts from a site: exactly the groups asked for, in shape, finite."""
+"""Checks of an update and of statistics before they count: exactly what was asked for, in shape, finite."""
 
 from collections.abc import Mapping
 
