@@ -1,6 +1,6 @@
 """The methods by name: one registry, read on both sides of the wire."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -80,15 +80,10 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
 def statistics_sent() -> dict[str, str]:
     """What sites send beside their updates in any method: by name, what it is and in which methods, for hospitals."""
     found: dict[str, tuple[str, list[str]]] = {}
-    for name in STRATEGIES:
-        for one in method_named(name, {}).traffic.statistics:
-            found.setdefault(one.name, (one.meaning, []))[1].append(name)
-    return {name: f"{meaning} ({quoted_code(methods)})" for name, (meaning, methods) in found.items()}
-
-
-def quoted_code(names: Iterable[str]) -> str:
-    """Names as Markdown has code."""
-    return ", ".join(f"`{name}`" for name in names)
+    for method in STRATEGIES.values():
+        for one in method.declared.statistics:
+            found.setdefault(one.name, (one.meaning, []))[1].append(f"`{method.name}`")
+    return {name: f"{meaning} ({', '.join(methods)})" for name, (meaning, methods) in found.items()}
 
 
 def method_faults(tree: Mapping[str, Any]) -> tuple[Fault, ...]:

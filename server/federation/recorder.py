@@ -16,7 +16,7 @@ from common.models.state import Layout, ModelState
 from server.federation.accounting import Books, as_json
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import Setting
-from server.federation.rollback import Backwards, GuardLog
+from server.federation.rollback import Backwards
 from server.runs.audit_log import RunAudit
 from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.largest_share import heavy_sites
@@ -110,7 +110,6 @@ class Recorder(Callbacks):
             _go_on(setting.resumed, strategy, self.books)
         self.ledger = RunAudit(folder, layout, keep=keep, durable=durable, key_of=setting.key_of)
         self.backwards = Backwards(setting, self.books, self.checkpoints, initial)
-        self.guard_log = GuardLog(setting.folder, self.ledger, self.watcher)
         self._note_beginning(initial)
         self._note_left_out("roll call")
         self.watcher.began(list(strategy.sites.contract.sites), self.experiment.run.rounds)
@@ -185,12 +184,23 @@ class Recorder(Callbacks):
 
     def on_liar(self, server_round: int, site: str, reason: str) -> None:
         """Note the site that is left out."""
-        self.guard_log.condemned(server_round, site, reason)
+        self.setting.folder.event("condemned", round=server_round, site=site, reason=reason)
+        self.ledger.condemned(server_round, site, reason)
+        self.watcher.condemned(server_round, site, reason)
 
     def on_rollback(self, rolled_back: RolledBack) -> FederationState | None:
-        """Look for the checkpoint to go back to."""
-        if (state := self.backwards.state_after(rolled_back.to)) is not None:
-            self.guard_log.rolled_back(rolled_back)
+        """Look for the checkpoint to go back to, and note that the model is taken back."""
+        if (state := self.backwards.state_after(rolled_back.to)) is None:
+            return None
+        self.setting.folder.event(
+            "rolled_back",
+            round=rolled_back.broken,
+            to=rolled_back.to,
+            because=rolled_back.because,
+            held=rolled_back.held or None,
+        )
+        self.ledger.rolled_back(rolled_back)
+        self.watcher.rolled_back(rolled_back)
         return state
 
     def on_reset(self, state: FederationState) -> FederationValidation:

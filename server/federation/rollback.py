@@ -1,8 +1,8 @@
-"""A run that takes back a broken model: state, checkpoint and books of the round to go back to, and who is told."""
+"""A run that takes back a broken model: state, checkpoint and books of the round to go back to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -10,44 +10,8 @@ from common.models.state import ModelState
 from server.federation.accounting import Books, as_json
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import Setting
-from server.runs.audit_log import RunAudit
-from server.runs.folder import RunFolder
 from strategies.base.round_record import FederationValidation
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken import RolledBack
-
-
-class Told(Protocol):
-    """Shows a person that a model is taken back or a site left out."""
-
-    def rolled_back(self, rolled_back: RolledBack) -> None: ...
-
-    def condemned(self, server_round: int, site: str, reason: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class GuardLog:
-    """Writes down what the guard did: in the events, in the audit, and for whoever watches."""
-
-    folder: RunFolder
-    ledger: RunAudit
-    watcher: Told
-
-    def rolled_back(self, rolled_back: RolledBack) -> None:
-        self.folder.event(
-            "rolled_back",
-            round=rolled_back.broken,
-            to=rolled_back.to,
-            because=rolled_back.because,
-            held=rolled_back.held or None,
-        )
-        self.ledger.rolled_back(rolled_back)
-        self.watcher.rolled_back(rolled_back)
-
-    def condemned(self, server_round: int, site: str, reason: str) -> None:
-        self.folder.event("condemned", round=server_round, site=site, reason=reason)
-        self.ledger.condemned(server_round, site, reason)
-        self.watcher.condemned(server_round, site, reason)
 
 
 @dataclass

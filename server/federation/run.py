@@ -1,4 +1,4 @@
-"""One run from roll call to summary, on whatever ``Grid`` it is given: simulated sites or real ones."""
+"""One run from roll call to summary, on any ``Grid``: simulated sites or real ones."""
 
 import time
 from dataclasses import asdict

@@ -46,7 +46,7 @@ class Parameters(BaseModel):
     """The ``[method]`` table that every averaging method shares: its wrappers are here.
 
     Attributes:
-        proximal_mu: Keeps a site near the model it received (FedProx), whatever else it minimises.
+        proximal_mu: Keeps a site near the model it received (FedProx), in addition to the method's own loss.
         clip_update: Longest Euclidean length of what a site sends.
         compress_update: Form in which the trunk of an update travels; what rounding loses is added to the next one.
         server_optimizer: Takes the mean update for a gradient (FedAdam, FedYogi, momentum).
@@ -127,7 +127,7 @@ class Method(Strategy):
     differs from FedAvg. All of its rules are pure, so that a run can be added up again from the updates that it kept.
 
     Args:
-        parameters: The ``[method]`` table, checked or as it is in the file.
+        parameters: The ``[method]`` table.
         task: Of the model.
 
     Raises:
@@ -148,7 +148,6 @@ class Method(Strategy):
         sequential: Whether the model goes from hospital to hospital instead of being averaged.
         hospitals_train: Whether hospitals train at all.
         ranks_sites: Whether every site trains once before round 1, to be put into an order.
-        trains_at_coordinator: Whether the coordinator trains on images of its own.
     """
 
     name: ClassVar[str]
@@ -163,12 +162,10 @@ class Method(Strategy):
     sequential: ClassVar[bool] = False
     hospitals_train: ClassVar[bool] = True
     ranks_sites: ClassVar[bool] = False
-    trains_at_coordinator: ClassVar[bool] = False
     parameters: Parameters
 
-    def __init__(self, parameters: Parameters | Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
-        given = parameters.model_dump(exclude_unset=True) if isinstance(parameters, Parameters) else parameters or {}
-        self.parameters, self.task = self.table.model_validate(dict(given)), task
+    def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
+        self.parameters, self.task = self.table.model_validate(dict(parameters or {})), task
         if task == "multi_class" and not self.multi_class:
             raise BadInput([_multi_class_fault(self.name)])
 
@@ -202,6 +199,11 @@ class Method(Strategy):
     @property
     def warm_up(self) -> WarmUp:
         return WarmUp(self.parameters.warm_up_epochs, self.parameters.warm_up_lr)
+
+    @property
+    def trains_at_coordinator(self) -> bool:
+        """Whether the coordinator trains on images of its own."""
+        return False
 
     @property
     def sends_norm(self) -> bool:

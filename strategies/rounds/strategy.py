@@ -64,8 +64,8 @@ Q = TypeVar("Q", TrainRequest, EvaluateRequest)
 class FederatedAveraging(Method):
     """FedAvg (McMahan et al., AISTATS 2017) and the base of all methods: each departs from it in what it overrides.
 
-    Call :meth:`prepare`, ``sites.roll_call``, build the initial model for the contract's classes,
-    ``sites.settle_model``, then :meth:`start`, then :meth:`test`.
+    Call :meth:`prepare`, then :meth:`start`, then :meth:`test`. Who needs the contract's classes before the start calls
+    ``sites.roll_call`` and :meth:`settle_model` first.
 
     Attributes:
         sites: Who takes part.
@@ -210,7 +210,7 @@ class FederatedAveraging(Method):
             return result
 
     def before_rounds(self, grid: Grid, timeout: float) -> None:
-        """Whatever a new run begins with: nothing in FedAvg."""
+        """Do what a new run begins with: in FedAvg nothing."""
 
     @property
     def is_over(self) -> bool:
@@ -431,10 +431,14 @@ class FederatedAveraging(Method):
             closed_rows=unmasked.closed_rows if unmasked else (),
             epsilon=told_by(accepted, "epsilon"),
         )
-        self.callbacks.on_round(record, self.state)
         # No model: it is in the state, which outlives Flower's loop.
+        return None, self._noted(record)
+
+    def _noted(self, record: RoundRecord) -> MetricRecord:
+        """Report a round that counted; return the metrics that Flower's result keeps of it."""
+        self.callbacks.on_round(record, self.state)
         loss = record.mean_train_loss
-        return None, MetricRecord({} if loss is None else {"train-loss": loss})
+        return MetricRecord({} if loss is None else {"train-loss": loss})
 
     def _refuse_too_few(self, server_round: int, received: Replies[TrainReply], condemned: int = 0) -> None:
         if len(received.accepted) < self._needed(received, condemned):

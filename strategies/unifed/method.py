@@ -79,7 +79,6 @@ class UniFed(SequentialPassing):
     )
     plain_client = False
     ranks_sites = True
-    trains_at_coordinator = True
 
     @property
     def server(self) -> ServerTraining:
@@ -133,7 +132,6 @@ class ServerOnly(SequentialPassing):
     table = ServerOnlyParameters
     parameters: ServerOnlyParameters
     hospitals_train = False
-    trains_at_coordinator = True
 
     @property
     def server(self) -> ServerTraining:

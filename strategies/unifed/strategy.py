@@ -62,13 +62,18 @@ class SequentialPassing(FederatedAveraging):
         """How the coordinator trains; None where it does not."""
         return None
 
+    @property
+    def trains_at_coordinator(self) -> bool:
+        """Whether the coordinator trains on images of its own."""
+        return self.server is not None
+
     def order(self, server_round: int) -> tuple[str, ...]:
         """The sites of a round in the order in which the model passes through them: by name."""
         return tuple(self.sites.drawn(server_round, self.state.guard.excluded))
 
     def image_faults(self, own: Splits | None) -> list[Fault]:
         """A coordinator that trains needs images of its own."""
-        if self.server is None or (own and len(own.train) and len(own.validation)):
+        if not self.trains_at_coordinator or (own and len(own.train) and len(own.validation)):
             return []
         problem = f"{self.name} trains on images of the coordinator's own, and judges by them; there are none."
         remedy = 'Name them in [server_data]; in simulation partition.kind = "tasks" sets some aside too.'
@@ -153,9 +158,7 @@ class SequentialPassing(FederatedAveraging):
             coordinator=coordinator,
             after=self.last_validation,
         )
-        self.callbacks.on_round(record, self.state)
-        loss = record.mean_train_loss
-        return MetricRecord({} if loss is None else {"train-loss": loss})
+        return self._noted(record)
 
     # ------------------------------------------------------------------ the pass
 

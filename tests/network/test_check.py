@@ -10,7 +10,7 @@ import pytest
 import client.check.connection
 from client.connection.exit_codes import ExitCode
 from tests.network.conftest import Trial
-from tests.network.real import Site, flwr_client
+from tests.network.real import Site, eventually, flwr_client
 
 pytestmark = pytest.mark.slow
 
@@ -48,7 +48,7 @@ def test_a_revoked_site_is_told_so(
     monkeypatch.setattr(client.check.connection, "KEY_PATIENCE_S", 0.0)
     site = hospital("hasty")
     trial.coordinator.revoke(site)
-    assert connection_codes(checked(site, trial)) == [ExitCode.KEY]
+    eventually(lambda: connection_codes(checked(site, trial)) == [ExitCode.KEY], "the key is refused")
 
 
 def test_a_check_beside_a_running_client_disturbs_neither(trial: Trial, hospital: Callable[[str], Site]) -> None:

@@ -102,7 +102,8 @@ def test_objects_beyond_what_memory_holds_wait_and_small_calls_do_not(fleet: Fle
         assert answers == [AN_ANSWER]
         held[1].close()
         assert nothing_goes_on(fleet)
-    assert fleet.guard.calls._large == 0
+    # A call is over for its caller before the thread that serves it has left its last line.
+    assert eventually(lambda: fleet.guard.calls._large == 0)
 
 
 def test_a_message_that_is_larger_than_a_part_of_an_array_is_refused_unread(fleet: Fleet) -> None:

@@ -6,20 +6,26 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import ArrayRecord
+from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result, Strategy
 
 from common.config import plan_of
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256
-from server.simulation.backends import inline, site_app
+from server.simulation.backends import Workers, inline, on_ray, site_app
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
 
 DIGITS = tuple("0123456789")
 
 
-def started(folder: Path, classes: tuple[str, ...] = DIGITS, **initial: Any) -> tuple[SplitNetwork, Result]:
+def on_ray_here(main: Any, app: ClientApp, sites: int) -> None:
+    """A Flower ``ServerApp`` on Ray."""
+    on_ray(main, app, sites, Workers(1, 0.0), "")
+
+
+def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Any = inline) -> tuple[SplitNetwork, Result]:
     """Three rounds of surgical aggregation over three sites."""
     file = experiment(folder, "run.rounds=3", "evaluation.result=last")
     network = build(file.experiment.model, classes, file.experiment.run.seed)
@@ -30,7 +36,7 @@ def started(folder: Path, classes: tuple[str, ...] = DIGITS, **initial: Any) -> 
         arrays = ArrayRecord(network.state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3))
 
-    inline(main, site_app(file.experiment.model_dump_json(), file.base, folder / "stock"), 3)
+    run(main, site_app(file.experiment.model_dump_json(), file.base, folder / "stock"), 3)
     return network, results[0]
 
 
@@ -39,8 +45,9 @@ def test_every_method_is_a_flower_strategy() -> None:
     assert all(issubclass(one, Strategy) and isinstance(one(), Strategy) for one in STRATEGIES.values())
 
 
-def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(tmp_path: Path) -> None:
-    network, result = started(tmp_path)
+@pytest.mark.parametrize("run", [inline, pytest.param(on_ray_here, marks=pytest.mark.slow)])
+def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run: Any, tmp_path: Path) -> None:
+    network, result = started(tmp_path, run=run)
     assert result.arrays.keys() == ArrayRecord(network.state_dict()).keys()
     network.load_state_dict(result.arrays.to_torch_state_dict())
     summary = federation(tmp_path, "run.rounds=3", "evaluation.result=last", out="ours")
