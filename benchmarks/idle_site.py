@@ -13,16 +13,24 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from rich.console import Console
 
-from client.app import SiteOf, answer
+from client.app import SiteOf
 from client.connection.service import Service, alone_in
 from client.connection.status import Status
 from client.gate.gate import gate
+from client.roll_call import answer
 from client.site.settings import open_site, read_credentials, read_settings
 from common.models.state import Head
 from common.system.malloc import keep_large_buffers
 from common.system.terminal import end_on_sigterm, teller
 from common.wire.codec import decode, encode
-from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Refusal, RollCall, TrainReply, TrainRequest
+from common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    Groups,
+    TrainReply,
+    TrainRequest,
+)
+from common.wire.roll_call import Refusal, RollCall
 
 CHANGED = 1000
 """Every so many numbers one is new."""

@@ -1,9 +1,11 @@
 """Small whole federations, in this process, for tests: real data, real records, every site's code."""
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from flwr.app import Message, RecordDict
 from rich.console import Console
@@ -77,9 +79,17 @@ def experiment(folder: Path, *overrides: str, text: str = DIGITS) -> ExperimentF
     return read_experiment(folder / "experiment.toml", overrides)
 
 
-def federation(folder: Path, *overrides: str, out: str = "run", resume: bool = False) -> dict[str, Any]:
-    """Run it; return the summary."""
-    return simulate(experiment(folder, *overrides), folder / out, Console(quiet=True), resume=resume)
+def federation(
+    folder: Path, *overrides: str, out: str = "run", resume: bool = False, pages: bool = False
+) -> dict[str, Any]:
+    """Run it; return the summary.
+
+    Args:
+        pages: Write report and model card too: to draw them takes longer than to run the federation.
+    """
+    file = experiment(folder, *overrides)
+    with nullcontext() if pages else patch("server.federation.lead.write_pages"):
+        return simulate(file, folder / out, Console(quiet=True), resume=resume)
 
 
 def overheard(monkeypatch: Any) -> Traffic:

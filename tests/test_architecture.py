@@ -117,3 +117,37 @@ def test_no_folder_has_more_than_twelve_entries() -> None:
         for folder in folders
     }
     assert {str(folder.relative_to(ROOT)): names for folder, names in entries.items() if len(names) > 12} == {}
+
+
+def test_no_function_outside_the_command_lines_has_more_than_thirty_lines() -> None:
+    found = {}
+    for path in FILES:
+        if path.name in ("cli.py", "sim_cli.py"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                body = node.body[1:] if ast.get_docstring(node) and len(node.body) > 1 else node.body
+                lines = (node.end_lineno or 0) - body[0].lineno + 1
+                if lines > 30:
+                    found[f"{path.relative_to(ROOT)}: {node.name}"] = lines
+    assert found == {}
+
+
+def test_the_reading_path_of_a_round_is_at_most_ten_files_and_fifteen_hundred_lines() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    part = page.split("### To read it")[1].split("Left out:")[0]
+    files = re.findall(r"^\| \d+ \| \[([\w/.]+)\]", part, re.MULTILINE)
+    lines = sum(len((ROOT / file).read_text(encoding="utf-8").splitlines()) for file in files)
+    (stated,) = re.findall(r"([\d,]+) lines", part)
+    assert (len(files), lines) == (9, int(stated.replace(",", "")))
+    assert lines <= 1500
+
+
+def test_no_test_imports_another() -> None:
+    found = {
+        str(path.relative_to(ROOT)): module
+        for path in (ROOT / "tests").rglob("*.py")
+        for _, module in imports(path)
+        if module.startswith("tests.") and module.rsplit(".", 1)[-1].startswith("test_")
+    }
+    assert found == {}

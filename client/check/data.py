@@ -51,31 +51,35 @@ def check_data(settings: Settings, images: int | None) -> Data:
     looks = look_at(source, filled[chosen_rows(len(filled), images)])
     good, classes = [look for look in looks if not look.reason], class_counts(source, settings)
     same = duplicates(source, (int(row) for row in filled))
-    findings = [
-        *_parts(source),
-        *_lost(source, empty, looks),
-        *_inverted(good),
-        *_twice(source, same),
-        *_notes(source, classes),
-    ]
-    counts = Counter(str(part) for part in source.parts)
-    by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
-    patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
-    passed = [f"{len(source):,} images {patients}: {by_part}"]
-    if good:
-        passed.append(f"{len(good):,} of them decoded: {in_words(good)}")
-    if same.compared == len(filled) and not same.groups:
-        passed.append("no image is there twice")
+    found = (*_parts(source), *_lost(source, empty, looks), *_inverted(good))
+    findings = (*found, *_twice(source, same), *_notes(source, classes))
+    passed = _passed(source, good, all_differ=same.compared == len(filled) and not same.groups)
     facts = {
         "images": len(source),
-        "parts": dict(counts),
+        "parts": dict(Counter(str(part) for part in source.parts)),
         "decoded": len(good),
         "looked_at": len(looks),
         "empty": len(empty),
         "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
         "classes": {one.name: one.as_json() for one in classes},
     }
-    return Data(AreaFindings("data", tuple(passed), tuple(findings), facts), source, tuple(good), tuple(classes))
+    return Data(AreaFindings("data", tuple(passed), findings, facts), source, tuple(good), tuple(classes))
+
+
+def _passed(source: Source, good: Sequence[PictureFacts], *, all_differ: bool) -> list[str]:
+    """What was found to be in order.
+
+    Args:
+        good: The images that were decoded.
+        all_differ: Whether all were compared, and no two are the same.
+    """
+    counts = Counter(str(part) for part in source.parts)
+    by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
+    patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
+    passed = [f"{len(source):,} images {patients}: {by_part}"]
+    if good:
+        passed.append(f"{len(good):,} of them decoded: {in_words(good)}")
+    return [*passed, "no image is there twice"] if all_differ else passed
 
 
 def _parts(source: Source) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from client.connection.exit_codes import ExitCode
 from client.site.last_plan import last_plan
 from client.site.settings import Settings
 from client.training.network_cache import empty_network
-from client.training.rounds import difference
+from client.training.train_round import difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
@@ -104,6 +104,16 @@ def trial_of(
     return TrainingTrial(work, method_of(work.plan), network, images, device, totals)
 
 
+@dataclass(frozen=True)
+class Tried:
+    """Seconds an image, bytes either way."""
+
+    train_s: float
+    validate_s: float
+    down: int
+    up: int
+
+
 def check_training(trial: TrainingTrial, needs: Needs) -> AreaFindings:
     """Train a step or two, and reckon what a round takes."""
     try:
@@ -116,19 +126,26 @@ def check_training(trial: TrainingTrial, needs: Needs) -> AreaFindings:
     except Exception as error:  # whatever torch, its drivers or the data make of it is what is looked for
         problem = f"a training step failed: {type(error).__name__}: {error}."
         return AreaFindings("training", (), (fault(ExitCode.TRAINING, problem, "Send the coordinator this line."),))
+    return AreaFindings("training", *_estimate(trial, tried, needs))
+
+
+def _estimate(
+    trial: TrainingTrial, tried: Tried, needs: Needs
+) -> tuple[tuple[str, ...], tuple[Finding, ...], dict[str, object]]:
+    """What a round takes, in words, with the doubts, and as figures."""
     plan, (train, validation) = trial.work.plan, trial.totals
     seconds = plan.training.epochs * train * tried.train_s + validation * tried.validate_s
     down, up = tried.down / 1e6, tried.up / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
     model = f"{plan.model.architecture}, {plan.model.image_size} pixels, batches of {plan.training.batch_size}"
-    passed = [
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    passed = (
         f"{plan.run.method}, {model} ({trial.work.known_from}): a step on {trial.device} works",
         f"a round: about {_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
         f" ({_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
-    ]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    passed.append(f"a model of {in_words(needs.model)}; this check took {in_words(peak)} of memory")
-    facts = {
+        f"a model of {in_words(needs.model)}; this check took {in_words(peak)} of memory",
+    )
+    facts: dict[str, object] = {
         "method": plan.run.method,
         "architecture": plan.model.architecture,
         "known_from": trial.work.known_from,
@@ -138,7 +155,7 @@ def check_training(trial: TrainingTrial, needs: Needs) -> AreaFindings:
         "mb_up": round(up, 2),
         "peak_memory": peak,
     }
-    return AreaFindings("training", tuple(passed), tuple(_unsure(trial)), facts)
+    return passed, tuple(_unsure(trial)), facts
 
 
 def _unsure(trial: TrainingTrial) -> Iterator[Finding]:
@@ -149,17 +166,7 @@ def _unsure(trial: TrainingTrial) -> Iterator[Finding]:
         yield note(problem)
 
 
-@dataclass(frozen=True)
-class _Tried:
-    """Seconds an image, bytes either way."""
-
-    train_s: float
-    validate_s: float
-    down: int
-    up: int
-
-
-def _tried(trial: TrainingTrial) -> _Tried:
+def _tried(trial: TrainingTrial) -> Tried:
     """Train a batch, and once more if that was quick: the first step of a process is slow."""
     plan, network = trial.work.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)
@@ -179,7 +186,7 @@ def _tried(trial: TrainingTrial) -> _Tried:
     update = difference(read_state(network), received, trial.method, trial.images.class_names)
     sent, _ = compressed(update, Groups(), trial.method.parameters.compress_update)
     count = len(examples)
-    return _Tried(train_s / count, validate_s / count, _wire_bytes(Groups.of_model(received)), _wire_bytes(sent))
+    return Tried(train_s / count, validate_s / count, _wire_bytes(Groups.of_model(received)), _wire_bytes(sent))
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -47,7 +47,7 @@ from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_
 from common.wire.canonical_bytes import small_fields
 from common.wire.codec import payload_bytes
 from common.wire.errors import WireError, WireVersionError
-from common.wire.records import Refusal
+from common.wire.roll_call import Refusal
 from strategies.privacy.secure_aggregation.site import Identity
 
 POLL_S, MAX_POLL_S = 0.03, 1.0

@@ -5,7 +5,9 @@ A test holds that every field of every record that a site sends stands here, and
 
 from collections.abc import Mapping
 
-from common.wire.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply, field_names
+from common.wire.codec import field_names
+from common.wire.records import EvaluateReply, TrainReply
+from common.wire.roll_call import RefusalNoted, RollCallAnswer
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, RevealAnswer, SharesAnswer
 from strategies.registry import statistics_sent
 

@@ -24,7 +24,8 @@ from common.system.plain_text import json_text, shown
 from common.wire.canonical_bytes import RecordField, parts, record_sha256, small_fields
 from common.wire.codec import decode, payload_bytes
 from common.wire.errors import WireError
-from common.wire.records import EvaluateReply, RefusalNoted, RollCallAnswer, TrainReply
+from common.wire.records import EvaluateReply, TrainReply
+from common.wire.roll_call import RefusalNoted, RollCallAnswer
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskingAnswer, RevealAnswer, SharesAnswer
 
 DECLINED = 202

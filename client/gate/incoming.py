@@ -13,8 +13,8 @@ from client.gate.time_limit import at_most
 from client.site.site import Site
 from client.site.site_state import forget_other_runs
 from common.errors import BadInput
-from common.wire.codec import WIRE_VERSION
-from common.wire.records import is_run
+from common.wire.hello import WIRE_VERSION
+from common.wire.roll_call import is_run
 from strategies.registry import method_of
 
 HOUR_S = 3600.0

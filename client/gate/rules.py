@@ -12,7 +12,8 @@ from client.gate.limits import LIMIT_RULES
 from client.gate.requested_work import RequestedWork
 from client.site.policy import GROUPS, Policy
 from common.errors import quoted
-from common.wire.records import UNKNOWN_COUNT, EvaluateReply, Groups, RefusalNoted, RollCallAnswer, TrainReply
+from common.wire.records import EvaluateReply, Groups, TrainReply
+from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
 from strategies.local.clipping import norm_of
 
 ROUNDING = 1e-5

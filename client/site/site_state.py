@@ -19,7 +19,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from common.system.files import remove_parts, write_atomically
-from common.wire.records import Arrays, Groups, below, no_arrays
+from common.wire.records import (
+    Arrays,
+    Groups,
+    below,
+    no_arrays,
+)
 
 NOTHING = Groups()
 

@@ -16,7 +16,13 @@ from safetensors import safe_open
 from safetensors.numpy import save
 
 from common.system.files import write_atomically
-from common.wire.records import Arrays, Groups, TrainReply, TrainRequest, below
+from common.wire.records import (
+    Arrays,
+    Groups,
+    TrainReply,
+    TrainRequest,
+    below,
+)
 from strategies.privacy.accounting import Accountant, Steps, epsilon_of
 
 FOLDER = "privacy"

@@ -4,12 +4,18 @@ import math
 from dataclasses import replace
 
 from client.site.site import Site
+from client.training.evaluate_round import evaluate_round
 from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
-from client.training.rounds import Shield, evaluate_round, train_round
+from client.training.train_round import Shield, train_round
 from common.config import Plan
 from common.errors import BadInput, Fault
 from common.system.seeds import seed_of
-from common.wire.records import EvaluateReply, EvaluateRequest, TrainReply, TrainRequest
+from common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    TrainReply,
+    TrainRequest,
+)
 from strategies.base.method import Method
 from strategies.privacy.noise import NoiseSource, from_the_system, seeded
 from strategies.privacy.protection import Protection, protection_of

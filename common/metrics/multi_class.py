@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import gaussian_kde
 
 from common.errors import Diverged
 
@@ -140,6 +139,8 @@ def accuracy_density(accuracies: Sequence[float], points: int = 101) -> tuple[Fl
     """
     if len(set(accuracies)) < 2:
         return None
+    from scipy.stats import gaussian_kde  # here: only a report needs it, and its import takes a second
+
     grid = np.linspace(0, 1, points)
     return grid, gaussian_kde(accuracies)(grid)
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
-from sklearn.metrics import average_precision_score
 
 from common.errors import Diverged
 from common.metrics.bootstrap import Intervals
@@ -20,6 +18,9 @@ from common.metrics.quality import Quality
 from common.metrics.score_histograms import THRESHOLD
 
 Floats = NDArray[np.floating]
+
+GLOBAL_MODEL = "global model"
+"""The note of a test of the one model that a run ends with."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def mean_auroc(scores: Floats, labels: Floats) -> float | None:
         labels: 1, 0 or NaN for unknown, ``(n, classes)``.
     """
     if not np.isnan(labels).any():
-        return mean_and_sd(_aurocs(scores, labels))[0]
+        return mean_and_sd(map(_auroc, scores.T, labels.T))[0]
     known = (~np.isnan(column) for column in labels.T)
     return mean_and_sd(_auroc(scores[rows, c], labels[rows, c]) for c, rows in enumerate(known))[0]
 
@@ -156,6 +157,8 @@ def _of_class(name: str, scores: Floats, labels: Floats) -> ClassMetrics:
     negatives = len(labels) - positives
     if not positives or not negatives:
         return ClassMetrics(None, None, None, positives, negatives)
+    from sklearn.metrics import average_precision_score  # here: a hospital's start need not wait for scikit-learn
+
     sensitivity = float(np.mean(scores[labels == 1] > THRESHOLD))
     specificity = float(np.mean(scores[labels == 0] <= THRESHOLD))
     return ClassMetrics(
@@ -168,18 +171,13 @@ def _of_class(name: str, scores: Floats, labels: Floats) -> ClassMetrics:
 
 
 def _auroc(scores: Floats, labels: Floats) -> float | None:
-    return _aurocs(scores[:, None], labels[:, None])[0]
-
-
-def _aurocs(scores: Floats, labels: Floats) -> list[float | None]:
-    """Mann and Whitney's U of each column over its largest value: ties count half."""
-    if not len(labels):
-        return [None] * labels.shape[1]
-    positive = labels == 1
-    positives = positive.sum(axis=0)
-    pairs = positives * (len(labels) - positives)
-    larger = np.where(positive, rankdata(scores, axis=0), 0).sum(axis=0) - positives * (positives + 1) / 2
-    return [float(one / of) if of else None for one, of in zip(larger, pairs, strict=True)]
+    """Mann and Whitney's U over its largest value: ties count half. None without a positive or without a negative."""
+    positives, negatives = scores[labels == 1], scores[labels != 1]
+    if not len(positives) or not len(negatives):
+        return None
+    ordered = np.sort(negatives)
+    smaller = np.searchsorted(ordered, positives, "left") + np.searchsorted(ordered, positives, "right")
+    return float(smaller.sum() / 2 / (len(positives) * len(negatives)))
 
 
 def _known(name: str, scores: Floats, labels: Floats) -> tuple[Floats, Floats]:

@@ -9,6 +9,7 @@ Flower sends each record, each array and each chunk of an array by a call of its
 database several times for each: hence the small groups among the fields.
 """
 
+import dataclasses
 import json
 import math
 import types
@@ -23,19 +24,21 @@ from common.models.state import Head
 from common.wire.bounds import MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
 from common.wire.canonical_bytes import SIGNATURE
 from common.wire.errors import WireError, WireVersionError
+from common.wire.hello import WIRE_VERSION
 from common.wire.quantization import FORMS, Form, packed, packed_bytes, unpacked
 from common.wire.records import (
     Arrays,
     EvaluateReply,
     EvaluateRequest,
     Groups,
-    Record,
+    TrainReply,
+    TrainRequest,
+)
+from common.wire.roll_call import (
     Refusal,
     RefusalNoted,
     RollCall,
     RollCallAnswer,
-    TrainReply,
-    TrainRequest,
 )
 from common.wire.secure_aggregation import (
     Integers,
@@ -43,14 +46,26 @@ from common.wire.secure_aggregation import (
     KeysRequest,
     MaskedAnswer,
     MaskedRequest,
+    MaskingRecord,
     RevealAnswer,
     RevealRequest,
     SharesAnswer,
     SharesRequest,
 )
 
-WIRE_VERSION = 8
-"""Raised whenever a record gains, loses or changes a field; the two sides must agree."""
+Record = (
+    RollCall
+    | RollCallAnswer
+    | Refusal
+    | RefusalNoted
+    | TrainRequest
+    | TrainReply
+    | EvaluateRequest
+    | EvaluateReply
+    | MaskingRecord
+)
+"""Any record of the wire."""
+
 
 MOST_DIMENSIONS = 64
 """Of an array, as numpy has it."""
@@ -89,6 +104,11 @@ _LISTS: dict[Any, type] = {
 
 Written = dict[int, tuple[NDArray[np.float32], Array]]
 """Arrays as they travel, by the ``id`` of the numpy array, which is kept so that nothing else gets its ``id``."""
+
+
+def field_names(record: type[Record]) -> tuple[str, ...]:
+    """The declared fields of a record, for tests and for the site's audit."""
+    return tuple(field.name for field in dataclasses.fields(record))
 
 
 def encode(record: Record, written: Written | None = None) -> RecordDict:

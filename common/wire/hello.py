@@ -7,6 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+WIRE_VERSION = 8
+"""Raised whenever a record gains, loses or changes a field; the two sides must agree."""
+
 SERVICE, METHOD = "polyclinic.Coordinator", "Hello"
 
 

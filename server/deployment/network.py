@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,14 @@ from server.deployment.superlink.run_link.control import Control, Node, flower_k
 from server.deployment.superlink.run_link.run import run_on
 from server.deployment.timers import order_faults, timers
 from server.federation.evaluation import Setting
-from server.federation.resume import finished, opened
+from server.federation.lead import lead
+from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
-from server.reporting.pages.model_card import write_model_card
-from server.reporting.pages.run import write_run_report
 from server.runs.live_status import Present
 from server.runs.reporter import Reporter
 from server.runs.scalars import Track
-from server.runs.tracking.trackers import store_for, tracked
 from strategies.registry import method_of
+from strategies.rounds.participation.roll_call import Registered
 
 LOOK_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
@@ -146,54 +146,67 @@ def run(
         SuperLinkGone: If ``flwr-server start`` is gone for too long.
         SystemExit: If this process is told to stop; what is done stays done.
     """
-    if (summary := finished(out, resume=resume)) is not None:
-        return summary
-    store = store_for(track)
-    own = _own_images(file)
-    expected = _expected(coordinator, file, sites)
-    if not answers(coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
-        remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
-        raise BadInput([Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)])
-    experiment = file.experiment
-    with alone(coordinator, "run"), opened(out, experiment, resume=resume, durable=True) as opening:
+    return lead(Hospitals(coordinator, file, sites, tell), file, out, track=track, resume=resume)
+
+
+class Hospitals:
+    """The sites that are connected to a coordinator's SuperLink."""
+
+    durable = True
+
+    def __init__(self, coordinator: Coordinator, file: ExperimentFile, sites: int, tell: Tell) -> None:
+        self.coordinator, self.file, self.sites, self.tell = coordinator, file, sites, tell
+        self.own: Splits | None = None
+
+    def check(self, *, resume: bool) -> None:
+        """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or where nothing serves the sites."""
+        self.own = _own_images(self.file)
+        self.sites = _expected(self.coordinator, self.file, self.sites)
+        if not answers(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
+            folder = self.coordinator.folder
+            remedy = f"In another terminal or container: flwr-server start {folder}"
+            raise BadInput([Fault(str(folder), "flwr-server start does not run on this folder.", remedy)])
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Hold the coordinator's folder: it leads one run at a time."""
+        return alone(self.coordinator, "run")
+
+    def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
+        """Run the rounds over the network."""
+        coordinator, experiment, out = self.coordinator, self.file.experiment, opening.folder.path
         for written in (coordinator.state, object_folder(coordinator)):
             remove_parts(written)
-        folder = opening.folder
-        keep_private(coordinator, tell)
+        keep_private(coordinator, self.tell)
         if private_folder(out):
-            tell(f"other accounts could look into {out}; now only this one can (mode 700)")
+            self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
-        with (
-            tracked(folder, experiment, store, tell),
-            Reporter(present, coordinator.state, tell) as reporter,
-            run_on(coordinator) as grid,
-        ):
-            refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
-            setting = Setting(
-                base=file.base,
-                folder=folder,
-                run=opening.run,
-                resumed=opening.resumed,
-                sites=expected,
-                workers=expected,
-                backend="network",
-                device="cuda" if torch.cuda.is_available() else "cpu",
-                precision=experiment.training.precision,
-                own=own,
-                test=None if own is None else own.test,
-                registered=grid.registered,
-                key_of=lambda site: admitted_sites(coordinator)[site].public_key,
-                refused_calls=lambda: [_without_time(call) for call in refused_calls.new()],
-                claims=claims_of(coordinator),
-            )
+        with Reporter(present, coordinator.state, self.tell) as reporter, run_on(coordinator) as grid:
             try:
-                summary = federate(grid, experiment, setting, reporter)
+                return federate(grid, experiment, self._setting(opening, grid.registered), reporter)
             except (SystemExit, KeyboardInterrupt):
-                folder.event("stopped", reason="on request")
+                opening.folder.event("stopped", reason="on request")
                 raise
-    write_run_report(out)
-    write_model_card(out)
-    return summary
+
+    def _setting(self, opening: OpenedRunFolder, registered: Registered) -> Setting:
+        coordinator, own = self.coordinator, self.own
+        refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
+        return Setting(
+            base=self.file.base,
+            folder=opening.folder,
+            run=opening.run,
+            resumed=opening.resumed,
+            sites=self.sites,
+            workers=self.sites,
+            backend="network",
+            device="cuda" if torch.cuda.is_available() else "cpu",
+            precision=self.file.experiment.training.precision,
+            own=own,
+            test=None if own is None else own.test,
+            registered=registered,
+            key_of=lambda site: admitted_sites(coordinator)[site].public_key,
+            refused_calls=lambda: [_without_time(call) for call in refused_calls.new()],
+            claims=claims_of(coordinator),
+        )
 
 
 def _without_time(call: Mapping[str, Any]) -> dict[str, Any]:

@@ -73,6 +73,35 @@ def _source(experiment: Experiment | None, key: str) -> str:
     return "the experiment" if said else "the experiment (here: default)"
 
 
+FIXED = (
+    Timer("late joiner's roll call", JOIN_DEADLINE_S, "fixed", "the site is not asked again before it reconnects"),
+    Timer("refused site says that it knows", REFUSAL_NOTED_S, "fixed", "the site is left without the reason"),
+    Timer("heartbeat of a site", HEARTBEAT_PAUSE_S, "fixed", "the site sends the next one"),
+    Timer(
+        "site taken for lost",
+        2 * HEARTBEAT_INTERVAL_S,
+        "fixed (two heartbeats by Flower's count)",
+        "the round waits for it only if it is needed, and sends its work again when it is back",
+    ),
+    Timer("call of a site", CALL_TIMEOUT_S, "fixed", "the site reconnects and sends again"),
+    Timer("clocks of site and coordinator", CLOCKS_DIFFER_S, "fixed", "flwr-client ends with exit code 15"),
+    Timer("TLS check of a site", TLS_TIMEOUT_S, "fixed", "the site tries again"),
+    Timer("a refused key is tried again for", KEY_PATIENCE_S, "fixed", "flwr-client ends with exit code 14"),
+    Timer("longest pause between a site's tries", MAX_RETRY_S, "fixed", "the site tries again, for ever"),
+    Timer(
+        "a reply's upload stands still",
+        UPLOAD_STALL_S,
+        "fixed",
+        "the site gets its work again",
+    ),
+    Timer("SuperLink away during a run", LINK_PATIENCE_S, "fixed", "the run stops"),
+    Timer("SuperLink's start", START_TIMEOUT_S, "fixed", "flwr-server start ends with the end of its log"),
+    Timer("SuperLink's stop", STOP_GRACE_S, "fixed", "it is killed; its database stands that"),
+    Timer("hand-out of a run", TASK_TIMEOUT_S, "fixed", "flwr-server run stops"),
+)
+"""The timers that no experiment changes."""
+
+
 def timers(experiment: Experiment | None) -> list[Timer]:
     """All timers; a run's own at their defaults where no experiment is given."""
     section = experiment.participation if experiment else ParticipationSection()
@@ -89,30 +118,7 @@ def timers(experiment: Experiment | None) -> list[Timer]:
             _source(experiment, "round_deadline_s"),
             "the round goes on without the missing sites if min_sites replied, or the run stops",
         ),
-        Timer("late joiner's roll call", JOIN_DEADLINE_S, "fixed", "the site is not asked again before it reconnects"),
-        Timer("refused site says that it knows", REFUSAL_NOTED_S, "fixed", "the site is left without the reason"),
-        Timer("heartbeat of a site", HEARTBEAT_PAUSE_S, "fixed", "the site sends the next one"),
-        Timer(
-            "site taken for lost",
-            2 * HEARTBEAT_INTERVAL_S,
-            "fixed (two heartbeats by Flower's count)",
-            "the round waits for it only if it is needed, and sends its work again when it is back",
-        ),
-        Timer("call of a site", CALL_TIMEOUT_S, "fixed", "the site reconnects and sends again"),
-        Timer("clocks of site and coordinator", CLOCKS_DIFFER_S, "fixed", "flwr-client ends with exit code 15"),
-        Timer("TLS check of a site", TLS_TIMEOUT_S, "fixed", "the site tries again"),
-        Timer("a refused key is tried again for", KEY_PATIENCE_S, "fixed", "flwr-client ends with exit code 14"),
-        Timer("longest pause between a site's tries", MAX_RETRY_S, "fixed", "the site tries again, for ever"),
-        Timer(
-            "a reply's upload stands still",
-            UPLOAD_STALL_S,
-            "fixed",
-            "the site gets its work again",
-        ),
-        Timer("SuperLink away during a run", LINK_PATIENCE_S, "fixed", "the run stops"),
-        Timer("SuperLink's start", START_TIMEOUT_S, "fixed", "flwr-server start ends with the end of its log"),
-        Timer("SuperLink's stop", STOP_GRACE_S, "fixed", "it is killed; its database stands that"),
-        Timer("hand-out of a run", TASK_TIMEOUT_S, "fixed", "flwr-server run stops"),
+        *FIXED,
     ]
 
 

@@ -13,7 +13,7 @@ from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import channels_first
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
-from common.metrics.multi_label import ClassMetrics, Summary, mean_and_sd, per_class, summarise
+from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, Summary, mean_and_sd, per_class, summarise
 from common.metrics.pooled import pooled
 from common.metrics.quality import quality
 from common.models.inference import Precision, label_matrix, scores_of
@@ -21,7 +21,8 @@ from common.models.network import SplitNetwork
 from common.models.saved import save_model
 from common.models.state import ModelState, write_state
 from common.system.seeds import seed_of
-from common.wire.records import UNKNOWN_COUNT, EvaluateReply
+from common.wire.records import EvaluateReply
+from common.wire.roll_call import UNKNOWN_COUNT
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import ensemble_result, local_models, site_result
 from server.runs.folder import RunFolder
@@ -30,7 +31,6 @@ from strategies.rounds.participation.claims import ClaimsBySite, no_lists
 from strategies.rounds.participation.roll_call import Registered
 from strategies.rounds.strategy import FederatedAveraging
 
-GLOBAL_MODEL = "global model"
 SITES_PARTS = "mean over the sites' own test parts"
 OWN_MODELS = "mean over the owning sites' own models"
 

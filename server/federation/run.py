@@ -11,14 +11,15 @@ from common.contract import LabelContract
 from common.metrics.multi_class import client_accuracy
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state
-from common.wire.records import UNKNOWN_COUNT, RollCallAnswer
+from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import Books
 from server.federation.evaluation import Outcome, Setting, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
 from strategies.base.callbacks import Callbacks
+from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import RunStopped
 from strategies.registry import method_of
-from strategies.rounds.strategy import FederatedAveraging, array_record
+from strategies.rounds.strategy import FederatedAveraging
 
 
 def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watcher) -> dict[str, Any]:
@@ -85,7 +86,34 @@ def _summary(
     total: float,
 ) -> dict[str, Any]:
     """Everything ``summary.json`` says."""
-    sites = {
+    accuracy = client_accuracy(books.tallies)
+    return {
+        "name": experiment.run.name or experiment.run.method,
+        "method": experiment.run.method,
+        "backend": setting.backend,
+        "rounds": strategy.state.round,
+        "best_round": strategy.chosen_round,
+        "seed": experiment.run.seed,
+        "condemned": dict(strategy.state.guard.liars),
+        "classes": list(strategy.sites.contract.class_names),
+        "sites": _sites(strategy, books),
+        "test": asdict(outcome.test),
+        "per_site": dict(outcome.per_site),
+        "ensemble": outcome.ensemble,
+        "learned": dict(strategy.summary_figures(strategy.known)),
+        "privacy": _privacy(experiment, strategy, books),
+        "client_accuracy": accuracy and asdict(accuracy),
+        "seconds": _seconds(books, total),
+        "model_sha256": outcome.model_sha256,
+        "contract_hash": strategy.sites.contract.hash,
+        "versions": versions(),
+        "experiment": experiment.model_dump(mode="json"),
+    }
+
+
+def _sites(strategy: FederatedAveraging, books: Books) -> dict[str, Any]:
+    """What each site annotates, has, sent and received."""
+    return {
         site: {
             "classes": list(strategy.sites.contract.sites[site]),
             "train_samples": member.answer.train_samples,
@@ -99,34 +127,12 @@ def _summary(
         }
         for site, member in sorted(strategy.sites.members.items())
     }
-    idle = max(total - books.train_seconds - books.aggregate_seconds, 0.0)
-    return {
-        "name": experiment.run.name or experiment.run.method,
-        "method": experiment.run.method,
-        "backend": setting.backend,
-        "rounds": strategy.state.round,
-        "best_round": strategy.chosen_round,
-        "seed": experiment.run.seed,
-        "condemned": dict(strategy.state.guard.liars),
-        "classes": list(strategy.sites.contract.class_names),
-        "sites": sites,
-        "test": asdict(outcome.test),
-        "per_site": dict(outcome.per_site),
-        "ensemble": outcome.ensemble,
-        "learned": dict(strategy.summary_figures(strategy.known)),
-        "privacy": _privacy(experiment, strategy, books),
-        "client_accuracy": (accuracy := client_accuracy(books.tallies)) and asdict(accuracy),
-        "seconds": {
-            "total": total,
-            "train": books.train_seconds,
-            "aggregate": books.aggregate_seconds,
-            "idle": idle,
-        },
-        "model_sha256": outcome.model_sha256,
-        "contract_hash": strategy.sites.contract.hash,
-        "versions": versions(),
-        "experiment": experiment.model_dump(mode="json"),
-    }
+
+
+def _seconds(books: Books, total: float) -> dict[str, float]:
+    """What the run's time went to."""
+    train, aggregate = books.train_seconds, books.aggregate_seconds
+    return {"total": total, "train": train, "aggregate": aggregate, "idle": max(total - train - aggregate, 0.0)}
 
 
 def _privacy(experiment: Experiment, strategy: FederatedAveraging, books: Books) -> dict[str, Any] | None:

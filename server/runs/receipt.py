@@ -7,6 +7,7 @@ then, and its own hash is the audit's last entry. So either can be checked by th
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,8 @@ from common.security.audit import Audit, Entry
 from common.security.audit_check import check
 from common.security.signatures import CHAINED
 from common.system.files import write_atomically
-from common.wire.records import RollCallAnswer, TrainReply
+from common.wire.records import TrainReply
+from common.wire.roll_call import RollCallAnswer
 
 FILE = "receipt.json"
 
@@ -131,51 +133,82 @@ def experiment_sha256(experiment: Experiment) -> str:
 
 def receipt_of(entries: Iterable[Entry]) -> Receipt:
     """What an audit's entries say of the run that they end with; what a resumed run did again counts once."""
-    began: dict[str, Any] = {}
-    sites: dict[str, ReceiptSite] = {}
-    rounds: dict[int, ReceiptRound] = {}
-    updates: dict[tuple[int, str], str] = {}
-    replies: list[ReceiptReply] = []
-    absences: list[ReceiptAbsence] = []
-    resumed = 0
+    draft = Draft()
     for entry in entries:
+        if entry.get("event") == "run":
+            draft = Draft(_facts(entry))
+        else:
+            draft.add(entry)
+    return draft.receipt
+
+
+@dataclass
+class Draft:
+    """A receipt that is being made from an audit's entries, one after the other.
+
+    Attributes:
+        facts: Fields of the receipt that one entry has whole.
+        updates: (Round, site) -> hash of the reply with the update.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    sites: dict[str, ReceiptSite] = field(default_factory=dict)
+    rounds: dict[int, ReceiptRound] = field(default_factory=dict)
+    updates: dict[tuple[int, str], str] = field(default_factory=dict)
+    replies: list[ReceiptReply] = field(default_factory=list)
+    absences: list[ReceiptAbsence] = field(default_factory=list)
+    resumed: int = 0
+
+    def add(self, entry: Entry) -> None:
+        """Take note of the next entry."""
         match entry.get("event"):
-            case "run":
-                began, sites, rounds, replies, absences, resumed = _facts(entry), {}, {}, [], [], 0
             case "resumed":
-                rounds = {number: one for number, one in rounds.items() if number <= entry["round"]}
-                began["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
-                resumed += 1
+                self._forget_after(entry["round"])
+                self.facts["experiment_sha256"] = entry["experiment_sha256"]  # it may have more rounds now
+                self.resumed += 1
             case "rolled_back":
-                rounds = {number: one for number, one in rounds.items() if number <= entry["round"]}
+                self._forget_after(entry["round"])
             case "enrolled":
-                sites[entry["site"]] = _enrolled(entry, sites.get(entry["site"]))
-                replies += _signed({**entry, "record": RollCallAnswer.__name__, "counts": True})
+                self.sites[entry["site"]] = _enrolled(entry, self.sites.get(entry["site"]))
+                self.replies += _signed({**entry, "record": RollCallAnswer.__name__, "counts": True})
             case "received":
-                replies += _signed(entry)
-                if "sha256" not in entry:
-                    absences.append(_absence(entry))
-                elif entry["counts"] and entry["record"] == TrainReply.__name__:
-                    updates[entry["round"], entry["site"]] = entry["sha256"]
+                self._add_received(entry)
             case "left_out":
-                absences.append(_absence(entry))
+                self.absences.append(_absence(entry))
             case "aggregated":
-                sent = {site: updates[entry["round"], site] for site in entry["sites"]}
-                rounds[entry["round"]] = ReceiptRound.model_validate({**_facts(entry), "sites": sent})
-                absences += [
-                    ReceiptAbsence(site=site, where=f"round {entry['round']}", reason=reason)
-                    for site, reason in entry["left_out"].items()
-                ]
+                self._add_round(entry)
             case "result":
-                began |= _facts(entry)
-    return Receipt(
-        **began,
-        sites=sites,
-        rounds=tuple(rounds[number] for number in sorted(rounds)),
-        replies=tuple(replies),
-        absences=tuple(absences),
-        resumed=resumed,
-    )
+                self.facts |= _facts(entry)
+
+    def _forget_after(self, server_round: int) -> None:
+        self.rounds = {number: one for number, one in self.rounds.items() if number <= server_round}
+
+    def _add_received(self, entry: Entry) -> None:
+        self.replies += _signed(entry)
+        if "sha256" not in entry:
+            self.absences.append(_absence(entry))
+        elif entry["counts"] and entry["record"] == TrainReply.__name__:
+            self.updates[entry["round"], entry["site"]] = entry["sha256"]
+
+    def _add_round(self, entry: Entry) -> None:
+        sent = {site: self.updates[entry["round"], site] for site in entry["sites"]}
+        self.rounds[entry["round"]] = ReceiptRound.model_validate({**_facts(entry), "sites": sent})
+        self.absences += [
+            ReceiptAbsence(site=site, where=f"round {entry['round']}", reason=reason)
+            for site, reason in entry["left_out"].items()
+        ]
+
+    @property
+    def receipt(self) -> Receipt:
+        """The receipt of the run."""
+        return Receipt(
+            **self.facts,
+            sites=self.sites,
+            rounds=tuple(self.rounds[number] for number in sorted(self.rounds)),
+            replies=tuple(self.replies),
+            absences=tuple(self.absences),
+            resumed=self.resumed,
+        )
 
 
 def _enrolled(entry: Entry, before: ReceiptSite | None) -> ReceiptSite:

@@ -13,11 +13,12 @@ from common.models.state import Layout, ModelState, layout_of, state_sha256
 from common.wire.canonical_bytes import of_bytes, record_sha256
 from common.wire.codec import R, decode
 from common.wire.errors import WireError
-from common.wire.records import Arrays, RollCallAnswer, TrainReply, no_arrays
+from common.wire.records import Arrays, TrainReply, no_arrays
+from common.wire.roll_call import RollCallAnswer
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import Receipt, ReceiptRound
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.aggregate import means_by, moved_by, passed_on
+from strategies.base.aggregator import means_by, moved_by, passed_on
 from strategies.base.checkpoint import of_bytes as state_of_bytes
 from strategies.base.known import Known
 from strategies.base.method import Method

@@ -1,8 +1,8 @@
 """flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
 
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,21 +21,18 @@ from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import SimulatedData, own_tests, simulated_data, whole_data
 from server.federation.evaluation import Setting
+from server.federation.lead import lead
 from server.federation.recorder import Both, Watcher
-from server.federation.resume import OpenedRunFolder, finished, opened
+from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
 from server.reporting.live.launch import beside
-from server.reporting.pages.model_card import write_model_card
-from server.reporting.pages.run import write_run_report
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present
 from server.runs.reporter import Reporter
 from server.runs.samples import wanted, write_samples
 from server.runs.scalars import Track
-from server.runs.tracking.mlflow import MLflowStore
 from server.runs.tracking.progress import ProgressBar
-from server.runs.tracking.trackers import store_for, tracked
-from server.simulation.backends import choose_workers, inline, on_ray, site_app
+from server.simulation.backends import Workers, choose_workers, inline, on_ray, site_app
 from strategies.base.method import Method
 from strategies.registry import method_of
 
@@ -59,69 +56,95 @@ def simulate(
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    if (summary := finished(out, resume=resume)) is not None:
+    return lead(OneMachine(file, console, web_port), file, out, track=track, resume=resume)
+
+
+class OneMachine:
+    """Simulated sites, in this process or on Ray.
+
+    Args:
+        web_port: Of a live view, 0 for any; None for no view.
+    """
+
+    durable = False
+
+    def __init__(self, file: ExperimentFile, console: Console, web_port: int | None) -> None:
+        self.file, self.experiment, self.console, self.web_port = file, file.experiment, console, web_port
+        self.tell: Callable[[str], None] = console.print
+        self.method: Method
+        self.data: SimulatedData
+
+    def check(self, *, resume: bool) -> None:
+        """Raise :class:`BadInput` with every fault of the experiment and its data."""
+        self.method, self.data = checked(self.file)
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Keep nobody out."""
+        return nullcontext()
+
+    def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
+        """Run the rounds in simulation, and choose the images that the report shows."""
+        setting, folder, data = self._setting(opening), opening.folder, self.data
+        for part in ("train", "validation", "test"):
+            for skipped in getattr(data.splits, part).skipped:
+                folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+        with self._watched(folder.path) as watcher:
+            summary = self._federated(setting, watcher)
+        if self.method.has_global_model and len(data.test) and wanted(self.experiment):
+            write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
-    store = store_for(track)
-    method, data = checked(file)
-    with opened(out, file.experiment, resume=resume, durable=False) as run:
-        return _simulated(file, (method, data), run, console, store, web_port=web_port)
 
+    def _setting(self, opening: OpenedRunFolder) -> Setting:
+        experiment, data = self.experiment, self.data
+        sites = 1 if self.method.pooled != "no" else len(data.parts)
+        ray = experiment.simulation.backend == "ray"
+        return Setting(
+            base=self.file.base,
+            folder=opening.folder,
+            run=opening.run,
+            sites=sites,
+            workers=self._workers(sites).count if ray else 1,
+            backend=experiment.simulation.backend,
+            device="cuda" if torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0 else "cpu",
+            precision=experiment.training.precision,
+            own=data.server,
+            test=data.test,
+            site_tests=lambda: own_tests(data),
+            coverage=data.contract,
+            resumed=opening.resumed,
+        )
 
-def _simulated(
-    file: ExperimentFile,
-    checked: tuple[Method, SimulatedData],
-    run: OpenedRunFolder,
-    console: Console,
-    store: MLflowStore | None,
-    *,
-    web_port: int | None,
-) -> dict[str, Any]:
-    (method, data), experiment, folder, out = checked, file.experiment, run.folder, run.folder.path
-    sites = 1 if method.pooled != "no" else len(data.parts)
-    workers = choose_workers(experiment.simulation, sites, experiment.training.threads)
-    ray = experiment.simulation.backend == "ray"
-    setting = Setting(
-        base=file.base,
-        folder=folder,
-        run=run.run,
-        sites=sites,
-        workers=workers.count if ray else 1,
-        backend=experiment.simulation.backend,
-        device="cuda" if torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0 else "cpu",
-        precision=experiment.training.precision,
-        own=data.server,
-        test=data.test,
-        site_tests=lambda: own_tests(data),
-        coverage=data.contract,
-        resumed=run.resumed,
-    )
-    for part in ("train", "validation", "test"):
-        for skipped in getattr(data.splits, part).skipped:
-            folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
-    summaries: list[dict[str, Any]] = []
-    title = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
-    with ExitStack() as stack:
-        stack.enter_context(tracked(folder, experiment, store, console.print))
-        watcher: Watcher = stack.enter_context(ProgressBar(console, title))
-        if web_port is not None:
-            stack.enter_context(beside(out, web_port, console.print))
-            present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
-            watcher = Both(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
+    def _workers(self, sites: int) -> Workers:
+        return choose_workers(self.experiment.simulation, sites, self.experiment.training.threads)
+
+    @contextmanager
+    def _watched(self, out: Path) -> Iterator[Watcher]:
+        """The progress bar, and the live view where it is wanted."""
+        run = self.experiment.run
+        name = run.name or run.method
+        with ExitStack() as stack:
+            watcher: Watcher = stack.enter_context(ProgressBar(self.console, f"{name} seed {run.seed}"))
+            if self.web_port is not None:
+                stack.enter_context(beside(out, self.web_port, self.tell))
+                present = Present(str(out.resolve()), name)
+                watcher = Both(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
+            yield watcher
+
+    def _federated(self, setting: Setting, watcher: Watcher) -> dict[str, Any]:
+        experiment, base = self.experiment, self.file.base
+        summaries: list[dict[str, Any]] = []
 
         def main(grid: Any) -> None:
             summaries.append(federate(grid, experiment, setting, watcher))
 
-        text, path = experiment.model_dump_json(), out.resolve()
-        if ray:
-            with _decoded_for_workers(whole_data(experiment, file.base), path / "images", folder) as decoded:
-                on_ray(main, site_app(text, file.base, path, decoded), sites, workers, experiment.simulation.address)
+        text, path = experiment.model_dump_json(), setting.folder.path.resolve()
+        if experiment.simulation.backend == "ray":
+            workers, address = self._workers(setting.sites), experiment.simulation.address
+            with _decoded_for_workers(whole_data(experiment, base), path / "images", setting.folder) as decoded:
+                on_ray(main, site_app(text, base, path, decoded), setting.sites, workers, address)
         else:
-            inline(main, site_app(text, file.base, path), sites)
-    if method.has_global_model and len(data.test) and wanted(experiment):
-        write_samples(out, load_model(out), data.test, setting.device, setting.precision)
-    write_run_report(out)
-    write_model_card(out)
-    return summaries[0]
+            inline(main, site_app(text, base, path), setting.sites)
+        return summaries[0]
 
 
 @contextmanager

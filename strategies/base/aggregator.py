@@ -1,18 +1,30 @@
-"""One round's replies on their way into the means: added as they come, or kept until all are there."""
+"""The aggregator: one round's updates on their way into the model, by the method's own rule.
 
-from collections.abc import Collection, Mapping
+Updates are added as they come, or kept until all are there; either way in the order of site names, so that the bits are
+the same whoever was first. The same rules, from updates on disk, check a run afterwards.
+"""
+
+import tempfile
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from common.config import FarUpdates
 from common.models.state import ModelState
-from common.wire.records import TrainReply
+from common.wire.records import Groups, TrainReply
+from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.outliers import Lengths, dropped, far_updates, lengths_of
-from strategies.base.aggregate import merged_by
-from strategies.base.gathering import Assembly, Gathering
+from strategies.aggregation.server_optimizer import Moments
 from strategies.base.known import Known
-from strategies.base.method import Method
-from strategies.base.robust_state import Merged
+from strategies.base.method import Method, Weighting
+from strategies.base.robust_state import Merged, robust_means
+from strategies.base.state import Means, RunningMeans, means_of, site_weight
+
+IN_MEMORY = 4
+"""Updates that wait for a slower site in memory; the trunks of more wait in files that no kill leaves behind."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +40,7 @@ class Sifted:
     dropped: Mapping[str, str]
 
 
-class Intake:
+class Aggregator:
     """Takes one round's good replies, in any order.
 
     Updates are added as they come, unless the method weighs or merges them by what all of them are, or any may be left
@@ -101,3 +113,126 @@ class Intake:
         """The replies with their updates; only where those were kept."""
         kept = self._held.updates() if isinstance(self._held, Assembly) else {}
         return {site: replace(reply, update=kept.get(site, reply.update)) for site, reply in accepted.items()}
+
+
+class Gathering:
+    """Takes one reply a site, in any order, and keeps no more of the updates than has to wait.
+
+    Args:
+        model: What the sites started from.
+        sites: Those that were asked.
+        head_mean: How head rows are averaged.
+        folder: For files of updates that wait; the system's own for temporary files where None.
+    """
+
+    def __init__(
+        self,
+        model: ModelState,
+        sites: Iterable[str],
+        weighting: Weighting,
+        head_mean: HeadMean,
+        folder: Path | None = None,
+    ) -> None:
+        self._means, self._weighting, self._folder = RunningMeans(model, head_mean), weighting, folder
+        self._next = deque(sorted(sites))
+        self._waiting: dict[str, tuple[Groups, float]] = {}
+
+    def take(self, reply: TrainReply) -> TrainReply:
+        """Add a good reply's update, now or when those before it are there; return the reply without it."""
+        update = reply.update
+        if self._next[0] != reply.site and len(self._waiting) >= IN_MEMORY:
+            update = put_away(update, self._folder)
+        self._waiting[reply.site] = update, site_weight(reply, self._weighting)
+        self._add()
+        return replace(reply, update=Groups())
+
+    def leave_out(self, site: str) -> None:
+        """Wait no longer for this site's update: it came and does not count."""
+        self._next.remove(site)
+        self._add()
+
+    def means(self) -> Means:
+        """The means of all that came."""
+        self._next = deque(sorted(self._waiting))
+        self._add()
+        return self._means.means
+
+    def _add(self) -> None:
+        while self._next and self._next[0] in self._waiting:
+            self._means.add(*self._waiting.pop(self._next.popleft()))
+
+
+class Assembly:
+    """Keeps a round's updates until all are there, for rules that look at all of them together.
+
+    The first stay in memory; the trunks of the others lie in files and are read from there, a piece at a time.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._waiting: dict[str, Groups] = {}
+
+    def take(self, reply: TrainReply) -> TrainReply:
+        """Keep a good reply's update; return the reply without it."""
+        stays = len(self._waiting) < IN_MEMORY
+        self._waiting[reply.site] = reply.update if stays else put_away(reply.update, self._folder)
+        return replace(reply, update=Groups())
+
+    def leave_out(self, site: str) -> None:
+        """This site's update does not count, whether it is here or not."""
+        self._waiting.pop(site, None)
+
+    def updates(self) -> Mapping[str, Groups]:
+        """Every site's update."""
+        return dict(self._waiting)
+
+
+def put_away(update: Groups, folder: Path | None) -> Groups:
+    """An update with its trunk in a file without a name, which is read where it lies and goes with the last look at it.
+
+    As it is where there is no trunk, or no room on the disk.
+    """
+    if update.trunk is None or not update.trunk.size:
+        return update
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(update.trunk.tobytes())
+            file.flush()
+            return replace(update, trunk=np.memmap(file, np.float32, mode="r"))
+    except OSError:
+        return update
+
+
+# ---------------------------------------------------------------------- the rules
+
+
+def means_by(method: Method, known: Known, model: ModelState, accepted: Mapping[str, TrainReply]) -> Means:
+    """:func:`merged_by`, without what it says beside the means."""
+    return merged_by(method, known, model, accepted).means
+
+
+def merged_by(method: Method, known: Known, model: ModelState, accepted: Mapping[str, TrainReply]) -> Merged:
+    """The means of a round's updates, by this method's weights or its robust mean.
+
+    Args:
+        known: When the round began.
+        model: What the sites started from.
+        accepted: In the order of site names.
+    """
+    replies = list(accepted.values())
+    plain = [site_weight(reply, method.parameters.weighting) for reply in replies]
+    if method.parameters.mean is not None:
+        return robust_means(model, [reply.update for reply in replies], plain, method.parameters.mean)
+    return Merged(means_of(model, replies, method.site_weights(known, accepted, plain), method.head_mean))
+
+
+def moved_by(method: Method, server_round: int, means: Means, moments: Moments) -> tuple[ModelState, Moments]:
+    """The global model after the round."""
+    optimizer = method.parameters.server_optimizer
+    stepped = (means.moved(), moments) if optimizer is None else means.stepped(optimizer, moments)
+    return method.finalize(server_round, *stepped)
+
+
+def passed_on(model: ModelState, reply: TrainReply) -> ModelState:
+    """The model after it passed through one site."""
+    return means_of(model, [reply], [1.0], WholeHeadMean).moved()

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from common.contract import LabelContract
 from common.models.zoo.spec import Task
-from common.wire.records import Arrays, RollCallAnswer
+from common.wire.records import Arrays
+from common.wire.roll_call import RollCallAnswer
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
-from common.wire.records import Arrays, Groups, TrainReply, no_arrays
+from common.wire.records import (
+    Arrays,
+    Groups,
+    TrainReply,
+    no_arrays,
+)
 from strategies.aggregation.mean import FlatMean, HeadMean, HeadSum, RowsMean, RunningMean, moved
 from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
 from strategies.base.best_round import is_better, lowest_of
@@ -181,6 +186,34 @@ def with_absent(
     before = {site: why for site, why in state.left_out.items() if site not in counted}
     now = {site: f"{where}: {why}" for site, why in absent.items()}
     return replace(state, left_out=MappingProxyType({**before, **now}))
+
+
+def after_round(
+    state: FederationState,
+    server_round: int,
+    counted: Collection[str],
+    absent: Mapping[str, str],
+    *,
+    model: ModelState,
+    moments: Moments,
+    statistics: Arrays,
+    guard: GuardMemory,
+) -> FederationState:
+    """The state after a round.
+
+    Args:
+        counted: The sites whose replies count.
+        absent: The others that were asked, with the reasons.
+    """
+    return replace(
+        with_absent(state, f"round {server_round}", counted, absent),
+        round=server_round,
+        model=model,
+        counted=MappingProxyType({**state.counted, **dict.fromkeys(counted, server_round)}),
+        moments=moments,
+        statistics=statistics,
+        guard=guard,
+    )
 
 
 def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:

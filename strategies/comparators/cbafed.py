@@ -36,7 +36,12 @@ from pydantic import Field
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.models.state import ModelState
-from common.wire.records import Arrays, Groups, TrainReply, below
+from common.wire.records import (
+    Arrays,
+    Groups,
+    TrainReply,
+    below,
+)
 from strategies.aggregation.interpolation import mixed
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.known import Known, finite_by_name

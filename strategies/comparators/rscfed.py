@@ -32,7 +32,12 @@ from torch import Tensor
 from common.models.network import SplitNetwork
 from common.models.state import read_state, write_state
 from common.system.seeds import seed_of
-from common.wire.records import Arrays, Groups, TrainReply, below
+from common.wire.records import (
+    Arrays,
+    Groups,
+    TrainReply,
+    below,
+)
 from strategies.aggregation.distances import Float64, distances_from_mean, inner_products
 from strategies.base.known import Known
 from strategies.base.method import Parameters, Weighting, Weights

@@ -8,8 +8,8 @@ from flwr.app import Message, MessageType, RecordDict
 
 from common.models.state import ModelState
 from common.system.plain_text import shown
-from common.wire.codec import R, encode, payload_bytes
-from common.wire.records import Record, TrainReply
+from common.wire.codec import R, Record, encode, payload_bytes
+from common.wire.records import TrainReply
 from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,

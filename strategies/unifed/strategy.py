@@ -17,13 +17,15 @@ from common.models.state import ModelState
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from strategies.aggregation.outliers import Lengths, lengths_of
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.aggregate import passed_on
-from strategies.base.round_record import CoordinatorRound, FederationValidation, RoundRecord, RunStopped
-from strategies.base.state import with_absent, with_validation
+from strategies.base.aggregator import passed_on
+from strategies.base.flower_arrays import array_record
+from strategies.base.round_record import CoordinatorRound, FederationValidation, RunStopped
+from strategies.base.state import after_round, with_validation
+from strategies.rounds.exchanges import too_few
 from strategies.rounds.guard.signs import Signs, impossible
 from strategies.rounds.guard.verdict import ABSURD, odd
-from strategies.rounds.messages.replies import Replies, told_by, validation_of
-from strategies.rounds.strategy import FederatedAveraging, array_record, too_few
+from strategies.rounds.messages.replies import Replies, round_record, validation_of
+from strategies.rounds.strategy import FederatedAveraging
 from strategies.unifed.server_training import OwnTraining, ServerTraining, mixture
 
 
@@ -109,56 +111,50 @@ class SequentialPassing(FederatedAveraging):
         """Where sites are ranked, all train an epoch side by side, from the same model, and tell the slope."""
         if not self.ranks_sites:
             return
-        self._begin_exchange()
-        told = self._told(0)
-        messages = [self._train_message(0, site, self.state.model, told(site)) for site in sorted(self.sites.members)]
-        received = self._received(0, self._exchanged(grid, messages, "train", 0, timeout), TrainReply)
-        needed = self._needed(received)
-        if len(received.accepted) < needed:
-            raise too_few("ranking the sites", received, needed)
-        self.callbacks.on_absent("ranking", received.absent)
-        known = self.sites.known(0, self.state.statistics)
-        self.state = replace(self.state, statistics=self.aggregate_statistics(known, received.accepted))
+        self.new_requests(0)
+        given, sites = self.given(0), sorted(self.sites.members)
+        messages = [self.train_message(site, self.state.model, given(site)) for site in sites]
+        came = self.received(self.exchanged(grid, messages, "train", 0, timeout), TrainReply)
+        needed = self.needed(came)
+        if len(came.accepted) < needed:
+            raise too_few("ranking the sites", came, needed)
+        self.callbacks.on_absent("ranking", came.absent)
+        self.state = replace(self.state, statistics=self.aggregate_statistics(self.known_in(0), came.accepted))
 
     def after_rounds(self, arrays: ArrayRecord, grid: Grid, timeout: float) -> None:
         """Ask nobody: each round validates its own model."""
 
     def train_round(self, server_round: int, arrays: ArrayRecord, grid: Grid, timeout: float) -> MetricRecord:
         """One pass, the coordinator's own training, the mixture; and how good it is."""
-        if server_round > 1:
-            self.sites.admit_late_joiners(server_round)
-        self._began = time.monotonic()
+        self.begin(server_round, grid)
         done = self._passed(grid, server_round, timeout)
-        arrived, before, validation = time.monotonic(), self.state, self.last_validation
+        arrived, before, validated = time.monotonic(), self.state, self.last_validation
         model, moments, coordinator = self._with_own_training(done.model, server_round)
-        self.state = replace(
-            with_absent(before, f"round {server_round}", done.replies, done.absent),
-            round=server_round,
+        self.state = after_round(
+            before,
+            server_round,
+            done.replies,
+            done.absent,
             model=model,
-            counted=MappingProxyType({**before.counted, **dict.fromkeys(done.replies, server_round)}),
             moments=moments,
-            statistics=self.aggregate_statistics(self.sites.known(server_round, before.statistics), done.replies),
-            guard=self.state.guard.after(done.lengths, {}),
+            statistics=self.aggregate_statistics(self.known_in(server_round), done.replies),
+            guard=before.guard.after(done.lengths, {}),
         )
-        aggregated_by = time.monotonic()
+        seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
         self._judge(grid, server_round, timeout)
-        record = RoundRecord(
-            round=server_round,
-            sites=tuple(done.replies),
+        record = round_record(
+            server_round,
+            done.replies,
             absent=done.absent,
-            train_loss=told_by(done.replies, "train_loss"),
-            validation=validation,
-            site_seconds={site: reply.seconds for site, reply in done.replies.items()},
+            validation=validated,
             bytes_down=done.bytes_down,
             bytes_up=done.bytes_up,
             seconds=time.monotonic() - self._began,
-            aggregate_seconds=aggregated_by - arrived - (coordinator.seconds if coordinator else 0.0),
-            epochs={site: reply.epochs for site, reply in done.replies.items()},
-            epsilon=told_by(done.replies, "epsilon"),
+            aggregate_seconds=seconds,
             coordinator=coordinator,
             after=self.last_validation,
         )
-        return self._noted(record)
+        return self.noted(record)
 
     # ------------------------------------------------------------------ the pass
 
@@ -168,31 +164,31 @@ class SequentialPassing(FederatedAveraging):
         Raises:
             TooFewSites: As soon as it cannot pass through ``min_sites``.
         """
-        order, done, told = self.order(server_round), Pass(self.state.model), self._told(server_round)
+        order, done, given = self.order(server_round), Pass(self.state.model), self.given(server_round)
         needed, harmful = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
-            self._begin_exchange()
-            message = self._train_message(server_round, site, done.model, told(site))
+            self.new_requests(server_round)
+            message = self.train_message(site, done.model, given(site))
             dispensable = len(done.replies) + len(order) - place - 1 >= needed
-            replies = self._exchanged(grid, [message], "train", server_round, timeout, enough=0 if dispensable else 1)
-            received = self._received(server_round, replies, TrainReply)
-            self._note_hop(done, site, received)
-            if site in self.state.guard.liars or (self.guarded and site in received.unfit):
+            replies = self.exchanged(grid, [message], "train", server_round, timeout, enough=0 if dispensable else 1)
+            came = self.received(replies, TrainReply)
+            self._note_hop(done, site, came)
+            if site in self.state.guard.liars or (self.guard.on and site in came.unfit):
                 harmful.add(site)
                 needed = max(self.sites.needed(len(order) - len(harmful)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
-                self._take_back_if_broken({}, done.absent)
+                self.refuse_broken({}, done.absent)
                 raise too_few(f"round {server_round}", Replies(done.replies, done.absent, {}), len(order))
         return done
 
-    def _note_hop(self, done: Pass, site: str, received: Replies[TrainReply]) -> None:
-        done.absent.update(received.absent)
-        done.bytes_down.update(self._down)
-        done.bytes_up.update(received.bytes_up)
-        for reply in received.accepted.values():
+    def _note_hop(self, done: Pass, site: str, came: Replies[TrainReply]) -> None:
+        done.absent.update(came.absent)
+        done.bytes_down.update(self.requests.bytes_down)
+        done.bytes_up.update(came.bytes_up)
+        for reply in came.accepted.values():
             if reason := self._harm_of(done, reply):
                 done.absent[site] = reason
-                self._condemn(reply.round, {site: reason})
+                self.state = self.guard.condemn(self.state, reply.round, {site: reason})
                 continue
             done.lengths[site] = lengths_of(reply.update)
             done.replies[site] = reply
@@ -200,9 +196,9 @@ class SequentialPassing(FederatedAveraging):
 
     def _harm_of(self, done: Pass, reply: TrainReply) -> str:
         """Why a hop cannot be what the site trained; a plausible one shows in the sites' losses after the round."""
-        if not self.guarded:
+        if not self.guard.on:
             return ""
-        if fault := impossible(reply.update, self._variances(done.model)):
+        if fault := impossible(reply.update, self.guard.variances(done.model)):
             return fault
         earlier = {site: one for site, one in self.state.guard.lengths.items() if site not in self.state.guard.liars}
         if not earlier and not done.lengths:  # nothing else to go by
@@ -235,10 +231,9 @@ class SequentialPassing(FederatedAveraging):
         found = FederationValidation()
         if at_sites:
             messages = self.configure_evaluate(server_round, array_record(self.state.model), ConfigRecord(), grid)
-            replies = self._exchanged(grid, messages, "evaluate", server_round, timeout)
-            received = self._received(server_round, replies, EvaluateReply)
-            found = validation_of(received.accepted)
-            self._take_back_if_broken(found.loss, received.absent)
+            came = self.received(self.exchanged(grid, messages, "evaluate", server_round, timeout), EvaluateReply)
+            found = validation_of(came.accepted)
+            self.refuse_broken(found.loss, came.absent)
             self.state = replace(self.state, guard=self.state.guard.after({}, found.loss))
         if self.own and self.own.validation.any_known:
             found = replace(self.own.judged(self.state.model), tallies=found.tallies)

@@ -13,7 +13,7 @@ from server.coordinator.folder import Coordinator, CoordinatorFile, write_coordi
 from tests.bad_input.catalogue import Case, Ended, client, server
 from tests.bad_input.keys import KEY, LINE, OTHER_LINE, kit_text, request_text
 from tests.bad_input.site_files import DATA, HEAD
-from tests.client.test_handshake import answers, listening, shows
+from tests.client.handshakes import answers, listening, shows
 
 # ---------------------------------------------------------------------- at the coordinator
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from client.app import answer
+from client.roll_call import answer
 from client.site.disclosure import hidden_classes
 from client.site.policy import Policy
 from client.site.settings import open_site, read_settings
@@ -21,9 +21,9 @@ from client.training.private import private_evaluation, private_round
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.wire.roll_call import UNKNOWN_COUNT, RollCall, RollCallAnswer
 from strategies.registry import STRATEGIES
-from tests.client.test_rounds import beginning, evaluation, plan, request
+from tests.client.rounds import beginning, evaluation, plan, request
 
 NAMES = ("a", "b", "c", "d")
 

@@ -28,11 +28,11 @@ from common.config import Plan, plan_of, read_experiment
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, encode
-from common.wire.records import RollCall
+from common.wire.roll_call import RollCall
 from strategies.registry import method_of
 from strategies.rounds.participation.roll_call import ROLL_CALL
-from tests.client.test_gate import asked, judged, log, trained
-from tests.client.test_rounds import beginning, plan, request, site
+from tests.client.gates import asked, judged, log, trained
+from tests.client.rounds import beginning, plan, request, site
 
 WITHIN_S = 1.0
 LITTLE_BYTES = 16 * 2**20

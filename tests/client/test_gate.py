@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client import app as site_app
-from client.app import client_app
 from client.gate.gate import DECLINED
 from client.site.policy import Policy
 from client.site.settings import read_settings
@@ -22,10 +21,12 @@ from common.security.audit import Audit
 from common.security.audit_check import check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
-from common.wire.records import EvaluateReply, RollCall, TrainReply
+from common.wire.records import EvaluateReply, TrainReply
+from common.wire.roll_call import RollCall
 from strategies.registry import STRATEGIES
 from strategies.rounds.participation.roll_call import ROLL_CALL
-from tests.client.test_rounds import beginning, evaluation, plan, request, site
+from tests.client.gates import asked, judged, log, trained
+from tests.client.rounds import beginning, plan, request, site
 
 ALL = Policy(label_counts=True, score_histograms=True, smallest_count=0)
 
@@ -35,30 +36,12 @@ def _flower_knows_where_it_is() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
 
 
-def asked(at: Site, kind: str, content: RecordDict) -> Message:
-    """The app's own answer to a message."""
-    context = Context(1, 2, {}, RecordDict(), {})
-    return client_app(lambda context: at)(Message(content, 2, kind), context)
-
-
 def called(at: Site, of: Plan) -> Message:
     return asked(at, ROLL_CALL, encode(RollCall("run", of.model_dump_json())))
 
 
-def trained(at: Site, of: Plan) -> Message:
-    return asked(at, "train", encode(request(of, beginning(of))))
-
-
-def judged(at: Site, of: Plan) -> Message:
-    return asked(at, "evaluate", encode(evaluation(of, beginning(of), 1, 0, -1)))
-
-
 def under(folder: Path, **policy: Any) -> Site:
     return replace(site(folder), policy=ALL.model_copy(update=policy))
-
-
-def log(at: Site) -> list[Any]:
-    return list(Audit(at.folder).entries())
 
 
 CLIPPED = {"clip_update": 0.5}

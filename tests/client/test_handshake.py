@@ -1,15 +1,12 @@
 """What a site makes of whoever answers at the coordinator's address, against real servers and real certificates."""
 
 import base64
-import contextlib
 import datetime as dt
 import gc
 import http.client
 import os
 import socket
-import ssl
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from select import select
 
@@ -23,19 +20,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import client.connection.tls
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.connection.tls import days_valid, proxy_for
-from server.coordinator.authority import issue_server_certificate, make_authority
-from server.coordinator.folder import Coordinator, CoordinatorFile
+from server.coordinator.authority import issue_server_certificate
+from server.coordinator.folder import Coordinator
+from tests.client.handshakes import Handler, answers, coordinator_in, listening, shows
 
-Handler = Callable[[socket.socket], object]
 DIRECTLY: Mapping[str, str] = {}
-
-
-def coordinator_in(folder: Path) -> Coordinator:
-    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
-    coordinator = Coordinator(folder, file)
-    make_authority(coordinator)
-    issue_server_certificate(coordinator)
-    return coordinator
 
 
 @pytest.fixture
@@ -46,48 +35,6 @@ def coordinator(tmp_path: Path) -> Coordinator:
 def trusted(coordinator: Coordinator) -> str:
     """What stands in the kits."""
     return coordinator.ca_certificate.read_text(encoding="ascii")
-
-
-@contextlib.contextmanager
-def listening(handle: Handler, host: str = "127.0.0.1") -> Iterator[int]:
-    """A server that does this with its first caller; its port."""
-    with socket.create_server((host, 0)) as server:
-
-        def answer() -> None:
-            with contextlib.suppress(OSError), server.accept()[0] as connection:
-                handle(connection)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        try:
-            yield server.getsockname()[1]
-        finally:
-            with contextlib.suppress(OSError):
-                server.shutdown(socket.SHUT_RDWR)  # ends an accept that nobody came to
-            thread.join()
-
-
-def shows(coordinator: Coordinator) -> Handler:
-    """TLS with a coordinator's certificate, until the caller hangs up."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(coordinator.authority / "server.crt", coordinator.authority / "server.key")
-
-    def shake_hands(connection: socket.socket) -> None:
-        with context.wrap_socket(connection, server_side=True) as tls:
-            tls.recv(1)
-
-    return shake_hands
-
-
-def answers(line: bytes) -> Handler:
-    """Clear text, once the caller has spoken, until the caller hangs up."""
-
-    def speak(connection: socket.socket) -> None:
-        connection.recv(4096)
-        connection.sendall(line)
-        connection.recv(1)
-
-    return speak
 
 
 def refusal(coordinator: Coordinator, address: str, environment: Mapping[str, str] = DIRECTLY) -> Refused:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.app import answer
+from client.roll_call import answer
 from client.site.policy import Policy
 from client.site.settings import open_site, read_settings
 from client.site.site import Site
@@ -14,7 +14,7 @@ from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.wire.records import UNKNOWN_COUNT, RollCall, RollCallAnswer
+from common.wire.roll_call import UNKNOWN_COUNT, RollCall, RollCallAnswer
 
 
 def site(folder: Path, policy: Policy, columns: Sequence[Sequence[float]]) -> Site:

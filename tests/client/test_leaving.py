@@ -6,7 +6,7 @@ from pathlib import Path
 from client.gate.data_dictionary import MEANING, SENT, STATISTICS, tables
 from client.gate.gate import ANSWERS
 from client.site.policy import Policy
-from common.wire.records import field_names
+from common.wire.codec import field_names
 from strategies.registry import statistics_sent
 
 PAGE = Path(__file__).parents[2] / "docs" / "what-leaves.md"

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.app import answer
 from client.connection.status import Status, in_words
+from client.roll_call import answer
 from client.site.policy import Policy
 from client.site.site import Site
 from client.training.privacy_budget import PrivacyBudgetLedger
 from client.training.private import ledger_of, private_evaluation, private_round, spent_by
 from common.config import Plan
 from common.errors import BadInput
-from common.wire.records import RollCall, TrainReply
+from common.wire.records import TrainReply
+from common.wire.roll_call import RollCall
 from strategies.privacy.accounting import Steps, epsilon_of
-from tests.client.test_rounds import beginning, evaluation, plan, request, site
+from tests.client.rounds import beginning, evaluation, plan, request, site
 
 ONE = Steps(2.0, 0.2, 5)  # of 40 images, in batches of 8
 

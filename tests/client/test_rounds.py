@@ -1,7 +1,6 @@
 """The hospital's half of a round: what it keeps, what it is lent, and which of its own parts it is tested with."""
 
 import copy
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,65 +11,23 @@ import torch
 
 from client.site.site import Site
 from client.site.site_state import MemoryFolder
-from client.training.rounds import evaluate_round, train_round, unpack, warm_up
-from common.config import Plan
-from common.contract import Declaration
-from common.data.base.image_set import ImageSet
+from client.training.evaluate_round import evaluate_round
+from client.training.train_round import train_round, warm_up
+from client.training.work import unpack
 from common.models.network import build
 from common.models.saved import load_model
-from common.models.state import Head, ModelState, read_state
+from common.models.state import Head, read_state
 from common.wire.errors import WireError
-from common.wire.records import EvaluateRequest, Groups, TrainReply, TrainRequest
+from common.wire.records import (
+    EvaluateRequest,
+    TrainReply,
+)
 from strategies.base.state import groups_for
 from strategies.local.training import Exercise, Frozen, optimizer_for, plain, reproducible, train_epoch, validate
 from strategies.registry import STRATEGIES, method_of
+from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 
-OWN = ("b", "a")
 EVERY = ("a", "b", "c")
-
-
-def images(seed: int, count: int, class_names: tuple[str, ...] = OWN) -> ImageSet:
-    """Noise, brighter where the first class is present; every class occurs and is absent."""
-    rng = np.random.default_rng(seed)
-    labels = rng.integers(0, 2, (count, len(class_names))).astype(np.float32)
-    labels[0], labels[1] = 0, 1
-    pixels = rng.integers(0, 180, (count, 16, 16)) + 60 * labels[:, :1, None]
-    names = np.array([f"{seed}-{row}" for row in range(count)])
-    return ImageSet(pixels.astype(np.uint8), labels, class_names, names, np.full(count, ""))
-
-
-def site(folder: Path) -> Site:
-    return Site(Declaration("north", OWN), images(1, 40), images(2, 16), images(3, 16), folder, durable=False)
-
-
-def plan(method: str, parameters: dict[str, Any], **training: Any) -> Plan:
-    return Plan.model_validate(
-        {
-            "run": {"method": method, "seed": 5},
-            "method": parameters,
-            "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16, "neck": 8},
-            "training": {"batch_size": 8, "lr": 0.01, **training},
-            "augmentation": {},
-        }
-    )
-
-
-def beginning(of: Plan, rows: Sequence[str] = OWN) -> ModelState:
-    return read_state(build(of.model, rows, of.run.seed))
-
-
-def request(of: Plan, model: ModelState, server_round: int = 1, counted: int = 0, best: int = -1) -> TrainRequest:
-    groups = Groups(model.trunk, model.norm, model.head)
-    facts = (of.model_dump_json(), "contract", model.head.class_names)
-    even = np.full(len(model.head.class_names), 0.5, np.float32)
-    told = {"prior": even, "factor": even[:1]} if of.run.method in ("fedsld", "fedavg_scaled") else {}
-    return TrainRequest("run", server_round, *facts, counted, best, "", groups, told)
-
-
-def evaluation(of: Plan, model: ModelState, server_round: int, counted: int, best: int) -> EvaluateRequest:
-    asked = request(of, model, server_round, counted, best)
-    facts = {name: value for name, value in vars(asked).items() if name != "statistics"}
-    return EvaluateRequest(**facts, test=True)
 
 
 def head_on_trial(at: Site, asked: EvaluateRequest) -> Head:

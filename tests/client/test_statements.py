@@ -25,7 +25,7 @@ from common.security.signatures import (
 )
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode, payload_bytes
-from common.wire.records import RefusalNoted, RollCall, RollCallAnswer
+from common.wire.roll_call import RefusalNoted, RollCall, RollCallAnswer
 from server.coordinator.authority import _builder, _named, issue_server_certificate, make_authority, signing_identity
 from server.coordinator.folder import Coordinator, CoordinatorFile
 

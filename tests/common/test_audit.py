@@ -84,7 +84,7 @@ def test_any_removed_lines_are_found_those_at_the_end_too(original: Path, gone: 
 def test_a_fault_names_the_line_and_what_became_of_it(tmp_path: Path) -> None:
     path = written(tmp_path)
     whole = lines(path)
-    path.write_bytes(b"".join([*whole[:2], whole[2].replace(b"102", b"999"), *whole[3:]]))
+    path.write_bytes(b"".join([*whole[:2], whole[2].replace(b'"bytes": 102', b'"bytes": 999'), *whole[3:]]))
     assert said(tmp_path) == ["audit.jsonl line 3: (entry 3) is not what entry 4 says it was: changed."]
     path.write_bytes(b"".join([*whole[:2], *whole[4:]]))
     assert said(tmp_path) == ["audit.jsonl line 3: is entry 5, but entries 3 to 4 are missing before it: removed."]
@@ -149,7 +149,7 @@ def test_a_full_file_makes_way_and_the_chain_goes_on(tmp_path: Path, monkeypatch
 def test_a_last_entry_that_is_written_anew_or_added_by_hand_differs_from_the_head(tmp_path: Path) -> None:
     path = written(tmp_path, 3)
     whole = lines(path)
-    path.write_bytes(b"".join([*whole[:2], whole[2].replace(b"102", b"103")]))
+    path.write_bytes(b"".join([*whole[:2], whole[2].replace(b'"bytes": 102', b'"bytes": 103')]))
     assert said(tmp_path) == ["audit.jsonl line 3: (entry 3) is not what audit.head says it was: changed."]
     path.write_bytes(b"".join(whole))
     (tmp_path / audit.HEAD).unlink()

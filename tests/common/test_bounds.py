@@ -10,16 +10,10 @@ from flwr.app import ConfigRecord
 
 from common.system.plain_text import MOST_LINES, MOST_WORDS, shown
 from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, loss_told
-from common.wire.codec import decode, encode
+from common.wire.codec import Record, decode, encode, field_names
 from common.wire.errors import WireError
-from common.wire.records import (
-    EvaluateRequest,
-    Record,
-    Refusal,
-    RefusalNoted,
-    RollCall,
-    field_names,
-)
+from common.wire.records import EvaluateRequest
+from common.wire.roll_call import Refusal, RefusalNoted, RollCall
 from common.wire.secure_aggregation import (
     KeysAnswer,
     KeysRequest,

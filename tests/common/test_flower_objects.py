@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from flwr.app.message import make_message
-from flwr.app.metadata import Metadata
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,10 +15,10 @@ from numpy.typing import NDArray
 
 from common.wire import flower_objects
 from common.wire.flower_objects import cut, message_of, names_in
+from tests.common.flower_messages import Record, instruction, message, of_arrays
 
 CHUNK = 1000
 """Bytes; in life some million."""
-Record = dict[str, NDArray[Any]]
 records = st.dictionaries(
     st.text(max_size=5),
     st.dictionaries(
@@ -40,35 +38,6 @@ def small_chunks() -> Iterator[None]:
         patched.setattr(importlib.import_module("flwr.app.message.array"), "FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE", CHUNK)
         patched.setattr(flower_objects, "CHUNK_BYTES", CHUNK)
         yield
-
-
-def of_arrays(sent: dict[str, Record]) -> RecordDict:
-    return RecordDict(
-        {
-            name: ArrayRecord({key: Array(np.asarray(array)) for key, array in record.items()})
-            for name, record in sent.items()
-        }
-    )
-
-
-def instruction(content: RecordDict | None, error: Error | None = None) -> Message:
-    metadata = Metadata(
-        run_id=7,
-        message_id="",
-        src_node_id=1,
-        dst_node_id=2,
-        reply_to_message_id="asked",
-        group_id="3",
-        created_at=5.0,
-        ttl=60.0,
-        message_type="train",
-    )
-    return make_message(metadata, content, error)
-
-
-def message(**arrays: NDArray[Any]) -> Message:
-    fields = ConfigRecord({"round": 3, "site": "north"})
-    return instruction(RecordDict({**of_arrays({"update": arrays}), "fields": fields}))
 
 
 def objects(whole: Message) -> dict[str, bytes]:

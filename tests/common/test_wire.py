@@ -1,6 +1,5 @@
 """The wire says exactly what it declares, and refuses everything else with a reason."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -11,11 +10,18 @@ from hypothesis import strategies as st
 
 from common.models.head import Head
 from common.system.plain_text import is_plain
-from common.wire.codec import RAW, decode, encode, payload_bytes
+from common.wire.codec import RAW, Record, decode, encode, payload_bytes
 from common.wire.errors import WireError
-from common.wire.records import EvaluateReply, Groups, Record, RollCall, TrainReply, TrainRequest, field_names
+from common.wire.records import (
+    EvaluateReply,
+    Groups,
+    TrainReply,
+    TrainRequest,
+)
+from common.wire.roll_call import RollCall
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
 from tests.bad_input.wire_records import ANSWER, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
+from tests.common.same_records import same
 
 MASKING = (
     KeysAnswer("run", 4, "north", b"{}", b"", "line"),
@@ -24,17 +30,6 @@ MASKING = (
     MaskedAnswer("run", 4, "north", np.array([0, 2**32 - 1, 7], np.uint32)),
     RevealAnswer("run", 4, "north", ("north", "south"), ("", "b"), (b"1", b"2"), (), ()),
 )
-
-
-def same(left: Record, right: Record) -> bool:
-    """Equality that looks into arrays and takes NaN for equal to itself."""
-    return type(left) is type(right) and all(
-        shown(getattr(left, name)) == shown(getattr(right, name)) for name in field_names(type(left))
-    )
-
-
-def shown(value: object) -> str:
-    return repr(sorted(value.items()) if isinstance(value, Mapping) else value)
 
 
 @pytest.mark.parametrize(

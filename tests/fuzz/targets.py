@@ -48,7 +48,8 @@ from common.wire.errors import WireError
 from common.wire.flower_objects import message_of
 from common.wire.protobuf import cut_out, with_field
 from common.wire.quantization import FORMS, packed, rounded, unpacked
-from common.wire.records import Groups, RefusalNoted, RollCall
+from common.wire.records import Groups
+from common.wire.roll_call import RefusalNoted, RollCall
 from server.coordinator.authority import certificate_faults, issue_server_certificate, make_authority
 from server.coordinator.folder import FILE as COORDINATOR_FILE
 from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordinator
@@ -62,8 +63,8 @@ from tests.bad_input.images import dicom, encoded
 from tests.bad_input.keys import KEY, LINE, kit_text, request_text
 from tests.bad_input.site_files import DATA, HEAD
 from tests.bad_input.wire_records import ANSWER, MODEL, REPLY, REQUEST, SCORES, SPREAD
-from tests.common.test_flower_objects import message
-from tests.common.test_wire import same
+from tests.common.flower_messages import message
+from tests.common.same_records import same
 from tests.federations import DIGITS
 
 Seeds = Callable[[], Sequence[bytes]]

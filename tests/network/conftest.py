@@ -44,9 +44,9 @@ def hospital(trial: Trial) -> Iterator[Callable[[str], Site]]:
         site.end()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """A running coordinator with three sites of its own, for one module's tests."""
+    """A running coordinator with three sites of its own, for the tests of several modules."""
     with admitted(tmp_path_factory.mktemp("standing"), PARTIAL) as federation:
         federation.coordinator.start()
         yield federation

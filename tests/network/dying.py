@@ -163,7 +163,7 @@ def mistake(death: Death) -> None:
 def at_the_site(point: str, death: Death) -> None:
     """Patch a site's program."""
     import client.site.site_state
-    import client.training.rounds
+    import client.training.train_round
     from client.connection.fleet_client import Link
 
     sending = list[bool]()
@@ -175,10 +175,10 @@ def at_the_site(point: str, death: Death) -> None:
 
     match point:
         case "while training":
-            at(client.training.rounds, "update_of", death.come, lambda work, *rest: work.memory.round == ROUND - 1)
+            at(client.training.train_round, "update_of", death.come, lambda work, *rest: work.memory.round == ROUND - 1)
         case "after its memory is written":
             at(
-                client.training.rounds,
+                client.training.train_round,
                 "keep",
                 death.come,
                 lambda work, request, *rest: request.round == ROUND,
@@ -196,7 +196,7 @@ def at_the_site(point: str, death: Death) -> None:
         case "clock +1" | "clock -1":
             hours = float(point.split()[1])
             wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731
-            at(client.training.rounds, "keep", lambda: set_clock(death, hours), wanted)
+            at(client.training.train_round, "keep", lambda: set_clock(death, hours), wanted)
         case "disk full":
             disk_full(death, client.site.site_state, lambda name: name == f"round-{ROUND:06d}.safetensors")
 

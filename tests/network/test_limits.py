@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from common.security.audit import Audit
-from tests.network.federated import SLOW, Federation, admitted, events, hash_in, undisturbed
-from tests.network.real import PARTIAL, eventually, flwr_server, lines_of
+from tests.network.federated import SLOW, Federation, events, hash_in, undisturbed
+from tests.network.real import eventually, flwr_server, lines_of
 
 pytestmark = pytest.mark.slow
 
@@ -44,9 +44,11 @@ main(sys.argv[1:])
 
 @pytest.fixture
 def liar(federation: Federation) -> Iterator[None]:
-    """South ends with its refusal; it comes back honest."""
+    """South ends with its refusal; it comes back honest, and admitted for any class."""
     yield
     federation.south.program.stop()
+    request = federation.south.folder / "south.request"
+    assert flwr_server("admit", federation.coordinator.folder, request, "--yes", "--classes", "").code == 0
     federation.gather()
 
 
@@ -77,16 +79,15 @@ def test_a_site_that_does_not_fit_is_left_out_with_its_reason_and_two_go_on(
     assert reason in federation.south.program.said
 
 
-def test_a_damaged_database_is_made_anew_and_the_run_ends_in_the_same_model(tmp_path: Path) -> None:
-    with admitted(tmp_path, PARTIAL) as federation:
-        coordinator = federation.coordinator
-        coordinator.start()
-        federation.gather()
-        run = federation.run(tmp_path / "run", SLOW, "run.rounds=4")
-        eventually(lambda: (tmp_path / "run" / "rounds.jsonl").exists(), "a round")
-        coordinator.program.stop()
-        database = coordinator.folder / "state" / "superlink.db"
-        database.write_bytes(database.read_bytes()[:5000])
-        coordinator.start().says("state/superlink.db is damaged")
-        assert run.ends() == 0, run.said
-        assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=4")
+def test_a_damaged_database_is_made_anew_and_the_run_ends_in_the_same_model(
+    federation: Federation, tmp_path: Path
+) -> None:
+    coordinator = federation.coordinator
+    run = federation.run(tmp_path / "run", SLOW, "run.rounds=4")
+    eventually(lambda: (tmp_path / "run" / "rounds.jsonl").exists(), "a round")
+    coordinator.program.stop()
+    database = coordinator.folder / "state" / "superlink.db"
+    database.write_bytes(database.read_bytes()[:5000])
+    coordinator.start().says("state/superlink.db is damaged")
+    assert run.ends() == 0, run.said
+    assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=4")

@@ -37,7 +37,7 @@ from server.runs.reader import RoundLine as RoundLine
 from server.runs.reporter import Reporter
 from strategies.base.round_record import FederationValidation, RoundRecord, Waiting
 from strategies.base.state import FederationState
-from tests.strategies.test_state import ONE
+from tests.strategies.states import ONE
 from tests.words import HOSTILE_TEXTS, raw_in
 
 TEXTS = [text for text in HOSTILE_TEXTS.values() if len(text) < 1000]

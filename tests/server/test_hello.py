@@ -12,8 +12,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from client.connection.fleet_client import Link
 from common import __version__
-from common.wire.codec import WIRE_VERSION
-from common.wire.hello import METHOD, SERVICE, Hello
+from common.wire.hello import METHOD, SERVICE, WIRE_VERSION, Hello
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.fleet.hello import handler

@@ -50,7 +50,9 @@ def changed(folder: Path, **changes: Any) -> str:
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("card")
     federation(
-        folder, "partition={kind='class_lists', lists={north=['0','1','2','3','4'], south=['9','8','7','6','5','0']}}"
+        folder,
+        "partition={kind='class_lists', lists={north=['0','1','2','3','4'], south=['9','8','7','6','5','0']}}",
+        pages=True,
     )
     return folder / "run"
 
@@ -98,7 +100,7 @@ def test_limits_are_those_of_the_run(run: Path) -> None:
 
 
 def test_absences_and_what_was_scored_are_limits(tmp_path: Path) -> None:
-    federation(tmp_path)
+    federation(tmp_path, pages=True)
     run = tmp_path / "run"
     lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
     lines[1] |= {"sites": ["site-1", "site-3"], "absent": {"site-2": "late"}}
@@ -114,7 +116,7 @@ def test_absences_and_what_was_scored_are_limits(tmp_path: Path) -> None:
 
 
 def test_card_and_report_name_a_site_that_harmed_the_model(tmp_path: Path) -> None:
-    federation(tmp_path)
+    federation(tmp_path, pages=True)
     path = tmp_path / "run" / "summary.json"
     condemned = {"site-3": "its trunk moves 40 times as far as usual"}
     path.write_text(json.dumps(summary(path.parent) | {"condemned": condemned}), encoding="utf-8")
@@ -136,7 +138,7 @@ def test_counts_are_told_as_far_as_policies_do(run: Path) -> None:
 
 
 def test_a_method_that_asks_for_label_counts_has_them_in_its_card(tmp_path: Path) -> None:
-    federation(tmp_path, "run.method=fedsld", "run.rounds=1", "partition.shared=10")
+    federation(tmp_path, "run.method=fedsld", "run.rounds=1", "partition.shared=10", pages=True)
     card, sites = (tmp_path / "run" / "MODEL_CARD.md").read_text(encoding="utf-8"), summary(tmp_path / "run")["sites"]
     shown = sum(site["positives"]["4"] for site in sites.values())
     assert 0 < shown < sum(site["train_samples"] for site in sites.values())
@@ -188,7 +190,7 @@ def test_the_lines_for_use_give_what_predict_gives(run: Path, monkeypatch: pytes
 
 
 def test_a_run_without_a_global_model_has_no_card(tmp_path: Path) -> None:
-    federation(tmp_path, "run.method=individual", "run.rounds=1")
+    federation(tmp_path, "run.method=individual", "run.rounds=1", pages=True)
     assert not (tmp_path / "run" / "MODEL_CARD.md").exists()
     assert write_model_card(tmp_path / "run") is None
 

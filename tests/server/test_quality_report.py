@@ -19,7 +19,7 @@ from server.reporting.pages.run import write_run_report
 from server.reporting.wording import bounded, span
 from server.runs.reader import read_run
 from tests.server import test_report as reports
-from tests.server.test_report import body_text, write
+from tests.server.reports import body_text, write
 
 NAMES = ("edema", "hernia", "$x_1$ & <i>node</i>")
 FACTS = (

@@ -19,63 +19,10 @@ from server.reporting.pages.run import write_run_report
 from server.reporting.wording import duration, number, probability, run_result, signed, size, spans
 from server.runs.reader import read_run
 from server.runs.settings import flattened
+from tests.server.reports import NAMES, RESULTS, body_text, write
 
-RESULTS = {
-    "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),
-    "hernia": ClassMetrics(None, None, None, 0, 200),
-    "mass": ClassMetrics(0.42, 0.3, 0.5, 30, 170),
-    "$x_1$ & <i>node</i>": ClassMetrics(0.77, 0.35, 0.6, 50, 150),
-    "结节": ClassMetrics(0.66, 0.2, 0.55, 20, 180),
-}
-NAMES = list(RESULTS)
 SCORED = MultiClass(0.625, 0.5, 0.875, 0.55, 1600)
 ACCURACY = ClientAccuracy(0.7, 3, 0.75, 2, {"<b>x</b>": 0.5, "north": 0.7, "south": 0.9})
-SITES = {"<b>x</b>": NAMES[:3], "north": [NAMES[0], *NAMES[3:]], "south": [NAMES[0], NAMES[1]]}
-
-
-def write(folder: Path, **more: Any) -> Path:
-    folder.mkdir()
-    content = {
-        "name": "surgical <script>alert(1)</script>",
-        "method": "surgical",
-        "backend": "inline",
-        "rounds": 3,
-        "seed": 1,
-        "best_round": 2,
-        "classes": NAMES,
-        "sites": {
-            name: {
-                "classes": c,
-                "train_samples": 1200,
-                "validation_samples": 90,
-                "bytes_up": 1_530_000,
-                "bytes_down": 9,
-            }
-            for name, c in SITES.items()
-        },
-        "test": asdict(summarise(RESULTS, {"edema"}, set(NAMES[2:]))),
-        "per_site": {"north": {"validation_loss": 0.25, "mean_auroc": 0.8, "per_class": {}}},
-        "seconds": {"total": 100.0, "train": 75.0, "aggregate": 5.0, "idle": 20.0},
-        "model_sha256": "ab" * 32,
-        "contract_hash": "cd" * 32,
-        "versions": {"polyclinic": "0.1.0"},
-        "experiment": {"training": {"lr": 5e-5, "schedule": None}, "run": {"seed": 1}},
-        **more,
-    }
-    lines = [
-        {
-            "round": n,
-            "sites": ["<b>x</b>", "north"],
-            "absent": {"south": "no <answer>"},
-            "train_loss": 1 / n,
-            "best": n == 2,
-        }
-        | {"validation_loss": None if n == 1 else 0.5, "validation_auroc": 0.5 + n / 10}
-        for n in (1, 2, 3)
-    ]
-    (folder / "summary.json").write_text(json.dumps(content))
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
 
 
 def write_multi_class(folder: Path, accuracy: ClientAccuracy = ACCURACY, **more: Any) -> Path:
@@ -113,11 +60,6 @@ def comparison_html(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(params=["run_html", "comparison_html", "multi_class_html"])
 def html(request: pytest.FixtureRequest) -> str:
     return str(request.getfixturevalue(request.param))
-
-
-def body_text(html: str) -> str:
-    text = "".join(ElementTree.fromstring(html).itertext())
-    return re.sub(r"\s+", " ", text)
 
 
 def test_a_report_is_well_formed(html: str) -> None:

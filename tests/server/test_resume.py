@@ -20,6 +20,7 @@ from server.runs.folder import RunFolder
 from server.simulation import backends
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, needs_of
+from tests.server.killing import Killed, kill_at
 
 ROUNDS = "run.rounds=4"
 WRAPPED = (
@@ -46,26 +47,6 @@ def counted(request: pytest.FixtureRequest, record_property: Callable[[str, obje
     if kind := KINDS.get(request.node.originalname):
         record_property("survived", kind)
         record_property("same model", kind)
-
-
-class Killed(BaseException):
-    """Nothing of ours catches it."""
-
-
-def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool = False) -> None:
-    """The process dies in the given call of a function, before or after its work."""
-    original, calls = getattr(owner, name), iter(range(1, 10_000))
-
-    def dying(*arguments: Any, **options: Any) -> Any:
-        this = next(calls)
-        if this == call and not after:
-            raise Killed
-        result = original(*arguments, **options)
-        if this == call:
-            raise Killed
-        return result
-
-    monkeypatch.setattr(owner, name, dying)
 
 
 def killed(folder: Path, owner: Any, name: str, call: int, *overrides: str, after: bool = False) -> None:

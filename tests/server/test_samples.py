@@ -102,7 +102,7 @@ def changed(one: Experiment, **sections: Any) -> Experiment:
 
 
 def test_a_run_keeps_its_images_out_of_the_summary_and_shows_them_with_a_warning(tmp_path: Path) -> None:
-    federation(tmp_path, "run.rounds=1")
+    federation(tmp_path, "run.rounds=1", pages=True)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     pictures = [e.get("src", "") for e in ElementTree.fromstring(page).iter() if e.tag == "img"]
     assert pictures
@@ -114,7 +114,7 @@ def test_a_run_keeps_its_images_out_of_the_summary_and_shows_them_with_a_warning
 
 
 def test_without_its_file_of_images_a_run_has_a_report_without_images(tmp_path: Path) -> None:
-    federation(tmp_path, "run.rounds=1", "evaluation.sample_grid=false")
+    federation(tmp_path, "run.rounds=1", "evaluation.sample_grid=false", pages=True)
     page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
     assert not (tmp_path / "run" / "samples.json").exists()
     assert "<img" not in page

@@ -1,7 +1,6 @@
 """What every registered method promises, whatever it does: real digits, unlike sites, real records, in this process."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,69 +8,29 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from common.config import ExperimentFile, plan_of
-from common.models.network import build
-from common.models.state import layout_of, read_state
+from common.config import ExperimentFile
 from common.security.audit import Audit
 from common.security.audit_check import check
-from common.simulation import simulated_data
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
-from common.wire.records import EvaluateReply, EvaluateRequest, RollCall, RollCallAnswer, TrainReply, TrainRequest
-from server.simulation.backends import InlineGrid, inline, site_app
-from strategies.base.callbacks import Callbacks
+from common.wire.records import (
+    EvaluateReply,
+    EvaluateRequest,
+    TrainReply,
+    TrainRequest,
+)
+from common.wire.roll_call import RollCall, RollCallAnswer
+from server.simulation.backends import InlineGrid
 from strategies.base.checkpoint import of_bytes, to_bytes
-from strategies.base.round_record import FederationValidation, RoundRecord
 from strategies.base.state import FederationState
-from strategies.registry import STRATEGIES, method_of
-from strategies.rounds.strategy import FederatedAveraging, array_record
+from strategies.registry import STRATEGIES
+from strategies.rounds.strategy import FederatedAveraging
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
+from tests.strategies.leading import POOLED, lead
 
 SITES = ["site-1", "site-2", "site-3"]
 AVERAGING = sorted(name for name, one in STRATEGIES.items() if not one.sequential and one().pooled == "no")
 SEQUENTIAL = sorted(name for name, one in STRATEGIES.items() if one.sequential)
-POOLED = {"centralised"}
-
-
-@dataclass
-class Ran(Callbacks):
-    """A run that was led by hand: its strategy, and every round with the state after it."""
-
-    strategy: FederatedAveraging
-    states: list[FederationState] = field(default_factory=list)
-    records: list[RoundRecord] = field(default_factory=list)
-
-    def on_round(self, record: RoundRecord, state: FederationState) -> None:
-        self.records.append(record)
-        self.states.append(state)
-
-
-def lead(
-    file: ExperimentFile,
-    folder: Path,
-    rounds: int,
-    resumed: FederationState | None = None,
-    wire: Callable[[Any], Any] = lambda grid: grid,
-) -> Ran:
-    """Lead a run over the experiment's sites, which keep their memory in ``folder``."""
-    data, ran = simulated_data(file.experiment, file.base), list[Ran]()
-    sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
-
-    def main(grid: Any) -> None:
-        strategy = method_of(file.experiment)
-        ran.append(Ran(strategy))
-        strategy.prepare(plan_of(file.experiment), file.experiment.participation, "run-1", callbacks=ran[0])
-        contract = strategy.sites.roll_call(wire(grid), sites)
-        network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
-        strategy.settle_model(layout_of(network))
-        if data.server is not None:
-            strategy.use_images(data.server, contract.class_names, "cpu")
-        if resumed is not None:
-            strategy.resume(resumed, FederationValidation())
-        strategy.start(wire(grid), array_record(read_state(network)), rounds)
-
-    inline(main, site_app(file.experiment.model_dump_json(), file.base, folder), sites)
-    return ran[0]
 
 
 def unlike(method: str, folder: Path, *overrides: str) -> ExperimentFile:

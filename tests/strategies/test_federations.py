@@ -82,7 +82,7 @@ def test_every_method_ends_with_a_whole_run_folder(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traffic = overheard(monkeypatch)
-    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), "run.keep_updates=true")
+    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), "run.keep_updates=true", pages=True)
     assert set(summary) >= SUMMARY
     assert json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8")) == json.loads(
         json.dumps(summary)
@@ -218,11 +218,11 @@ def test_a_site_alone_that_diverges_stops_the_run_with_the_reason_and_keeps_no_s
 def test_personal_models_that_cannot_be_tested_are_not_left_out_of_the_mean_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from client.training import rounds
+    from client.training import evaluate_round
 
-    tested = rounds._tested
+    tested = evaluate_round._tested
     fails = {"site-2"}
-    monkeypatch.setattr(rounds, "_tested", lambda work: 1 / 0 if work.site.name in fails else tested(work))
+    monkeypatch.setattr(evaluate_round, "_tested", lambda work: 1 / 0 if work.site.name in fails else tested(work))
     with pytest.raises(TooFewSites, match=r"test: 2 of 3 sites replied\. site-2: .*division by zero"):
         federation(tmp_path, "run.method=individual")
 

@@ -55,7 +55,7 @@ def test_a_site_tells_prototypes_of_its_own_classes_and_difficulties_of_the_othe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traffic = overheard(monkeypatch)
-    summary = federation(tmp_path, *FEW_CLASSES)
+    summary = federation(tmp_path, *FEW_CLASSES, pages=True)
     names = summary["classes"]
     for reply in (reply for reply in replies(traffic) if reply.round >= 2):
         own = np.array([name in summary["sites"][reply.site]["classes"] for name in names])
@@ -64,7 +64,7 @@ def test_a_site_tells_prototypes_of_its_own_classes_and_difficulties_of_the_othe
 
 
 def test_the_run_folder_says_how_sure_the_model_is_of_each_class_and_how_alike_classes_are(tmp_path: Path) -> None:
-    summary = federation(tmp_path, *FEW_CLASSES)
+    summary = federation(tmp_path, *FEW_CLASSES, pages=True)
     run = read_run(tmp_path / "run")
     assert [list(each.learned.difficulty) for each in run.rounds] == [[], *[summary["classes"]] * 3]
     found = run.summary.learned.prototypes
@@ -87,7 +87,7 @@ def test_tags_grow_and_none_is_ever_changed(tmp_path: Path) -> None:
 
 
 def test_only_classes_that_a_site_does_not_annotate_are_tagged(tmp_path: Path) -> None:
-    summary = federation(tmp_path, *FEW_CLASSES)
+    summary = federation(tmp_path, *FEW_CLASSES, pages=True)
     own = [name in summary["sites"]["site-2"]["classes"] for name in summary["classes"]]
     tags = tags_of(tmp_path / "run", "site-2", 4)
     assert (tags[:, own] == -1).all()

@@ -10,12 +10,12 @@ from flwr.app import Message
 from common.config import ParticipationSection
 from common.errors import BadInput
 from common.wire.codec import encode
-from common.wire.records import RefusalNoted, RollCallAnswer
+from common.wire.roll_call import RefusalNoted, RollCallAnswer
 from strategies.registry import method_of
 from strategies.rounds.participation.claims import Claims
 from strategies.rounds.participation.client_manager import Membership
 from strategies.rounds.participation.roll_call import REFUSAL
-from tests.client.test_rounds import plan
+from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
 
 HONEST = ("Effusion", "Nodule")

@@ -18,7 +18,7 @@ from server.runs.verify import verify
 from strategies.registry import STRATEGIES
 from tests.federations import federation, needs_of
 from tests.liars import LIES, Answer, Lying, changed, shifted_trunk
-from tests.server.test_resume import Killed, kill_at
+from tests.server.killing import Killed, kill_at
 
 pytestmark = pytest.mark.slow
 LIAR = "site-2"
@@ -160,14 +160,14 @@ def test_a_model_that_only_shows_itself_broken_later_is_taken_back(
 ) -> None:
     """As if nothing were odd: the trial takes place only when the round is done again."""
     lied(monkeypatch, LIES["1000 times"])
-    held = strategies.rounds.strategy.UpdateTrial.held
+    held = strategies.rounds.round_guard.UpdateTrial.held
 
     def only_repeated(trial: Any, server_round: int, *others: Any, guard: Any, judges: Any) -> Any:
         if guard.repeated != server_round:
             return guard, {}
         return held(trial, server_round, *others, guard=guard, judges=judges)
 
-    monkeypatch.setattr(strategies.rounds.strategy.UpdateTrial, "held", only_repeated)
+    monkeypatch.setattr(strategies.rounds.round_guard.UpdateTrial, "held", only_repeated)
     summary = federation(tmp_path, *plan(3))
     assert list(summary["condemned"]) == [LIAR]
     assert events(tmp_path / "run", "rolled_back")

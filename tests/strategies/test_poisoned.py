@@ -16,7 +16,7 @@ from common.models.state import Head, write_state
 from common.simulation import simulated_data
 from common.wire.records import Groups, TrainReply, TrainRequest
 from tests.federations import experiment
-from tests.strategies.test_contract import lead
+from tests.strategies.leading import lead
 
 pytestmark = pytest.mark.slow
 LIAR, TIMES = "site-3", np.float32(-10)

@@ -9,7 +9,12 @@ from flwr.app import Message
 
 from common.errors import Fault
 from common.wire.codec import decode, encode, payload_bytes
-from common.wire.records import Refusal, RefusalNoted, RollCall, RollCallAnswer
+from common.wire.roll_call import (
+    Refusal,
+    RefusalNoted,
+    RollCall,
+    RollCallAnswer,
+)
 from strategies.base.round_record import TooFewSites, Waiting
 from strategies.rounds.participation.roll_call import (
     REFUSAL,

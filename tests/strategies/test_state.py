@@ -2,14 +2,8 @@
 
 from dataclasses import replace
 
-import numpy as np
-
-from common.models.state import Head, ModelState
 from strategies.base.state import FederationState, with_validation
-
-ONE = ModelState(
-    np.ones(1, np.float32), np.ones(0, np.float32), Head(("a",), np.ones((1, 1), np.float32), np.ones(1, np.float32))
-)
+from tests.strategies.states import ONE
 
 
 def best_after(*judgements: dict[str, float]) -> int:

@@ -18,14 +18,13 @@ from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
     Groups,
-    RollCall,
-    RollCallAnswer,
     TrainReply,
     TrainRequest,
 )
+from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends import inline
+from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import RoundRecord, RunStopped, TooFewSites
-from strategies.rounds.strategy import array_record
 from strategies.unifed.method import SequentialTraining, UniFed
 from strategies.unifed.strategy import SequentialPassing
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard

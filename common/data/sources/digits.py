@@ -1,7 +1,6 @@
 """scikit-learn's handwritten digits (Alpaydin & Kaynak, UCI): comes with the library, no file needed."""
 
 import numpy as np
-from sklearn.datasets import load_digits as read_digits
 
 from common.data.base.image_set import ImageSet, Splits
 from common.data.base.spec import DigitsSpec
@@ -12,6 +11,8 @@ from common.data.tables.labels import own_patients
 
 def load_digits(spec: DigitsSpec) -> Splits:
     """Return 1,797 images, ``(n, 8, 8)``, scaled from 0..16 to 0..255, split 70/10/20; each its own patient."""
+    from sklearn.datasets import load_digits as read_digits  # here: its import takes two seconds
+
     digits = read_digits()
     images = np.round(digits.images * (255 / 16)).astype(np.uint8)
     everything = ImageSet(

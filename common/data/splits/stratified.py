@@ -6,7 +6,6 @@ from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.model_selection import train_test_split
 
 from common.errors import Fault, quoted, stop_on
 
@@ -44,6 +43,8 @@ class Stratified:
         Raises:
             BadInput: If a class has a single patient, or one side has no room for all classes.
         """
+        from sklearn.model_selection import train_test_split  # here: its import takes two seconds
+
         classes = self.classes[numbers]
         stop_on(self._faults(classes, ceil(fraction * len(numbers)), holder))
         left, taken = train_test_split(numbers, test_size=fraction, random_state=self.seed, stratify=classes)

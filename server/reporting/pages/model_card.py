@@ -8,10 +8,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.errors import BadInput, Fault
+from common.metrics.multi_label import GLOBAL_MODEL
 from common.models.saved import DESCRIPTION, SavedModel, read_description
 from common.system import plain_text
 from common.system.files import write_atomically
-from server.federation.evaluation import GLOBAL_MODEL
 from server.reporting import wording
 from server.reporting.coverage import owners
 from server.runs.reader import Run, RunSummary, read_run

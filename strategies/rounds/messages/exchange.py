@@ -59,44 +59,82 @@ def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waitin
     Good replies are yielded as they come and not kept, errors at the end: a lost site that comes back before the
     deadline gets its message again.
     """
-    deadline = time.monotonic() + patience.deadline_s
-    good, errors = 0, dict[int, Message]()  # by node
-    pending = pushed(grid, messages)
-    silent = _nodes(pending)  # by message
-    lost: dict[int, Message] = {}  # node -> the message it should have had
+    going = Outstanding(grid, time.monotonic() + patience.deadline_s)
+    going.send(messages)
     pauses = Pauses()
-    waiting(set(silent.values()), ())
-    while (pending or lost) and time.monotonic() < deadline:
+    waiting(*going.nodes)
+    while (going.pending or going.lost) and time.monotonic() < going.deadline:
         came = False
-        for reply in grid.pull_messages(list(pending)) if pending else ():
-            if (message := pending.pop(reply.metadata.reply_to_message_id, None)) is None:
-                continue
-            node = silent.pop(reply.metadata.reply_to_message_id)
-            if _gone(reply) and time.monotonic() >= deadline - CLOCKS_DIFFER_S:
-                continue  # the deadline is here; the SuperLink saw it first
+        for reply in going.pulled():
             came = True
-            reply.metadata.__dict__["_src_node_id"] = node  # errors that the SuperLink makes come from node 1
-            lost.pop(node, None)
-            errors.pop(node, None)
-            if not reply.has_error():
-                good += 1
+            if going.counts(reply):
                 yield reply
-                continue
-            errors[node] = reply
-            if reply.error.code == NODE_UNAVAILABLE:
-                lost[node] = message
-        if back := _back(grid, lost):
-            again = pushed(grid, [_again(lost.pop(node), deadline) for node in back])
-            pending |= again
-            silent |= _nodes(again)
-        if not pending and not good < patience.enough <= good + len(lost):  # lost sites are needed, and would suffice
+        back = going.send_again()
+        lost_are_needed = going.good < patience.enough <= going.good + len(going.lost)
+        if not going.pending and not lost_are_needed:
             break
         if came or back:
-            waiting({*silent.values(), *lost}, set(lost))
+            waiting(*going.nodes)
             pauses.begin()
-        elif pending or lost:
+        elif going.pending or going.lost:
             pauses.wait()
-    yield from errors.values()
+    yield from going.errors.values()
+
+
+class Outstanding:
+    """The messages of an exchange that have no good reply yet.
+
+    Attributes:
+        pending: Message id -> the message, which is at its site.
+        lost: Node -> the message that it should have had.
+        errors: Node -> its last reply, an error.
+        good: Number of good replies.
+    """
+
+    def __init__(self, grid: Grid, deadline: float) -> None:
+        self._grid, self.deadline, self.good = grid, deadline, 0
+        self.pending: dict[str, Message] = {}
+        self.lost: dict[int, Message] = {}
+        self.errors: dict[int, Message] = {}
+
+    @property
+    def nodes(self) -> tuple[set[int], set[int]]:
+        """The nodes without a good reply, and those of them that are lost."""
+        return {*(one.metadata.dst_node_id for one in self.pending.values()), *self.lost}, set(self.lost)
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Send; what a site that is no longer registered should have had is not waited for."""
+        self.pending |= pushed(self._grid, messages)
+
+    def pulled(self) -> Iterator[Message]:
+        """The replies that have come, each from its site's node."""
+        for reply in self._grid.pull_messages(list(self.pending)) if self.pending else ():
+            if (message := self.pending.pop(reply.metadata.reply_to_message_id, None)) is None:
+                continue
+            if _gone(reply) and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
+                continue  # the deadline is here; the SuperLink saw it first
+            node = message.metadata.dst_node_id
+            reply.metadata.__dict__["_src_node_id"] = node  # errors that the SuperLink makes come from node 1
+            self.lost.pop(node, None)
+            if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
+                self.lost[node] = message
+            yield reply
+
+    def counts(self, reply: Message) -> bool:
+        """Whether a reply is a good one; an error is kept for the end."""
+        node = reply.metadata.src_node_id
+        self.errors.pop(node, None)
+        if reply.has_error():
+            self.errors[node] = reply
+            return False
+        self.good += 1
+        return True
+
+    def send_again(self) -> bool:
+        """Send lost sites that are back their messages again; return whether there were any."""
+        back = sorted(set(self.lost) & set(self._grid.get_node_ids())) if self.lost else []
+        self.send([_again(self.lost.pop(node), self.deadline) for node in back])
+        return bool(back)
 
 
 def pushed(grid: Grid, messages: Sequence[Message]) -> dict[str, Message]:
@@ -109,15 +147,7 @@ def _gone(reply: Message) -> bool:
     return reply.has_error() and reply.error.code in MESSAGE_GONE
 
 
-def _back(grid: Grid, lost: dict[int, Message]) -> list[int]:
-    return sorted(set(lost) & set(grid.get_node_ids())) if lost else []
-
-
 def _again(message: Message, deadline: float) -> Message:
     old = message.metadata
     ttl = max(deadline - time.monotonic(), 1.0)
     return Message(message.content, old.dst_node_id, old.message_type, group_id=old.group_id, ttl=ttl)
-
-
-def _nodes(sent: dict[str, Message]) -> dict[str, int]:
-    return {name: message.metadata.dst_node_id for name, message in sent.items()}

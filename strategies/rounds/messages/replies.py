@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from flwr.app import Message
 
@@ -12,7 +12,7 @@ from common.system.plain_text import shown
 from common.wire.codec import R, decode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.base.round_record import FederationValidation
+from strategies.base.round_record import FederationValidation, RoundRecord
 from strategies.rounds.messages.exchange import MESSAGE_GONE, REFUSED_REPLY
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply)
@@ -70,10 +70,23 @@ def _unwrapped(reason: str) -> str:
     return wrapped[1] if wrapped else reason
 
 
-def told_by(replies: Mapping[str, TrainReply], what: Literal["train_loss", "epsilon"]) -> dict[str, float]:
+def figure_of(replies: Mapping[str, TrainReply], what: Literal["train_loss", "epsilon"]) -> dict[str, float]:
     """One figure of replies, by site; who does not tell it is left out."""
     figures = {site: getattr(reply, what) for site, reply in replies.items()}
     return {site: figure for site, figure in figures.items() if figure is not None}
+
+
+def round_record(server_round: int, replies: Mapping[str, TrainReply], **figures: Any) -> RoundRecord:
+    """What happened in a round: what its replies say, and the figures that the coordinator has."""
+    return RoundRecord(
+        round=server_round,
+        sites=tuple(replies),
+        train_loss=figure_of(replies, "train_loss"),
+        site_seconds={site: reply.seconds for site, reply in replies.items()},
+        epochs={site: reply.epochs for site, reply in replies.items()},
+        epsilon=figure_of(replies, "epsilon"),
+        **figures,
+    )
 
 
 def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply]) -> FederationValidation:

@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from common.config import ParticipationSection, Plan
 from common.contract import Declaration, LabelContract, merge
 from common.errors import BadInput, Fault, stop_on
-from common.wire.records import NO_ARRAYS, Arrays, RollCall
+from common.wire.records import NO_ARRAYS, Arrays
+from common.wire.roll_call import RollCall
 from strategies.base.callbacks import Callbacks
 from strategies.base.known import Known
 from strategies.base.method import Method

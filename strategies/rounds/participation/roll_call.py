@@ -12,7 +12,7 @@ from common.contract import Declaration
 from common.errors import Fault, quoted, stop_on
 from common.security.signatures import Signed, stated
 from common.wire.codec import encode, payload_bytes
-from common.wire.records import Refusal, RollCall, RollCallAnswer
+from common.wire.roll_call import Refusal, RollCall, RollCallAnswer
 from strategies.base.round_record import TooFewSites, Waiting
 from strategies.rounds.messages.exchange import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
 from strategies.rounds.messages.replies import decoded

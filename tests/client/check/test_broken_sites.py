@@ -15,7 +15,7 @@ import client.check.connection
 from client.check.findings import Result, Severity
 from client.connection.exit_codes import ExitCode
 from common import __version__
-from common.wire.codec import WIRE_VERSION
+from common.wire.hello import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.fleet import hello
 from tests.client.check.servers import (

@@ -24,10 +24,10 @@ from client.site.settings import read_file_only
 from common.config import Plan, plan_of, read_experiment
 from common.data.sources.phantom import phantoms
 from common.models.network import build
-from common.wire.records import RollCall
+from common.wire.roll_call import RollCall
 from server.deployment.processes.supervisor import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
-from tests.common.data.test_pictures import dicom
+from tests.common.data.dicom_files import dicom
 from tests.federations import DIGITS
 from tests.network.real import flwr_client
 

@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
-from pydicom.dataset import FileDataset, FileMetaDataset
-from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 from common.data.images.dicom import dicom_pixels, windowed
 from common.data.images.reading import ImageForm, ImageStore, decode_all, picture, resized, shaped
+from tests.common.data.dicom_files import dicom
 
 
 def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
@@ -87,34 +85,6 @@ def test_images_over_the_memory_budget_are_mapped_from_a_file_that_leaves_no_tra
     assert isinstance(decoded.images, np.memmap)
     assert (decoded.images == 99).all()
     assert list(tmp_path.iterdir()) == []
-
-
-def dicom(pixels: NDArray[np.uint16], **elements: Any) -> bytes:
-    """A secondary capture of 12-bit grey pixels ``(rows, columns)``."""
-    meta = FileMetaDataset()
-    meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    meta.MediaStorageSOPInstanceUID = UID("1.2.3")
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
-    settings: dict[str, Any] = {
-        "SOPClassUID": SecondaryCaptureImageStorage,
-        "SOPInstanceUID": "1.2.3",
-        "Rows": pixels.shape[-2],
-        "Columns": pixels.shape[-1],
-        "SamplesPerPixel": 1,
-        "PhotometricInterpretation": "MONOCHROME2",
-        "BitsAllocated": 16,
-        "BitsStored": 12,
-        "HighBit": 11,
-        "PixelRepresentation": 0,
-        "PixelData": pixels.tobytes(),
-        **elements,
-    }
-    for name, value in settings.items():
-        setattr(dataset, name, value)
-    buffer = io.BytesIO()
-    dataset.save_as(buffer, enforce_file_format=True)
-    return buffer.getvalue()
 
 
 RAMP = np.array([[0, 1000, 2000, 4000]], dtype=np.uint16)

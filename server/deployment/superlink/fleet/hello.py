@@ -7,8 +7,7 @@ from typing import Any, Literal
 import grpc
 
 from common import __version__
-from common.wire.codec import WIRE_VERSION
-from common.wire.hello import METHOD, SERVICE, Hello
+from common.wire.hello import METHOD, SERVICE, WIRE_VERSION, Hello
 from server.deployment.superlink.fleet.authentication import CallRefused, signed_by, signed_headers
 
 

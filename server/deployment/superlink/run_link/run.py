@@ -59,35 +59,15 @@ def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid
     set_steady(OF_A_RUN, clock_file(coordinator))
     control.stop_left()
     run_id = control.start_run()
-    names = RuntimeVersionHttpInterceptor(component_name="SuperExec")
-    protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-    secret = SuperExecAuthHttpInterceptor(
-        master_secret=secret_file(coordinator).read_bytes(), protected_methods=protected
-    )
-    certificate, ours = coordinator.ca_certificate.read_bytes(), SecretInterceptor(coordinator)
-    executor = RuntimeHttpClient.from_server_address(
-        coordinator.control_address, False, certificate, [names, secret, ours], retry_invoker=retrying()
-    )
-    try:
-        token = _acquired(executor)
-    except SuperLinkGone:
-        control.stop_run(run_id)
-        raise
-    finally:
-        executor.close()
+    token = _token(coordinator, control, run_id)
     files = ObjectFiles(object_folder(coordinator))
     signing = Signing(*signing_identity(coordinator), lambda: _addressees(coordinator, control))
     grid = NetworkGrid(coordinator, token, files=files, signing=signing)
-    runtime = grid.runtime
-    heart = HeartbeatSender(_heartbeat(runtime))
+    heart = HeartbeatSender(_heartbeat(grid.runtime))
     ended, why = SubStatus.FAILED, "ended by an error"
     try:
         heart.start()
-        given = runtime.PullTaskInput(PullTaskInputRequest())
-        TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
-        TaskIdentity.node_id = given.context.node_id
-        grid.set_run(run_from_proto(given.run))
-        assert given.run.run_id == run_id, "one run at a time holds this folder's lock"
+        _take_task(grid, run_id)
         yield grid
         ended, why = SubStatus.COMPLETED, ""
     except (SystemExit, KeyboardInterrupt):
@@ -98,12 +78,50 @@ def _run_on(coordinator: Coordinator, control: Control) -> Iterator["NetworkGrid
     finally:
         if heart.is_running:
             heart.stop()
-        grid.patience(1)
-        try:
-            runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=ended, details=why))
-        except httpx.HTTPError:
-            logging.getLogger(__name__).info("the SuperLink was not told that run %s ended", run_id)
-        grid.close()
+        _give_back(grid, ended, why)
+
+
+def _token(coordinator: Coordinator, control: Control, run_id: int) -> str:
+    """The token of the run's task.
+
+    Raises:
+        SuperLinkGone: If the SuperLink does not hand the task out; then the run is stopped.
+    """
+    names = RuntimeVersionHttpInterceptor(component_name="SuperExec")
+    protected = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+    secret = SuperExecAuthHttpInterceptor(
+        master_secret=secret_file(coordinator).read_bytes(), protected_methods=protected
+    )
+    certificate, ours = coordinator.ca_certificate.read_bytes(), SecretInterceptor(coordinator)
+    executor = RuntimeHttpClient.from_server_address(
+        coordinator.control_address, False, certificate, [names, secret, ours], retry_invoker=retrying()
+    )
+    try:
+        return _acquired(executor)
+    except SuperLinkGone:
+        control.stop_run(run_id)
+        raise
+    finally:
+        executor.close()
+
+
+def _take_task(grid: "NetworkGrid", run_id: int) -> None:
+    """Begin the task: Flower reads its identity from where this puts it."""
+    given = grid.runtime.PullTaskInput(PullTaskInputRequest())
+    TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+    TaskIdentity.node_id = given.context.node_id
+    grid.set_run(run_from_proto(given.run))
+    assert given.run.run_id == run_id, "one run at a time holds this folder's lock"
+
+
+def _give_back(grid: "NetworkGrid", ended: str, why: str) -> None:
+    """Report how the task ended, and close the connection."""
+    grid.patience(1)
+    try:
+        grid.runtime.PushTaskOutput(PushTaskOutputRequest(sub_status=ended, details=why))
+    except httpx.HTTPError:
+        logging.getLogger(__name__).info("the SuperLink did not receive how run %s ended", TaskIdentity.run_id)
+    grid.close()
 
 
 def _addressees(coordinator: Coordinator, control: Control) -> dict[int, Addressee]:

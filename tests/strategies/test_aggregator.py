@@ -10,8 +10,8 @@ import pytest
 
 from common.models.state import Head, ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.base import gathering
-from strategies.base.gathering import Assembly, Gathering
+from strategies.base import aggregator
+from strategies.base.aggregator import Assembly, Gathering
 from strategies.surgical import OwnersMean
 from tests.strategies.folds import aggregated
 
@@ -43,7 +43,7 @@ def bits(model: ModelState) -> bytes:
 def test_whoever_is_first_the_bits_are_the_same(
     order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
     together = Gathering(MODEL, SITES, "samples", OwnersMean)
     for site in order:
         left = together.take(REPLIES[site])
@@ -65,7 +65,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "IN_MEMORY", 0)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
     together = Gathering(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
         together.take(REPLIES[site])
@@ -76,7 +76,7 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
 def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by_name(
     in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
     kept = Assembly(tmp_path)
     for site in ("west", "east", "south", "north"):
         assert kept.take(REPLIES[site]).update == Groups()
@@ -95,7 +95,7 @@ def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "IN_MEMORY", 1)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", 1)
     some, alive = Gathering(MODEL, SITES, "uniform", OwnersMean), []
     for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
         came = reply(site, 3)

@@ -1,0 +1,83 @@
+"""The final model's SHA-256 of every method, and of each wrapper on one: the same before and after a change.
+
+    python benchmarks/model_hashes.py > before.json       # at the old commit
+    python benchmarks/model_hashes.py --like before.json  # at the new one; ends with 1 where a hash differs
+
+Three sites of scikit-learn's digits, four rounds, in one process or on Ray. The hashes depend on the libraries and the
+processor: compare runs of one environment only.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from strategies.registry import STRATEGIES
+from tests.federations import federation, needs_of
+
+ROUNDS = "run.rounds=4"
+WRAPPED: Mapping[str, tuple[str, ...]] = {
+    "proximal": ("method.proximal_mu=0.1",),
+    "clip": ("method.clip_update=0.5",),
+    "float16": ('method.compress_update="float16"',),
+    "int8": ('method.compress_update="int8"',),
+    "adam": ('method.server_optimizer={kind="adam"}',),
+    "yogi": ('method.server_optimizer={kind="yogi"}',),
+    "momentum": ('method.server_optimizer={kind="momentum"}',),
+    "median": ('method.mean={kind="coordinate_median"}',),
+    "trimmed": ('method.mean={kind="trimmed_mean", fraction=0.34}',),
+    "krum": ("partition.sites=5", 'method.mean={kind="krum", byzantine=1}'),
+    "samples": ('method.weighting="samples"',),
+    "fedbn": ('method.trunk="fedbn"',),
+    "warmup": ("method.warm_up_epochs=1",),
+    "secagg": ("partition.sites=4", "privacy.secure_aggregation=true"),
+    "privacy": (
+        'privacy.level="update"',
+        "privacy.noise_multiplier=0.05",
+        'evaluation.result="last"',
+        'model.norm="group"',
+    ),
+    "drop": ('participation.far_updates="drop"', "participation.min_sites=2"),
+    "noguard": ('participation.guard="off"',),
+    "some": ("participation.sites_per_round=2",),
+}
+
+
+def cases(methods: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Name of a run -> overrides of the digits experiment."""
+    plain = {name: (ROUNDS, f"run.method={name}", *needs_of(name)) for name in methods}
+    wrapped = {f"surgical+{name}": (ROUNDS, *overrides) for name, overrides in WRAPPED.items()}
+    return plain | wrapped
+
+
+def model_sha256(overrides: Iterable[str]) -> str:
+    """The hash that a run ends with."""
+    with tempfile.TemporaryDirectory() as folder:
+        return str(federation(Path(folder), *overrides)["model_sha256"])
+
+
+def main() -> None:
+    """Print the hashes as JSON; compare them with earlier ones where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=("inline", "ray"), default="inline")
+    parser.add_argument("--only", nargs="*", help="names of runs")
+    parser.add_argument("--like", type=Path, help="JSON of an earlier run of this program")
+    arguments = parser.parse_args()
+    found: dict[str, str] = {}
+    for name, overrides in cases(STRATEGIES).items():
+        if arguments.only and name not in arguments.only:
+            continue
+        found[name] = model_sha256([*overrides, f"simulation.backend={arguments.backend}"])
+        print(f"{name:24} {found[name][:16]}", file=sys.stderr, flush=True)
+    print(json.dumps(found, indent=1))
+    if arguments.like:
+        earlier = json.loads(arguments.like.read_text(encoding="utf-8"))
+        differ = [name for name, sha256 in found.items() if sha256 != earlier.get(name)]
+        print(f"{len(found) - len(differ)} of {len(found)} equal; different: {differ}", file=sys.stderr)
+        sys.exit(1 if differ else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The hospital's half of an evaluation: how good the received model is on the site's own images."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from client.site.disclosure import told_metrics
+from client.site.site import Site
+from client.training.correct_counts import NOT_TESTED, counts_right_images, tally_of
+from client.training.own_parts import parts_in_best_round
+from client.training.score_release import NOTHING_TOLD, ToldScores, told_scores
+from client.training.work import Work, put, unpack, validated
+from common.metrics.multi_label import ClassMetrics, per_class
+from common.models.inference import label_matrix, scores_of
+from common.models.saved import save_model
+from common.models.state import layout_of, read_state, state_sha256
+from common.system.seeds import seed_of
+from common.wire.bounds import loss_told
+from common.wire.records import EvaluateReply, EvaluateRequest
+from common.wire.roll_call import UNKNOWN_COUNT
+from strategies.local.training import (
+    Examples,
+    Validation,
+    reproducible,
+)
+
+
+def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
+    """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part."""
+    work = unpack(site, request)
+    plan, method, network = work.plan, work.method, work.network
+    with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
+        validation = work.examples("validation")
+        found = validated(work, validation)
+        tally = tally_of(work) if counts_right_images(work) and not request.test else NOT_TESTED
+        if request.test and method.keeps_local_parts:
+            found = _put_best(work, request, validation, found)
+            save_model(site.folder / "model", network, label_contract_sha256=request.contract)
+        metrics, spread = _tested(work) if request.test else ({}, NOTHING_TOLD)
+    found = found if site.tells("validation") else Validation()
+    reply = _evaluation(request, site.name, found, metrics, state_sha256(read_state(network), layout_of(network)))
+    return replace(reply, **tally, **spread)
+
+
+def _put_best(work: Work, request: EvaluateRequest, validation: Examples, current: Validation) -> Validation:
+    """Put this site's own parts of the best round in place; return how good the network is with them."""
+    memory, method = work.memory, work.method
+    if method.selection == "site":
+        better = current.loss is not None and current.loss < memory.best_loss  # False where the last round diverged
+        best = memory.parts if better else memory.best
+    else:
+        best = parts_in_best_round(memory, request, memory.parts) or memory.parts
+    put(work.network, best)
+    return validated(work, validation)
+
+
+def _tested(work: Work) -> tuple[dict[str, ClassMetrics], ToldScores]:
+    """Metrics and spread of scores on the test part, for the classes the site annotates and the network has."""
+    test, network = work.site.test, work.network
+    if not len(test) or not work.site.policy.test_metrics:
+        return {}, NOTHING_TOLD
+    scores = scores_of(network, work.site.pixels("test"), work.plan.training.precision)
+    rows = [row for row, name in enumerate(network.class_names) if name in test.class_names]
+    names = tuple(network.class_names[row] for row in rows)
+    own, labels = scores[:, rows], label_matrix(test, names).numpy()
+    hidden, policy = work.site.hides("test"), work.site.policy
+    metrics = {
+        name: told_metrics(one, policy, hidden=name in hidden) for name, one in per_class(own, labels, names).items()
+    }
+    return metrics, told_scores(policy, own, labels, names, hidden) if work.plan.evaluation.pooled else NOTHING_TOLD
+
+
+def _evaluation(
+    request: EvaluateRequest, site: str, found: Validation, metrics: dict[str, ClassMetrics], sha256: str
+) -> EvaluateReply:
+    names = tuple(metrics)
+    column: Callable[[str], tuple[float, ...]] = lambda key: tuple(_columns(metrics, key))  # noqa: E731
+    return EvaluateReply(
+        run=request.run,
+        round=request.round,
+        site=site,
+        validation_loss=loss_told(found.loss),
+        validation_auroc=found.mean_auroc,
+        class_names=names,
+        auroc=column("auroc"),
+        average_precision=column("average_precision"),
+        balanced_accuracy=column("balanced_accuracy"),
+        positives=tuple(_count(metrics[name].positives) for name in names),
+        negatives=tuple(_count(metrics[name].negatives) for name in names),
+        model_sha256=sha256,
+    )
+
+
+def _count(count: int | None) -> int:
+    return UNKNOWN_COUNT if count is None else count
+
+
+def _columns(metrics: dict[str, ClassMetrics], key: str) -> Iterator[float]:
+    for one in metrics.values():
+        value = getattr(one, key)
+        yield np.nan if value is None else float(value)

@@ -1,0 +1,189 @@
+"""The hospital's half of a round: evaluate what came, train, answer with new minus received."""
+
+import time
+from dataclasses import dataclass, replace
+
+import torch
+
+from client.site.disclosure import few_of_rows, told_statistics
+from client.site.site import Site
+from client.training.correct_counts import NOT_TESTED, TestCounts, counts_right_images, tally_of
+from client.training.own_parts import Kept, keep
+from client.training.work import Work, unpack, validated
+from common.models.state import Head, ModelState, read_state, write_state
+from common.system.seeds import seed_of
+from common.wire.bounds import loss_told
+from common.wire.records import (
+    Arrays,
+    Groups,
+    TrainReply,
+    TrainRequest,
+)
+from strategies.base.method import Method
+from strategies.local.clipping import clipped
+from strategies.local.compression import compressed
+from strategies.local.objective import LocalRound, Situation
+from strategies.local.training import (
+    Epoch,
+    Examples,
+    Judge,
+    Trained,
+    Validation,
+    optimizer_for,
+    plain,
+    refuse_diverged,
+    reproducible,
+    restore_optimizer,
+    train,
+    train_epoch,
+    train_until_settled,
+    validate,
+)
+from strategies.privacy.updates import NoisyReply
+
+
+@dataclass(frozen=True)
+class Shield:
+    """What makes a round private; nothing where both are None.
+
+    Attributes:
+        epoch: Trains an epoch.
+        reply: Makes an update and a method's statistics noisy.
+    """
+
+    epoch: Epoch | None = None
+    reply: NoisyReply | None = None
+
+
+BARE = Shield()
+
+
+def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> TrainReply:
+    """Take part in one round; the site's memory of it is on disk before the answer leaves."""
+    began = time.monotonic()
+    work = unpack(site, request)
+    found, tally, result = _trained(work, request, shield.epoch)
+    update = Groups() if request.ranks else update_of(work, result.state)
+    statistics = result.statistics
+    if shield.reply is not None:
+        update, statistics = shield.reply(update, statistics)
+    update, unsent = compressed(update, work.memory.unsent, work.method.parameters.compress_update)
+    if not request.ranks:
+        keep(work, request, found.loss, result.state, Kept(result.optimizer, result.notes, unsent))
+    said = found if site.tells("validation") else Validation()
+    return TrainReply(
+        run=request.run,
+        round=request.round,
+        site=site.name,
+        train_samples=site.train_samples,
+        train_loss=loss_told(result.last_loss),
+        validation_loss=loss_told(said.loss),
+        validation_auroc=said.mean_auroc,
+        seconds=time.monotonic() - began,
+        update=update,
+        epochs=result.epochs,
+        statistics=statistics,
+        **tally,
+    )
+
+
+@dataclass(frozen=True)
+class TrainedHere:
+    """What training made.
+
+    Attributes:
+        notes: What the method notes for the site's next round.
+        statistics: What the method sends beside the update.
+    """
+
+    state: ModelState
+    last_loss: float
+    epochs: int
+    optimizer: torch.optim.Optimizer
+    notes: Arrays
+    statistics: Arrays
+
+
+def _trained(work: Work, request: TrainRequest, epoch: Epoch | None) -> tuple[Validation, TestCounts, TrainedHere]:
+    """Judge the received model, then train it; every random number is drawn from the round's own seed."""
+    site, plan, method, network = work.site, work.plan, work.method, work.network
+    seed = seed_of(plan.run.seed, request.round, site.name)
+    with reproducible(seed, plan.training.threads) as generator:
+        validation = work.examples("validation")
+        found = validated(work, validation)
+        tested = counts_right_images(work) and not method.sequential  # else it is no model of a round
+        tally = tally_of(work) if tested else NOT_TESTED
+        examples, received, notes = work.examples("train"), request.statistics, work.memory.notes
+        local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
+        if request.counted == 0:  # the first round that this site takes part in
+            warm_up(work, validation, generator)
+        trained, optimizer = fine_tune(work, local, None if request.ranks else validation, generator, epoch)
+        state = read_state(network)
+        refuse_diverged(state, trained.last_loss)
+        few = few_of_rows(site.train, network.class_names, site.policy)
+        own = local.statistics(network, trained.losses)
+        statistics = told_statistics(own, method.traffic.statistics, few, site.policy)
+    kept = local.notes(network)
+    return found, tally, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
+
+
+def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> None:
+    """Train neck and head with the backbone frozen; keep the epoch with the lowest validation loss (specs 1.4)."""
+    spec, method, network = work.plan.training, work.method, work.network
+    if not method.warm_up.epochs:
+        return
+    optimizer = optimizer_for(network, spec, method.warm_up.lr)
+    exercise = work.exercise(LocalRound(plain(method.loss)), backbone_frozen=True)
+    best, best_loss = read_state(network), float("inf")
+    for _ in range(method.warm_up.epochs):
+        train_epoch(network, exercise, optimizer, generator)
+        loss = validate(network, validation, method.loss, spec).loss
+        if loss is None or loss < best_loss:
+            best, best_loss = read_state(network), best_loss if loss is None else loss
+    write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
+
+
+def fine_tune(
+    work: Work,
+    local: LocalRound,
+    validation: Examples | None,
+    generator: torch.Generator,
+    epoch: Epoch | None = None,
+) -> tuple[Trained, torch.optim.Optimizer]:
+    """Train the local epochs of a round: as many as the experiment says, or until the validation loss settles.
+
+    Args:
+        validation: None for the one epoch of a ranking.
+    """
+    spec, method, network = work.plan.training, work.method, work.network
+    network.requires_grad_(True)
+    optimizer = optimizer_for(network, spec, spec.lr * local.lr_factor)
+    if not spec.reset_optimizer:
+        restore_optimizer(network, optimizer, work.memory.optimizer)
+    exercise = work.exercise(local, epoch=epoch)
+    if validation is None:
+        once = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
+        return train(network, once, optimizer, generator), optimizer
+    if method.settling is None:
+        return train(network, exercise, optimizer, generator), optimizer
+    judge = Judge(validation, method.loss, method.settling)
+    return train_until_settled(network, exercise, optimizer, generator, judge), optimizer
+
+
+def update_of(work: Work, trained: ModelState) -> Groups:
+    """New minus received, for the groups and rows that the method averages, clipped if it says so."""
+    method = work.method
+    update = difference(trained, work.received, method, work.site.declaration.canonical)
+    return update if (longest := method.parameters.clip_update) is None else clipped(update, longest)
+
+
+def difference(trained: ModelState, received: ModelState, method: Method, annotated: tuple[str, ...]) -> Groups:
+    """New minus received, for the groups and head rows that the method averages."""
+    sent = method.rows_sent(trained.head.class_names, annotated)
+    now, before = trained.head.rows(sent), received.head.rows(sent)
+    head = Head(sent, now.weight - before.weight, now.bias - before.bias)
+    return Groups(
+        trained.trunk - received.trunk if method.traffic.trunk else None,
+        trained.norm - received.norm if method.sends_norm else None,
+        head if method.traffic.head else None,
+    )

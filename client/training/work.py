@@ -1,0 +1,88 @@
+"""What a request of a round asks of a site: the network with the model in it, and the images."""
+
+from dataclasses import dataclass, field, replace
+
+from client.site.site import Site
+from client.site.site_state import Memory, MemoryFolder
+from client.training.network_cache import empty_network
+from common.config import Plan
+from common.data.base.image_set import ImageSet
+from common.errors import quoted
+from common.models.network import SplitNetwork
+from common.models.state import ModelState, write_state
+from common.wire.errors import WireError
+from common.wire.records import EvaluateRequest, Groups, TrainRequest
+from strategies.base.method import Method
+from strategies.local.objective import LocalRound
+from strategies.local.training import (
+    Epoch,
+    Examples,
+    Exercise,
+    Frozen,
+    Validation,
+    examples_of,
+    validate,
+)
+from strategies.registry import method_of
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request, unpacked: who does what with which network.
+
+    Attributes:
+        received: The model as sent, with the parts that never left this site put back.
+    """
+
+    site: Site
+    plan: Plan
+    method: Method
+    network: SplitNetwork
+    received: ModelState
+    folder: MemoryFolder
+    memory: Memory
+    _examples: dict[str, Examples] = field(default_factory=dict)
+
+    def examples(self, part: str) -> Examples:
+        """Images of ``train`` or ``validation`` with the labels of the rows the network has; made once a request."""
+        if part not in self._examples:
+            images: ImageSet = getattr(self.site, part)
+            self._examples[part] = examples_of(images, self.site.pixels(part), self.network.class_names)
+        return self._examples[part]
+
+    def exercise(self, local: LocalRound, *, backbone_frozen: bool = False, epoch: Epoch | None = None) -> Exercise:
+        """What is trained on, and how."""
+        frozen = Frozen(norm=self.method.frozen_norm, backbone=backbone_frozen)
+        examples, plan = self.examples("train"), self.plan
+        return Exercise(examples, local.objective, plan.training, plan.augmentation, frozen, epoch)
+
+
+def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
+    """Fill the network with a request's model and with the parts of it that never left this site.
+
+    Raises:
+        WireError: If the request's head rows are not those that this site holds in this method.
+    """
+    plan = Plan.model_validate_json(request.plan)
+    method = method_of(plan)
+    own = site.declaration.canonical
+    if method.traffic.rows == "own" and request.class_names != own:
+        raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
+    folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
+    memory = folder.recall(request.counted, site.tell, forget=isinstance(request, TrainRequest))
+    network = empty_network(plan.model, request.class_names, site.device)
+    whole = memory.parts.over(request.model).model()
+    received = replace(whole, head=whole.head.rows(request.class_names))
+    put(network, Groups.of_model(received))
+    return Work(site, plan, method, network, received, folder, memory)
+
+
+def put(network: SplitNetwork, groups: Groups) -> None:
+    """Overwrite the groups that are there."""
+    write_state(network, trunk=groups.trunk, norm=groups.norm, head=groups.head)
+
+
+def validated(work: Work, validation: Examples) -> Validation:
+    """How good the network is on the validation part; no class of few patients counts in the AUROC."""
+    hidden = work.site.hides("validation")
+    return validate(work.network, validation, work.method.loss, work.plan.training, hidden)

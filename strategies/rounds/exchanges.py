@@ -1,0 +1,206 @@
+"""What every method does with its sites: prepare a run, ask, collect the replies that count.
+
+The rounds that are made of it: :mod:`strategies.rounds.strategy`.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from common.config import ParticipationSection, Plan
+from common.contract import LabelContract
+from common.models.state import Layout, ModelState
+from common.wire.records import Arrays
+from strategies.base.callbacks import Callbacks
+from strategies.base.known import Known
+from strategies.base.method import Method
+from strategies.base.round_record import FederationValidation, TooFewSites, Waiting
+from strategies.base.state import FederationState
+from strategies.rounds.messages.exchange import Patience, exchange
+from strategies.rounds.messages.quarantine import received
+from strategies.rounds.messages.replies import Replies, Reply
+from strategies.rounds.messages.requests import Requests
+from strategies.rounds.participation.claims import ClaimsBySite, no_lists
+from strategies.rounds.participation.client_manager import Membership
+from strategies.rounds.participation.roll_call import Registered
+from strategies.rounds.round_guard import RoundGuard
+
+
+class Exchanges(Method):
+    """The base of :class:`~strategies.rounds.strategy.FederatedAveraging`: one exchange with the sites after the other.
+
+    Attributes:
+        sites: Who takes part.
+        state: The coordinator's, after the last round.
+        last_validation: What the sites said of the present model.
+        requests: Of the exchange that is going on, or was the last.
+        guard: Looks for sites that harm the model.
+    """
+
+    def prepare(
+        self,
+        plan: Plan,
+        participation: ParticipationSection,
+        run: str,
+        *,
+        callbacks: Callbacks | None = None,
+        registered: Registered | None = None,
+        claims: ClaimsBySite = no_lists,
+        scratch: Path | None = None,
+    ) -> Self:
+        """Make ready to coordinate one run; a hospital never does.
+
+        Args:
+            plan: The part of the experiment that hospitals receive.
+            run: Identifier of the run.
+            callbacks: Receive what happens.
+            registered: The names of nodes; None in simulation.
+            claims: What each site was admitted for.
+            scratch: Folder for what must wait on disk; the system's own for temporary files where None.
+        """
+        self.plan, self.participation, self.run = plan, participation, run
+        self.callbacks, self._scratch = callbacks or Callbacks(), scratch
+        self._resumed: FederationState | None = None
+        self.guard = RoundGuard(self, plan, participation, self.callbacks)
+        self.sites = Membership(
+            self, plan, participation, run, callbacks=self.callbacks, registered=registered, claims=claims
+        )
+        self.state: FederationState
+        self.last_validation = FederationValidation()
+        self.requests: Requests  # of the exchange that is going on, or was the last
+        self._plan_json = plan.model_dump_json()
+        return self
+
+    def settle_model(self, layout: Layout) -> LabelContract:
+        """Fix the layout of the model, after the roll call; see :meth:`Membership.settle_model`."""
+        self.guard.settle_model(layout)
+        return self.sites.settle_model(layout.signature)
+
+    def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
+        """Have :meth:`start` go on from a state of this run, and from what was said of its model."""
+        self._resumed, self.last_validation = state, last_validation
+
+    @property
+    def result(self) -> ModelState:
+        """The model that the run ends with, as things stand."""
+        return self.state.model if self.plan.evaluation.result == "last" else self.state.selected
+
+    @property
+    def result_round(self) -> int:
+        """Round of the result; -1 where no model was judged yet."""
+        return self.state.round if self.plan.evaluation.result == "last" else self.state.best_round
+
+    @property
+    def chosen_round(self) -> int | None:
+        """The round whose model the federation chose by validation loss; None where nobody chose, or each site did."""
+        chooses = self.selection == "federation" and self.plan.evaluation.result == "best"
+        return self.state.best_round if chooses and self.state.best_round >= 0 else None
+
+    @property
+    def known(self) -> Known:
+        """What the coordinator knows after the last round."""
+        return self.sites.known(self.state.round, self.state.statistics)
+
+    # ------------------------------------------------------------------ requests
+
+    def new_requests(self, server_round: int) -> Requests:
+        """Begin an exchange."""
+        self.requests = Requests(
+            method=self,
+            plan=self.plan,
+            plan_json=self._plan_json,
+            run=self.run,
+            deadline_s=self.participation.round_deadline_s,
+            known=self.known_in(server_round),
+            state=self.state,
+            best=self.result_round,
+            nodes={site: member.node_id for site, member in self.sites.members.items()},
+            total_down=self.sites.bytes_down,
+        )
+        return self.requests
+
+    def given(self, server_round: int) -> Callable[[str], Arrays]:
+        """What gives the statistics that each site receives in this round."""
+        return self.statistics_for(self.known_in(server_round))
+
+    def known_in(self, server_round: int) -> Known:
+        """What the coordinator knows when a round begins or ends."""
+        return self.sites.known(server_round, self.state.statistics)
+
+    def train_message(self, site: str, model: ModelState, statistics: Arrays) -> Message:
+        """Ask a site to train; before round 1 and in secure aggregation its reply holds no update."""
+        update = self.requests.known.round > 0 and not self.plan.privacy.secure_aggregation
+        return self.requests.train(site, model, statistics, update=update)
+
+    def evaluate_messages(
+        self, server_round: int, model: ModelState, *, test: bool, sites: Collection[str] | None = None
+    ) -> list[Message]:
+        requests = self.new_requests(server_round)
+        taking_part = set(self.sites.members) - set(self.state.guard.liars)
+        return [requests.evaluate(site, model, test=test) for site in sorted(taking_part if sites is None else sites)]
+
+    # ------------------------------------------------------------------ replies
+
+    def exchanged(
+        self,
+        grid: Grid,
+        messages: Iterable[Message],
+        phase: str,
+        server_round: int,
+        deadline_s: float,
+        enough: int | None = None,
+    ) -> Iterator[Message]:
+        """Send, and yield replies as they come; the callbacks receive who is waited for.
+
+        Args:
+            enough: Good replies that make it worth not waiting for lost sites; ``min_sites`` where left out.
+        """
+        names = {member.node_id: site for site, member in self.sites.members.items()}
+        ends = time.monotonic() + deadline_s
+
+        def waiting(silent: Collection[int], lost: Collection[int]) -> None:
+            sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (silent, lost))
+            self.callbacks.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
+
+        sent = list(messages)
+        enough = self.sites.needed(len(sent)) if enough is None else enough
+        return exchange(grid, sent, Patience(deadline_s, enough), waiting)
+
+    def received(
+        self,
+        replies: Iterable[Message],
+        expected: type[Reply],
+        keep: Callable[[Reply], Reply] = lambda reply: reply,
+        refuse: Callable[[str], None] = lambda site: None,
+    ) -> Replies[Reply]:
+        """Pass the replies to the present requests through the quarantine; see :func:`received` there."""
+        came = received(
+            self.requests,
+            replies,
+            expected,
+            on_reply=self.callbacks.on_reply,
+            largest_share=self.participation.largest_share,
+            keep=keep,
+            refuse=refuse,
+        )
+        self.sites.bytes_up.update(came.bytes_up)
+        return came
+
+    def needed(self, came: Replies[Reply], condemned: int = 0) -> int:
+        """How many replies to an exchange make it count.
+
+        With ``min_sites = 0`` that is every site. But a site that sends what cannot count must not end the run for the
+        others, so the guard does not wait for it; one that is away or gives up with an error is still waited for.
+        """
+        out = condemned + (len(came.unfit) if self.guard.on else 0)
+        return max(self.sites.needed(len(self.requests.expected) - out), 1)
+
+
+def too_few(what: str, came: Replies[Reply], wanted: int) -> TooFewSites:
+    """Who replied to what, and why the others did not."""
+    reasons = "; ".join(f"{site}: {why}" for site, why in came.absent.items())
+    return TooFewSites(f"{what}: {len(came.accepted)} of {wanted} sites replied. {reasons}")

@@ -1,0 +1,40 @@
+"""A message with arrays."""
+
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.app.metadata import Metadata
+from numpy.typing import NDArray
+
+Record = dict[str, NDArray[Any]]
+
+
+def of_arrays(sent: dict[str, Record]) -> RecordDict:
+    return RecordDict(
+        {
+            name: ArrayRecord({key: Array(np.asarray(array)) for key, array in record.items()})
+            for name, record in sent.items()
+        }
+    )
+
+
+def instruction(content: RecordDict | None, error: Error | None = None) -> Message:
+    metadata = Metadata(
+        run_id=7,
+        message_id="",
+        src_node_id=1,
+        dst_node_id=2,
+        reply_to_message_id="asked",
+        group_id="3",
+        created_at=5.0,
+        ttl=60.0,
+        message_type="train",
+    )
+    return make_message(metadata, content, error)
+
+
+def message(**arrays: NDArray[Any]) -> Message:
+    fields = ConfigRecord({"round": 3, "site": "north"})
+    return instruction(RecordDict({**of_arrays({"update": arrays}), "fields": fields}))

@@ -1,0 +1,74 @@
+"""Run folders made by hand, and the pages that are written of them."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from common.metrics.multi_label import ClassMetrics, summarise
+
+RESULTS = {
+    "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),
+    "hernia": ClassMetrics(None, None, None, 0, 200),
+    "mass": ClassMetrics(0.42, 0.3, 0.5, 30, 170),
+    "$x_1$ & <i>node</i>": ClassMetrics(0.77, 0.35, 0.6, 50, 150),
+    "结节": ClassMetrics(0.66, 0.2, 0.55, 20, 180),
+}
+
+
+NAMES = list(RESULTS)
+
+
+SITES = {"<b>x</b>": NAMES[:3], "north": [NAMES[0], *NAMES[3:]], "south": [NAMES[0], NAMES[1]]}
+
+
+def write(folder: Path, **more: Any) -> Path:
+    folder.mkdir()
+    content = {
+        "name": "surgical <script>alert(1)</script>",
+        "method": "surgical",
+        "backend": "inline",
+        "rounds": 3,
+        "seed": 1,
+        "best_round": 2,
+        "classes": NAMES,
+        "sites": {
+            name: {
+                "classes": c,
+                "train_samples": 1200,
+                "validation_samples": 90,
+                "bytes_up": 1_530_000,
+                "bytes_down": 9,
+            }
+            for name, c in SITES.items()
+        },
+        "test": asdict(summarise(RESULTS, {"edema"}, set(NAMES[2:]))),
+        "per_site": {"north": {"validation_loss": 0.25, "mean_auroc": 0.8, "per_class": {}}},
+        "seconds": {"total": 100.0, "train": 75.0, "aggregate": 5.0, "idle": 20.0},
+        "model_sha256": "ab" * 32,
+        "contract_hash": "cd" * 32,
+        "versions": {"polyclinic": "0.1.0"},
+        "experiment": {"training": {"lr": 5e-5, "schedule": None}, "run": {"seed": 1}},
+        **more,
+    }
+    lines = [
+        {
+            "round": n,
+            "sites": ["<b>x</b>", "north"],
+            "absent": {"south": "no <answer>"},
+            "train_loss": 1 / n,
+            "best": n == 2,
+        }
+        | {"validation_loss": None if n == 1 else 0.5, "validation_auroc": 0.5 + n / 10}
+        for n in (1, 2, 3)
+    ]
+    (folder / "summary.json").write_text(json.dumps(content))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def body_text(html: str) -> str:
+    text = "".join(ElementTree.fromstring(html).itertext())
+    return re.sub(r"\s+", " ", text)

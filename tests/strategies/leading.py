@@ -1,0 +1,61 @@
+"""A method led over scripted sites."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.config import ExperimentFile, plan_of
+from common.models.network import build
+from common.models.state import layout_of, read_state
+from common.simulation import simulated_data
+from server.simulation.backends import inline, site_app
+from strategies.base.callbacks import Callbacks
+from strategies.base.flower_arrays import array_record
+from strategies.base.round_record import FederationValidation, RoundRecord
+from strategies.base.state import FederationState
+from strategies.registry import method_of
+from strategies.rounds.strategy import FederatedAveraging
+
+POOLED = {"centralised"}
+
+
+@dataclass
+class Ran(Callbacks):
+    """A run that was led by hand: its strategy, and every round with the state after it."""
+
+    strategy: FederatedAveraging
+    states: list[FederationState] = field(default_factory=list)
+    records: list[RoundRecord] = field(default_factory=list)
+
+    def on_round(self, record: RoundRecord, state: FederationState) -> None:
+        self.records.append(record)
+        self.states.append(state)
+
+
+def lead(
+    file: ExperimentFile,
+    folder: Path,
+    rounds: int,
+    resumed: FederationState | None = None,
+    wire: Callable[[Any], Any] = lambda grid: grid,
+) -> Ran:
+    """Lead a run over the experiment's sites, which keep their memory in ``folder``."""
+    data, ran = simulated_data(file.experiment, file.base), list[Ran]()
+    sites = 1 if file.experiment.run.method in POOLED else len(data.parts)
+
+    def main(grid: Any) -> None:
+        strategy = method_of(file.experiment)
+        ran.append(Ran(strategy))
+        strategy.prepare(plan_of(file.experiment), file.experiment.participation, "run-1", callbacks=ran[0])
+        contract = strategy.sites.roll_call(wire(grid), sites)
+        network = build(file.experiment.model, contract.class_names, file.experiment.run.seed)
+        strategy.settle_model(layout_of(network))
+        if data.server is not None:
+            strategy.use_images(data.server, contract.class_names, "cpu")
+        if resumed is not None:
+            strategy.resume(resumed, FederationValidation())
+        strategy.start(wire(grid), array_record(read_state(network)), rounds)
+
+    inline(main, site_app(file.experiment.model_dump_json(), file.base, folder), sites)
+    return ran[0]
