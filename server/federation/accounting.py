@@ -42,7 +42,7 @@ class Books:
         """Add a round up, and write the last whose validation figures are known by now: mostly the one before.
 
         Args:
-            learned: What the method's coordinator says of it, see :class:`strategies.base.known.Guidance`.
+            learned: What the method says of its statistics (``round_figures``).
         """
         self.close(record.validation, state)
         self._pending = record, learned

@@ -20,8 +20,8 @@ from server.runs.receipt import Receipt, ReceiptRound
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.aggregator import means_by, moved_by, passed_on
 from strategies.base.checkpoint import of_bytes as state_of_bytes
-from strategies.base.known import Known
 from strategies.base.method import Method
+from strategies.base.round_context import RoundContext
 from strategies.registry import method_of
 
 
@@ -104,7 +104,7 @@ class Replay:
                 raise Altered(folder, f"make the model {sha256}, the receipt names {one.model_sha256}.")
             yield one
 
-    def _move(self, server_round: int, known: Known, replies: dict[str, TrainReply]) -> None:
+    def _move(self, server_round: int, known: RoundContext, replies: dict[str, TrainReply]) -> None:
         if self.method.sequential:
             for reply in replies.values():
                 self.model = passed_on(self.model, reply)
@@ -112,7 +112,7 @@ class Replay:
         means = means_by(self.method, known, self.model, replies)
         self.model, self.moments = moved_by(self.method, server_round, means, self.moments)
 
-    def _known(self, server_round: int) -> Known:
+    def _known(self, server_round: int) -> RoundContext:
         """What the coordinator knew when this round began."""
         answers = {
             site: self._answers[site] for site, one in sorted(self.receipt.sites.items()) if one.joined <= server_round
@@ -125,7 +125,7 @@ class Replay:
             self.receipt.classes,
         )
         task, seed = self.experiment.model.task, self.experiment.run.seed
-        return Known(task, contract, answers, self.statistics, server_round, seed)
+        return RoundContext(task, contract, answers, self.statistics, server_round, seed)
 
     def _record(self, where: Path, sha256: str, kind: type[R]) -> R:
         data = _content(self.updates, where)

@@ -18,9 +18,9 @@ from common.wire.records import Groups, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.outliers import Lengths, dropped, far_updates, lengths_of
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.known import Known
 from strategies.base.method import Method, Weighting
 from strategies.base.robust_state import Merged, robust_means
+from strategies.base.round_context import RoundContext
 from strategies.base.state import Means, RunningMeans, means_of, site_weight
 
 IN_MEMORY = 4
@@ -103,7 +103,7 @@ class Aggregator:
         """Return the lengths of the updates that count, where lengths are looked at."""
         return {site: lengths for site, lengths in self._lengths.items() if site in accepted}
 
-    def merged(self, known: Known, accepted: Mapping[str, TrainReply]) -> Merged:
+    def merged(self, known: RoundContext, accepted: Mapping[str, TrainReply]) -> Merged:
         """The means of the replies that count, in the order of site names."""
         if isinstance(self._held, Gathering):
             return Merged(self._held.means())
@@ -206,12 +206,12 @@ def put_away(update: Groups, folder: Path | None) -> Groups:
 # ---------------------------------------------------------------------- the rules
 
 
-def means_by(method: Method, known: Known, model: ModelState, accepted: Mapping[str, TrainReply]) -> Means:
+def means_by(method: Method, known: RoundContext, model: ModelState, accepted: Mapping[str, TrainReply]) -> Means:
     """:func:`merged_by`, without what it says beside the means."""
     return merged_by(method, known, model, accepted).means
 
 
-def merged_by(method: Method, known: Known, model: ModelState, accepted: Mapping[str, TrainReply]) -> Merged:
+def merged_by(method: Method, known: RoundContext, model: ModelState, accepted: Mapping[str, TrainReply]) -> Merged:
     """The means of a round's updates, by this method's weights or its robust mean.
 
     Args:

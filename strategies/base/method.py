@@ -17,7 +17,7 @@ from common.wire.records import NO_ARRAYS, Arrays, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss, Missing, loss_for
 from strategies.local.objective import LocalRound, Situation, proximal
@@ -253,19 +253,19 @@ class Method(Strategy):
 
     # ------------------------------------------------------------------ the coordinator's half beside averaging
 
-    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
         """Called once an exchange; returns what gives the statistics that one site receives with the model."""
         return lambda site: NO_ARRAYS
 
-    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+    def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Names and shapes of the statistics in one site's reply, given the width of a head row."""
         return {}
 
-    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
         """The coordinator's statistics after a round, from the replies that count, in the order of site names."""
         return known.statistics
 
-    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
         """Turn each site's plain weight into the weight that it has in this round's means.
 
         Args:
@@ -282,15 +282,15 @@ class Method(Strategy):
         """
         return model, moments
 
-    def roll_call_faults(self, known: Known) -> list[Fault]:
+    def roll_call_faults(self, known: RoundContext) -> list[Fault]:
         """What the answers to the roll call lack for this method."""
         return []
 
-    def round_figures(self, known: Known) -> Mapping[str, Any]:
+    def round_figures(self, known: RoundContext) -> Mapping[str, Any]:
         """What the statistics after a round say, for ``rounds.jsonl``; None for a number that is not known."""
         return {}
 
-    def summary_figures(self, known: Known) -> Mapping[str, Any]:
+    def summary_figures(self, known: RoundContext) -> Mapping[str, Any]:
         """What the statistics after the last round say, for ``summary.json``."""
         return {}
 

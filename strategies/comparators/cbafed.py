@@ -44,8 +44,8 @@ from common.wire.records import (
 )
 from strategies.aggregation.interpolation import mixed
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.known import Known, finite_by_name
 from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights
+from strategies.base.round_context import RoundContext, finite_by_name
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, Losses
@@ -91,19 +91,19 @@ class CBAFed(FederatedAveraging):
     weighs_updates = True
     multi_class = False
 
-    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
         """The thresholds."""
         return lambda site: known.statistics
 
-    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+    def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Entries of each class that a site trained on, from the last round of stage 1 on."""
         return expected(known, self.parameters)
 
-    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
         """The thresholds for the next round."""
         return learned(known, replies, self.parameters)
 
-    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
         """Weigh each site, in stage 2, by the entries that it trained on."""
         return shares(known, replies, weights, self.parameters)
 
@@ -111,7 +111,7 @@ class CBAFed(FederatedAveraging):
         """The residual weight connection."""
         return connected(server_round, model, moments, self.parameters)
 
-    def round_figures(self, known: Known) -> Mapping[str, Any]:
+    def round_figures(self, known: RoundContext) -> Mapping[str, Any]:
         """The thresholds by class."""
         return thresholds_noted(known)
 
@@ -123,14 +123,14 @@ class CBAFed(FederatedAveraging):
 # ---------------------------------------------------------------------- coordinator
 
 
-def expected(known: Known, parameters: CBAFedParameters) -> Mapping[str, tuple[int, ...]]:
+def expected(known: RoundContext, parameters: CBAFedParameters) -> Mapping[str, tuple[int, ...]]:
     """Expect, from the last round of stage 1 on, how many entries of each class a site trained on."""
     if known.round < parameters.stage_one_rounds:
         return {}
     return {"entries": (len(known.contract.class_names),)}
 
 
-def learned(known: Known, replies: Mapping[str, TrainReply], parameters: CBAFedParameters) -> Arrays:
+def learned(known: RoundContext, replies: Mapping[str, TrainReply], parameters: CBAFedParameters) -> Arrays:
     """The thresholds for the next round."""
     if not expected(known, parameters):
         return known.statistics
@@ -155,7 +155,7 @@ def thresholds(entries: Floats, base: float, lowest: float, highest: float) -> F
     return np.asarray(np.clip(share + base - spread, lowest, highest), np.float64)
 
 
-def thresholds_noted(known: Known) -> dict[str, Any]:
+def thresholds_noted(known: RoundContext) -> dict[str, Any]:
     """Each class's threshold for the next round, once there is one."""
     if "thresholds" not in known.statistics:
         return {}
@@ -163,7 +163,9 @@ def thresholds_noted(known: Known) -> dict[str, Any]:
     return {"thresholds": finite_by_name(dict(named))}
 
 
-def shares(known: Known, replies: Mapping[str, TrainReply], weights: Weights, parameters: CBAFedParameters) -> Weights:
+def shares(
+    known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights, parameters: CBAFedParameters
+) -> Weights:
     """Multiply, in stage 2, each plain weight by the mean entries that an image of the site was trained on."""
     if known.round <= parameters.stage_one_rounds:
         return weights

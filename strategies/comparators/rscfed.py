@@ -39,8 +39,8 @@ from common.wire.records import (
     below,
 )
 from strategies.aggregation.distances import Float64, distances_from_mean, inner_products
-from strategies.base.known import Known
 from strategies.base.method import Parameters, Weighting, Weights
+from strategies.base.round_context import RoundContext
 from strategies.fedmlp.losses import consistency
 from strategies.local.losses import known_entries, positive_weights
 from strategies.local.mean_teacher import decay_after, follow
@@ -82,7 +82,7 @@ class RSCFed(FederatedAveraging):
     weighs_updates = True
     multi_class = False
 
-    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
         """What each site weighs in the mean of this round's sub-consensus models."""
         return shares(known, replies, weights, self.parameters)
 
@@ -94,7 +94,9 @@ class RSCFed(FederatedAveraging):
 # ---------------------------------------------------------------------- coordinator
 
 
-def shares(known: Known, replies: Mapping[str, TrainReply], weights: Weights, parameters: RSCFedParameters) -> Weights:
+def shares(
+    known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights, parameters: RSCFedParameters
+) -> Weights:
     """What each site weighs in the mean of this round's sub-consensus models."""
     seed = (known.seed, known.round)
     groups = [group(list(replies), parameters.consensus_sites, (*seed, m)) for m in range(parameters.consensus_models)]

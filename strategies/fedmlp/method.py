@@ -27,8 +27,8 @@ from common.models.inference import features_and_logits
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.base.known import Known, finite_by_name
 from strategies.base.method import Parameters, Statistic, Traffic, Weighting, without_local_norm
+from strategies.base.round_context import RoundContext, finite_by_name
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import first_stage, second_stage
 from strategies.fedmlp.prior import adjustment_of
@@ -121,23 +121,23 @@ class FedMLP(FederatedAveraging):
         """Cross-entropy on the site's own classes; without the weighted partial loss missing counts as negative."""
         return loss_for(self.task, "masked" if self.parameters.weighted_partial_loss else "negative")
 
-    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
         """The global prototypes and difficulties."""
         return lambda site: known.statistics
 
-    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+    def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Both, from the last round of stage 1 on."""
         return expected(known, features, self.parameters)
 
-    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
         """This round's global prototypes and difficulties."""
         return learned(known, replies, self.parameters)
 
-    def round_figures(self, known: Known) -> Mapping[str, Any]:
+    def round_figures(self, known: RoundContext) -> Mapping[str, Any]:
         """Each class's difficulty."""
         return difficulty_noted(known)
 
-    def summary_figures(self, known: Known) -> Mapping[str, Any]:
+    def summary_figures(self, known: RoundContext) -> Mapping[str, Any]:
         """How much the global prototypes are alike."""
         return prototypes_noted(known)
 
@@ -154,7 +154,7 @@ class FedMLP(FederatedAveraging):
 # ---------------------------------------------------------------------- coordinator
 
 
-def expected(known: Known, features: int, parameters: FedMLPParameters) -> Mapping[str, tuple[int, ...]]:
+def expected(known: RoundContext, features: int, parameters: FedMLPParameters) -> Mapping[str, tuple[int, ...]]:
     """What every site tells from the last round of stage 1 on."""
     if not parameters.detection or known.round < parameters.stage_one_rounds:
         return {}
@@ -162,7 +162,7 @@ def expected(known: Known, features: int, parameters: FedMLPParameters) -> Mappi
     return {"prototypes": (classes, 2, features), "difficulty": (classes,)}
 
 
-def learned(known: Known, replies: Mapping[str, TrainReply], parameters: FedMLPParameters) -> Arrays:
+def learned(known: RoundContext, replies: Mapping[str, TrainReply], parameters: FedMLPParameters) -> Arrays:
     """This round's global prototypes and difficulties; where nobody says anything, those of the round before."""
     told = {site: reply for site, reply in replies.items() if "prototypes" in reply.statistics}
     if not told:
@@ -185,7 +185,7 @@ def _or(said: NDArray[np.bool_], now: NDArray[np.floating], before: NDArray[np.f
     return np.where(said, now, before).astype(np.float32)
 
 
-def difficulty_noted(known: Known) -> dict[str, Any]:
+def difficulty_noted(known: RoundContext) -> dict[str, Any]:
     """Each class's difficulty after a round, once sites have told theirs; None where every site labels the class."""
     if "difficulty" not in known.statistics:
         return {}
@@ -193,7 +193,7 @@ def difficulty_noted(known: Known) -> dict[str, Any]:
     return {"difficulty": finite_by_name(dict(zip(known.contract.class_names, values, strict=True)))}
 
 
-def prototypes_noted(known: Known) -> dict[str, Any]:
+def prototypes_noted(known: RoundContext) -> dict[str, Any]:
     """How much the global prototypes are alike, not the vectors themselves."""
     if "prototypes" not in known.statistics:
         return {}

@@ -26,8 +26,8 @@ from common.errors import Fault
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.base.known import Known
 from strategies.base.method import Parameters, Traffic, Weighting
+from strategies.base.round_context import RoundContext
 from strategies.fedsld.prior import federation_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import WEIGHTED, WEIGHTS, Reduction
 from strategies.local.losses import Missing, mean_where
@@ -85,11 +85,11 @@ class FedSLD(FederatedAveraging):
         """``heads = "own"``: over a class's owners, as in surgical aggregation."""
         return OwnersMean if self.parameters.heads == "own" else WholeHeadMean
 
-    def roll_call_faults(self, known: Known) -> list[Fault]:
+    def roll_call_faults(self, known: RoundContext) -> list[Fault]:
         """Every site has to send its label counts."""
         return uncounted(known)
 
-    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
         """The prior, for the head rows that the site has."""
         everywhere, contract = federation_prior(known), known.contract
 
@@ -119,11 +119,11 @@ class ScaledFedAvg(FederatedAveraging):
     declared = Traffic(label_counts=True)
     plain_client = False
 
-    def roll_call_faults(self, known: Known) -> list[Fault]:
+    def roll_call_faults(self, known: RoundContext) -> list[Fault]:
         """Every site has to send its label counts."""
         return uncounted(known)
 
-    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
         """One factor for all sites, or the prior for each batch's own factor."""
         if self.parameters.scale == "batch":
             everywhere = federation_prior(known)

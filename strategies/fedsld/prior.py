@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from common.errors import Fault, quoted
 from common.models.zoo.spec import Task
 from common.wire.roll_call import RollCallAnswer
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 
 Float64 = NDArray[np.float64]
 
@@ -38,12 +38,12 @@ def chi_square_factor(shares: Float64, prior: Float64) -> float:
     return float((shares[there] ** 2 / prior[there]).sum())
 
 
-def federation_prior(known: Known) -> Float64:
+def federation_prior(known: RoundContext) -> Float64:
     """:func:`label_prior` of what the sites said at the roll call."""
     return label_prior(*label_counts(known))
 
 
-def own_prior(known: Known, everywhere: Float64, site: str) -> NDArray[np.float32]:
+def own_prior(known: RoundContext, everywhere: Float64, site: str) -> NDArray[np.float32]:
     """The prior over the run's classes; 0 for those that the site does not annotate.
 
     In a multi-class task it runs over the site's own classes only and sums to one: what an image is, given that it is
@@ -58,13 +58,13 @@ def own_prior(known: Known, everywhere: Float64, site: str) -> NDArray[np.float3
     return prior.astype(np.float32)
 
 
-def label_counts(known: Known) -> tuple[Float64, Float64]:
+def label_counts(known: RoundContext) -> tuple[Float64, Float64]:
     """What the sites said, in the order of their names: positives and images, both ``(sites, classes)``, or NaN."""
     counts = [_counts_of(answer, known) for _, answer in sorted(known.answers.items())]
     return np.stack([positives for positives, _ in counts]), np.stack([images for _, images in counts])
 
 
-def _counts_of(answer: RollCallAnswer, known: Known) -> tuple[Float64, Float64]:
+def _counts_of(answer: RollCallAnswer, known: RoundContext) -> tuple[Float64, Float64]:
     names = known.contract.class_names
     positives, images = np.full(len(names), np.nan), np.full(len(names), np.nan)
     if not answer.positives:
@@ -81,7 +81,7 @@ def _counts_of(answer: RollCallAnswer, known: Known) -> tuple[Float64, Float64]:
     return positives, images
 
 
-def mean_factor(known: Known) -> float:
+def mean_factor(known: RoundContext) -> float:
     """Mean over the sites, by images, of :func:`chi_square_factor`; in a multi-label task also over their classes."""
     positives, images = label_counts(known)
     everywhere = label_prior(positives, images)
@@ -103,7 +103,7 @@ def _factor(task: Task, positives: Float64, images: Float64, prior: Float64) -> 
     return float(np.mean([chi_square_factor(*pair) for pair in pairs]))
 
 
-def uncounted(known: Known) -> list[Fault]:
+def uncounted(known: RoundContext) -> list[Fault]:
     """Classes of which nobody tells how common they are: images that show them would weigh nothing."""
     positives, images = label_counts(known)
     owners = known.contract.coverage()

@@ -16,8 +16,8 @@ from common.contract import LabelContract
 from common.models.state import Layout, ModelState
 from common.wire.records import Arrays
 from strategies.base.callbacks import Callbacks
-from strategies.base.known import Known
 from strategies.base.method import Method
+from strategies.base.round_context import RoundContext
 from strategies.base.round_record import FederationValidation, TooFewSites, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.messages.exchange import Patience, exchange
@@ -101,7 +101,7 @@ class Exchanges(Method):
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 
     @property
-    def known(self) -> Known:
+    def known(self) -> RoundContext:
         """What the coordinator knows after the last round."""
         return self.sites.known(self.state.round, self.state.statistics)
 
@@ -127,7 +127,7 @@ class Exchanges(Method):
         """What gives the statistics that each site receives in this round."""
         return self.statistics_for(self.known_in(server_round))
 
-    def known_in(self, server_round: int) -> Known:
+    def known_in(self, server_round: int) -> RoundContext:
         """What the coordinator knows when a round begins or ends."""
         return self.sites.known(server_round, self.state.statistics)
 

@@ -16,15 +16,15 @@ from pydantic import Field
 
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
-from strategies.base.known import Known, finite_by_name
 from strategies.base.method import Parameters, Statistic, Traffic
+from strategies.base.round_context import RoundContext, finite_by_name
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Missing
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Losses, plain
 from strategies.unifed.difficulty import SlopeRule, easy_first, loss_slope
+from strategies.unifed.passing import SequentialPassing
 from strategies.unifed.server_training import ServerTraining
-from strategies.unifed.strategy import SequentialPassing
 
 
 class SequentialParameters(Parameters):
@@ -97,15 +97,15 @@ class UniFed(SequentialPassing):
         ranked = easy_first(slopes)
         return (*ranked, *(site for site in drawn if site not in slopes))
 
-    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+    def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """One number."""
         return {"slope": (1,)}
 
-    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
         """Each site's slope when it last trained."""
         return {**known.statistics, **{site: reply.statistics["slope"] for site, reply in replies.items()}}
 
-    def round_figures(self, known: Known) -> Mapping[str, Any]:
+    def round_figures(self, known: RoundContext) -> Mapping[str, Any]:
         """The slopes."""
         return {"slopes": finite_by_name(known.statistics)}
 

@@ -17,7 +17,7 @@ from common.models.state import Head, ModelState
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 from strategies.comparators.cbafed import CBAFedParameters, connected, learned, pseudo_labels, shares, thresholds
 from strategies.registry import method_named
 from tests.federations import Traffic, federation, of_type, overheard
@@ -26,8 +26,8 @@ CONTRACT = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south":
 STAGES = CBAFedParameters(stage_one_rounds=2)
 
 
-def known(server_round: int, **statistics: np.ndarray) -> Known:
-    return Known("multi_label", CONTRACT, {}, statistics, server_round)
+def known(server_round: int, **statistics: np.ndarray) -> RoundContext:
+    return RoundContext("multi_label", CONTRACT, {}, statistics, server_round)
 
 
 def reply(site: str, images: int, *entries: float) -> TrainReply:

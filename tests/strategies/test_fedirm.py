@@ -15,7 +15,7 @@ from common.models.network import build
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 from strategies.comparators.fedirm.method import learned, teacher_of
 from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.local.mean_teacher import follow
@@ -120,7 +120,7 @@ def told_of(site: str, rows: list[list[float]]) -> TrainReply:
 def test_a_site_has_no_say_in_what_it_does_not_annotate_and_what_nobody_tells_stays() -> None:
     contract = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
     before = {"relations": np.array([[0.5, 0.5], [0.1, 0.9]], np.float32)}
-    known = Known("multi_label", contract, {}, before, 3)
+    known = RoundContext("multi_label", contract, {}, before, 3)
     replies = {
         "north": told_of("north", [[0.6, 0.4], [1.0, 0.0]]),
         "south": told_of("south", [[0.0, 1.0], [NAN, NAN]]),

@@ -12,7 +12,7 @@ from common.contract import LabelContract
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from server.runs.reader import read_run
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 from strategies.fedmlp.method import FedMLPParameters, difficulty_noted, learned, prototypes_noted
 from tests.federations import Traffic, federation, of_type, overheard
 
@@ -161,7 +161,7 @@ def told_of(site: str, prototypes: list[float], difficulty: list[float]) -> Trai
 
 def test_a_site_has_no_say_in_what_its_contract_does_not_give_it() -> None:
     contract = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
-    known = Known("multi_label", contract, {}, {}, 2)
+    known = RoundContext("multi_label", contract, {}, {}, 2)
     replies = {"north": told_of("north", [1.0, 99.0], [99.0, 0.5]), "south": told_of("south", [99.0, 3.0], [7.0, 99.0])}
     found = learned(known, replies, FedMLPParameters())
     np.testing.assert_allclose(found["prototypes"][:, 0, 0], [1.0, 3.0])
@@ -171,7 +171,7 @@ def test_a_site_has_no_say_in_what_its_contract_does_not_give_it() -> None:
 def test_what_nobody_tells_in_a_round_stays_as_it_was() -> None:
     contract = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("b",)}))
     before = {"prototypes": np.full((2, 2, 1), 5.0, np.float32), "difficulty": np.array([0.25, 0.75], np.float32)}
-    known = Known("multi_label", contract, {}, before, 3)
+    known = RoundContext("multi_label", contract, {}, before, 3)
     found = learned(known, {"north": told_of("north", [1.0, NAN], [NAN, 0.5])}, FedMLPParameters())
     np.testing.assert_allclose(found["prototypes"][:, 0, 0], [1.0, 5.0])
     np.testing.assert_allclose(found["difficulty"], [0.25, 0.5])
@@ -180,7 +180,9 @@ def test_what_nobody_tells_in_a_round_stays_as_it_was() -> None:
 def test_what_is_noted_says_how_alike_prototypes_are_and_leaves_out_what_every_site_labels() -> None:
     contract = LabelContract(("a", "b"), MappingProxyType({"north": ("a",), "south": ("a", "b")}))
     prototypes = np.array([[[1, 0], [3, 4]], [[0, 0], [4, 3]]], np.float32)  # nobody has a negative of b
-    known = Known("multi_label", contract, {}, {"prototypes": prototypes, "difficulty": np.array([1.0, 0.25])}, 3)
+    known = RoundContext(
+        "multi_label", contract, {}, {"prototypes": prototypes, "difficulty": np.array([1.0, 0.25])}, 3
+    )
     noted = prototypes_noted(known)["prototypes"]
     assert noted["signs"] == [pytest.approx(0.6), None]
     assert noted["positives"][0] == pytest.approx([1, 0.96])
@@ -189,5 +191,5 @@ def test_what_is_noted_says_how_alike_prototypes_are_and_leaves_out_what_every_s
 
 def test_before_sites_tell_anything_nothing_is_noted() -> None:
     contract = LabelContract(("a",), MappingProxyType({"north": ("a",)}))
-    known = Known("multi_label", contract, {}, {}, 1)
+    known = RoundContext("multi_label", contract, {}, {}, 1)
     assert (prototypes_noted(known), difficulty_noted(known)) == ({}, {})

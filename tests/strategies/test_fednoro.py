@@ -11,7 +11,7 @@ from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 from strategies.comparators.fednoro.detection import distance_aware, loss_indicators, noisy_sites, scaled_over_sites
 from strategies.comparators.fednoro.method import (
     FedNoRoParameters,
@@ -32,9 +32,9 @@ CONTRACT = LabelContract(
 STAGES = FedNoRoParameters(stage_one_rounds=2)
 
 
-def known(server_round: int, **noisy: float) -> Known:
+def known(server_round: int, **noisy: float) -> RoundContext:
     statistics = {site: np.array([flag], np.float32) for site, flag in noisy.items()}
-    return Known("multi_label", CONTRACT, {}, statistics, server_round)
+    return RoundContext("multi_label", CONTRACT, {}, statistics, server_round)
 
 
 # ---------------------------------------------------------------------- finding noisy sites
@@ -121,7 +121,7 @@ def test_sites_are_judged_once_by_what_they_tell_in_the_last_round_of_stage_one(
     assert learned(known(1), replies, STAGES) == {}
     found = learned(known(2), replies, STAGES)
     assert {site: float(flag[0]) for site, flag in found.items()} == {"east": 0.0, "north": 1.0}
-    later = Known("multi_label", CONTRACT, {}, found, 3)
+    later = RoundContext("multi_label", CONTRACT, {}, found, 3)
     assert learned(later, replies, STAGES) is found
 
 

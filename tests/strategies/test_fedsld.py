@@ -16,7 +16,7 @@ from common.errors import BadInput
 from common.models.zoo.spec import Task
 from common.wire.records import NO_ARRAYS
 from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 from strategies.fedsld.prior import chi_square_factor, federation_prior, label_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import (
     class_weights,
@@ -126,17 +126,17 @@ def test_a_multi_label_batch_that_is_like_the_federation_has_the_plain_loss() ->
 # ---------------------------------------------------------------------- what the coordinator knows
 
 
-def known(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]) -> Known:
+def known(task: Task, **sites: tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]) -> RoundContext:
     answers = {
         site: RollCallAnswer("run", site, names, names, 90, 0, 9, "layout", "1", positives, negatives)
         for site, (names, positives, negatives) in sites.items()
     }
     names = tuple(sorted({name for own, _, _ in sites.values() for name in own}))
     contract = LabelContract(names, MappingProxyType({site: own for site, (own, _, _) in sorted(sites.items())}))
-    return Known(task, contract, answers, NO_ARRAYS, 1)
+    return RoundContext(task, contract, answers, NO_ARRAYS, 1)
 
 
-def prior_for(told: Known, site: str) -> np.ndarray:
+def prior_for(told: RoundContext, site: str) -> np.ndarray:
     return own_prior(told, federation_prior(told), site)
 
 

@@ -13,7 +13,7 @@ from client.site.site_state import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.records import Groups, TrainReply, TrainRequest
-from strategies.base.known import Known
+from strategies.base.round_context import RoundContext
 from strategies.comparators.rscfed import RSCFedParameters, consensus, group, reweighted, shares
 from strategies.local.mean_teacher import decay_after
 from strategies.registry import method_named
@@ -29,8 +29,8 @@ def reply(site: str, images: int, *values: float) -> TrainReply:
 REPLIES = {one.site: one for one in (reply("east", 10, 1, 0), reply("north", 30, -1, 2), reply("west", 20, 0, -3))}
 
 
-def known(server_round: int = 3, seed: int = 0) -> Known:
-    return Known("multi_label", CONTRACT, {}, {}, server_round, seed)
+def known(server_round: int = 3, seed: int = 0) -> RoundContext:
+    return RoundContext("multi_label", CONTRACT, {}, {}, server_round, seed)
 
 
 def test_one_sub_consensus_of_all_sites_without_distances_is_fedavg() -> None:

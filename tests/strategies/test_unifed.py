@@ -26,7 +26,7 @@ from server.simulation.backends import inline
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import RoundRecord, RunStopped, TooFewSites
 from strategies.unifed.method import SequentialTraining, UniFed
-from strategies.unifed.strategy import SequentialPassing
+from strategies.unifed.passing import SequentialPassing
 from tests.federations import VECTORS, federation, needs_of, of_type, overheard
 from tests.strategies.noted import Noted
 

@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
-from strategies.base.known import Known
 from strategies.base.method import Parameters, Statistic, Traffic, Weighting
+from strategies.base.round_context import RoundContext
 from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.fedmlp.losses import consistency
 from strategies.local.losses import Loss, known_entries
@@ -89,15 +89,15 @@ class FedIRM(FederatedAveraging):
         """Cross-entropy over the entries with a label."""
         return known_entries
 
-    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
         """The mean relations."""
         return lambda site: known.statistics
 
-    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+    def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Relations, from the last supervised round on."""
         return expected(known, self.parameters)
 
-    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
         """The mean relations."""
         return learned(known, replies)
 
@@ -109,13 +109,13 @@ class FedIRM(FederatedAveraging):
 # ---------------------------------------------------------------------- coordinator
 
 
-def expected(known: Known, parameters: FedIRMParameters) -> Mapping[str, tuple[int, ...]]:
+def expected(known: RoundContext, parameters: FedIRMParameters) -> Mapping[str, tuple[int, ...]]:
     """What every site tells from the last supervised round on."""
     classes = len(known.contract.class_names)
     return {"relations": (classes, classes)} if known.round >= parameters.supervised_rounds else {}
 
 
-def learned(known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+def learned(known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
     """This round's mean relations; a row of which nobody says anything stays as it was."""
     told = {
         site: np.where(known.contract.annotated(site)[:, None], reply.statistics["relations"], np.nan)

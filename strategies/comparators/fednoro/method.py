@@ -40,8 +40,8 @@ from common.models.inference import logits_of
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays, TrainReply
 from strategies.aggregation.distances import inner_products
-from strategies.base.known import Known
 from strategies.base.method import Parameters, Statistic, Traffic, Weighting, Weights, without_local_norm
+from strategies.base.round_context import RoundContext
 from strategies.comparators.fednoro.detection import Flags, distance_aware, loss_indicators, noisy_sites
 from strategies.fedmlp.losses import supervised
 from strategies.fedmlp.prior import adjustment_of
@@ -85,23 +85,23 @@ class FedNoRo(FederatedAveraging):
     weighs_updates = True
     multi_class = False
 
-    def statistics_for(self, known: Known) -> Callable[[str], Arrays]:
+    def statistics_for(self, known: RoundContext) -> Callable[[str], Arrays]:
         """Whether the site's labels are taken for noisy."""
         return lambda site: told(known, site, self.parameters)
 
-    def statistics_shape(self, known: Known, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
+    def statistics_shape(self, known: RoundContext, site: str, features: int) -> Mapping[str, tuple[int, ...]]:
         """Loss indicators, in the last round of stage 1."""
         return expected(known, self.parameters)
 
-    def aggregate_statistics(self, known: Known, replies: Mapping[str, TrainReply]) -> Arrays:
+    def aggregate_statistics(self, known: RoundContext, replies: Mapping[str, TrainReply]) -> Arrays:
         """Who is noisy."""
         return learned(known, replies, self.parameters)
 
-    def site_weights(self, known: Known, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
+    def site_weights(self, known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights) -> Weights:
         """Noisy sites weigh less the further they are from every clean one."""
         return shares(known, replies, weights, self.parameters)
 
-    def summary_figures(self, known: Known) -> Mapping[str, Any]:
+    def summary_figures(self, known: RoundContext) -> Mapping[str, Any]:
         """Which sites were taken for noisy."""
         return noisy_noted(known, self.parameters)
 
@@ -118,14 +118,14 @@ class FedNoRo(FederatedAveraging):
 # ---------------------------------------------------------------------- coordinator
 
 
-def expected(known: Known, parameters: FedNoRoParameters) -> Mapping[str, tuple[int, ...]]:
+def expected(known: RoundContext, parameters: FedNoRoParameters) -> Mapping[str, tuple[int, ...]]:
     """Expect each site's loss indicators in the last round of stage 1, if they decide."""
     if parameters.noisy == "known" or known.round != parameters.stage_one_rounds:
         return {}
     return {"indicators": (len(known.contract.class_names), 2)}
 
 
-def learned(known: Known, replies: Mapping[str, TrainReply], parameters: FedNoRoParameters) -> Arrays:
+def learned(known: RoundContext, replies: Mapping[str, TrainReply], parameters: FedNoRoParameters) -> Arrays:
     """Site -> 1 for noisy, 0 for clean; once."""
     if not expected(known, parameters):
         return known.statistics
@@ -133,28 +133,30 @@ def learned(known: Known, replies: Mapping[str, TrainReply], parameters: FedNoRo
     return {site: np.array([flag], np.float32) for site, flag in zip(replies, found, strict=True)}
 
 
-def is_noisy(known: Known, site: str, parameters: FedNoRoParameters) -> bool:
+def is_noisy(known: RoundContext, site: str, parameters: FedNoRoParameters) -> bool:
     """What a site was found to be; in stage 2 only."""
     if parameters.noisy == "known":
         return not known.contract.annotated(site).all()
     return site not in known.statistics or bool(known.statistics[site][0])
 
 
-def noisy_noted(known: Known, parameters: FedNoRoParameters) -> dict[str, Any]:
+def noisy_noted(known: RoundContext, parameters: FedNoRoParameters) -> dict[str, Any]:
     """Which sites were taken for noisy, once stage 2 has begun."""
     if known.round <= parameters.stage_one_rounds:
         return {}
     return {"noisy": [site for site in sorted(known.contract.sites) if is_noisy(known, site, parameters)]}
 
 
-def told(known: Known, site: str, parameters: FedNoRoParameters) -> Arrays:
+def told(known: RoundContext, site: str, parameters: FedNoRoParameters) -> Arrays:
     """Send each site, in stage 2, whether its labels are taken for noisy."""
     if known.round <= parameters.stage_one_rounds:
         return {}
     return {"noisy": np.array([is_noisy(known, site, parameters)], np.float32)}
 
 
-def shares(known: Known, replies: Mapping[str, TrainReply], weights: Weights, parameters: FedNoRoParameters) -> Weights:
+def shares(
+    known: RoundContext, replies: Mapping[str, TrainReply], weights: Weights, parameters: FedNoRoParameters
+) -> Weights:
     """Weigh, in stage 2, noisy sites less the further they are from every clean one."""
     noisy: Flags = np.array([is_noisy(known, site, parameters) for site in replies], np.bool_)
     if known.round <= parameters.stage_one_rounds or noisy.all() or not noisy.any():

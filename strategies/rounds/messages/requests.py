@@ -18,8 +18,8 @@ from common.wire.records import (
     Groups,
     TrainRequest,
 )
-from strategies.base.known import Known
 from strategies.base.method import Method
+from strategies.base.round_context import RoundContext
 from strategies.base.state import FederationState, groups_expected, groups_for
 
 SLACK, SLACK_S = 1.1, 60.0
@@ -63,7 +63,7 @@ class Requests:
     plan_json: str
     run: str
     deadline_s: float
-    known: Known
+    known: RoundContext
     state: FederationState
     best: int
     nodes: Mapping[str, int]

@@ -14,8 +14,8 @@ from common.errors import BadInput, Fault, stop_on
 from common.wire.records import NO_ARRAYS, Arrays
 from common.wire.roll_call import RollCall
 from strategies.base.callbacks import Callbacks
-from strategies.base.known import Known
 from strategies.base.method import Method
+from strategies.base.round_context import RoundContext
 from strategies.rounds.participation.claims import ClaimsBySite, claim_faults, no_lists
 from strategies.rounds.participation.label_fit import coverage_faults, minority_faults, own_faults
 from strategies.rounds.participation.roll_call import (
@@ -125,10 +125,10 @@ class Membership:
         """Sites that do not take part as things stand, and why: they declined, or could not be taken in."""
         return {self._roll.name_of(node): reason for node, reason in sorted(self._roll.refused.items())}
 
-    def known(self, server_round: int, statistics: Arrays) -> Known:
+    def known(self, server_round: int, statistics: Arrays) -> RoundContext:
         """What the method's coordinator half may look at."""
         answers = {site: member.answer for site, member in sorted(self.members.items())}
-        return Known(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
+        return RoundContext(self.plan.model.task, self.contract, answers, statistics, server_round, self.plan.run.seed)
 
     def settle_model(self, layout: str) -> LabelContract:
         """Fix the layout of the model; a site of another release that would build another one is left out.

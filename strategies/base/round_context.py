@@ -1,4 +1,4 @@
-"""What the coordinator's half of a method knows when a round begins or ends."""
+"""What the coordinator knows when a round begins or ends: what a method's rules may look at."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from common.wire.roll_call import RollCallAnswer
 
 
 @dataclass(frozen=True)
-class Known:
+class RoundContext:
     """What the coordinator knows when a round begins or ends.
 
     Attributes:
