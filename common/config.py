@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from common.data.augmentation.weak import AugmentationSpec
+from common.data.augmentation.spec import AugmentationSpec
 from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault

@@ -109,7 +109,7 @@ def start(folder: Folder) -> None:
     Example: flwr-server start trial
     """
     from server.coordinator.folder import read_coordinator
-    from server.deployment.network import serve
+    from server.deployment.serve import serve
 
     end_on_sigterm()
     os.umask(0o077)  # what this process and the SuperLink write is for this account only

@@ -123,8 +123,17 @@ def test_a_fault_is_coloured_at_a_terminal_and_never_with_no_color(no_color: str
         "server.coordinator.init",
         "server.coordinator.admission",
         "server.deployment.status",
+        "server.deployment.serve",
+        "server.deployment.superlink.program",
+        "common.config",
     ],
 )
 def test_a_command_that_trains_nothing_does_not_wait_for_torch(module: str) -> None:
     looked = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", ["client.connection.service", "server.deployment.network"])
+def test_a_program_that_trains_starts_without_what_only_tests_and_reports_need(module: str) -> None:
+    looked = f"import sys, {module}; sys.exit(bool({{'sklearn', 'matplotlib', 'scipy.stats'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0

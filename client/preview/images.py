@@ -15,7 +15,8 @@ from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.check.training import PlannedTraining, work_of
 from client.site.settings import Settings, data_faults_of, declaration_of, read_file_only
 from common.config import Experiment, Plan
-from common.data.augmentation.weak import AugmentationSpec, augment
+from common.data.augmentation.spec import AugmentationSpec
+from common.data.augmentation.weak import augment
 from common.data.images.pixels import channels_first
 from common.data.images.thumbnails import png
 from common.errors import stop_on

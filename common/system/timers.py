@@ -1,4 +1,4 @@
-"""The site's timers: the site keeps them, and the coordinator names them in ``flwr-server deadlines``."""
+"""Timers of both sides, all of which ``flwr-server deadlines`` names."""
 
 HEARTBEAT_INTERVAL_S = 15
 """As told to Flower's SuperLink, which takes a site for lost after two of these without a sign of life."""
@@ -13,3 +13,7 @@ FIRST_RETRY_S, MAX_RETRY_S = 1.0, 20.0
 """Pauses between tries to connect, growing from the one to the other."""
 KEY_PATIENCE_S = 10.0
 """How long a site tries again after its key was refused, for an admission that is on its way."""
+JOIN_DEADLINE_S = 15.0
+"""How long a round's begin waits for the roll call answer of a site that has just connected."""
+REFUSAL_NOTED_S = 10.0
+"""How long a refused site may take to say that it knows; a run that ends before leaves it without the reason."""

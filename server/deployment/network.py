@@ -1,13 +1,11 @@
-"""flwr-server start and run: keep the SuperLink up; lead a federation of real sites over it."""
+"""``flwr-server run``: lead a federation of real sites over the SuperLink."""
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 
 from common.config import ExperimentFile
@@ -17,14 +15,10 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.network import model_faults
 from common.system.files import private_folder, remove_parts
 from server.coordinator.admission import admitted_sites, claims_of, members
-from server.coordinator.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
-from server.coordinator.connections import note_connections
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
-from server.deployment.superlink.local.database import set_aside_if_damaged
-from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink, answers, object_folder
-from server.deployment.superlink.run_link.control import Control, Node, flower_key
+from server.deployment.superlink.local.process import START_TIMEOUT_S, answers, object_folder
 from server.deployment.superlink.run_link.run import run_on
 from server.deployment.timers import order_faults, timers
 from server.federation.evaluation import Setting
@@ -37,90 +31,7 @@ from server.runs.scalars import Track
 from strategies.registry import method_of
 from strategies.rounds.participation.roll_call import Registered
 
-LOOK_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
-
-
-# ---------------------------------------------------------------------- start
-
-
-def serve(coordinator: Coordinator, tell: Tell) -> None:
-    """Keep the SuperLink running until this process is told to stop; say who connects and who goes.
-
-    Raises:
-        BadInput: If the certificate is of no use, or the SuperLink does not start.
-    """
-    stop_on([*certificate_faults(coordinator), *order_faults(timers(None))])
-    keep_private(coordinator, tell)
-    with alone(coordinator, "start"):
-        link = SuperLink(coordinator)
-        try:
-            tell(f"opening the port: Flower's SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
-            _start(coordinator, link, tell)
-            control = Control(coordinator)
-            registered(coordinator, control)
-            where = f"{coordinator.public_address} (listening on {coordinator.fleet_address}, TLS)"
-            tell(f"ready: hospitals connect to {where}")
-            if (days := days_valid(coordinator)) < RENEW_BEFORE_DAYS:
-                tell(f"the certificate expires in {days:.0f} days: flwr-server init {coordinator.folder} --renew")
-            tell(f"admitted sites: {', '.join(members(coordinator)) or 'none yet'}")
-            _watch(coordinator, link, control, tell)
-        finally:
-            link.stop()
-
-
-def _start(coordinator: Coordinator, link: SuperLink, tell: Tell) -> None:
-    """Start the SuperLink, on a new database where the one that is there is damaged."""
-    if happened := set_aside_if_damaged(coordinator):
-        tell(happened)
-    link.start()
-
-
-def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Tell) -> None:
-    before, problem = dict[str, bool](), ""
-    note_connections(coordinator.state, before)
-    while True:
-        if (code := link.ended()) is not None:
-            tell(f"the SuperLink ended with {code}; starting it again. Runs and registrations are in its database")
-            time.sleep(RESTART_S)
-            try:
-                _start(coordinator, link, tell)
-            except BadInput as error:  # it started once: whatever keeps it from it may pass
-                tell(str(error))
-                continue
-        try:
-            now = {node.name: node.online for node in registered(coordinator, control)}
-            problem = ""
-        except (httpx.HTTPError, BadInput) as error:
-            if str(error) != problem:
-                tell(problem := str(error))
-            now = before
-        for site in sorted(now.keys() | before.keys()):
-            if now.get(site, False) != before.get(site, False):
-                tell(f"{site} {'connected' if now.get(site) else 'is gone'}")
-        if now != before:
-            note_connections(coordinator.state, now)
-        before = now
-        time.sleep(LOOK_S)
-
-
-def registered(coordinator: Coordinator, control: Control) -> list[Node]:
-    """Bring the SuperLink's registrations in line with the folder's admissions; return them.
-
-    ``admit`` and ``revoke`` write files, wherever they are run; here they take effect.
-    """
-    nodes = control.nodes()
-    admitted = {flower_key(site.public_key): site for site in members(coordinator).values()}
-    strangers = [node for node in nodes if node.public_key not in admitted]
-    for node in strangers:  # before the others: a name may have gone to a new key
-        control.unregister(node)
-    missing = admitted.keys() - {node.public_key for node in nodes}
-    for key in missing:
-        control.register(admitted[key].site, admitted[key].public_key)
-    return control.nodes() if strangers or missing else nodes
-
-
-# ---------------------------------------------------------------------- run
 
 
 def run(

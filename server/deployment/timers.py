@@ -12,16 +12,16 @@ from common.system.timers import (
     CLOCKS_DIFFER_S,
     HEARTBEAT_INTERVAL_S,
     HEARTBEAT_PAUSE_S,
+    JOIN_DEADLINE_S,
     KEY_PATIENCE_S,
     MAX_RETRY_S,
+    REFUSAL_NOTED_S,
     TLS_TIMEOUT_S,
 )
 from server.deployment.superlink.local.process import START_TIMEOUT_S, STOP_GRACE_S
 from server.deployment.superlink.run_link.network_grid import UPLOAD_STALL_S
 from server.deployment.superlink.run_link.retry import LINK_PATIENCE_S
 from server.deployment.superlink.run_link.run import TASK_TIMEOUT_S
-from strategies.rounds.participation.client_manager import JOIN_DEADLINE_S
-from strategies.rounds.participation.roll_call import REFUSAL_NOTED_S
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from common.config import TrainingSection
-from common.data.augmentation.weak import AugmentationSpec, augment
+from common.data.augmentation.spec import AugmentationSpec
+from common.data.augmentation.weak import augment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
 from common.metrics.multi_label import mean_auroc

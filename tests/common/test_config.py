@@ -14,7 +14,7 @@ from common.config import (
     plan_of,
     read_experiment,
 )
-from common.data.augmentation.weak import AugmentationSpec
+from common.data.augmentation.spec import AugmentationSpec
 from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput

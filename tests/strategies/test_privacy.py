@@ -9,7 +9,7 @@ import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
 
 from common.config import TrainingSection
-from common.data.augmentation.weak import AugmentationSpec
+from common.data.augmentation.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.state import Head, read_state

@@ -45,7 +45,7 @@ def test_every_method_is_a_flower_strategy() -> None:
     assert all(issubclass(one, Strategy) and isinstance(one(), Strategy) for one in STRATEGIES.values())
 
 
-@pytest.mark.parametrize("run", [inline, pytest.param(on_ray_here, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("run", [inline, pytest.param(on_ray_here, marks=[pytest.mark.slow, pytest.mark.network])])
 def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run: Any, tmp_path: Path) -> None:
     network, result = started(tmp_path, run=run)
     assert result.arrays.keys() == ArrayRecord(network.state_dict()).keys()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from common.config import TrainingSection
-from common.data.augmentation.weak import AugmentationSpec
+from common.data.augmentation.spec import AugmentationSpec
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of as layout
 from common.models.state import read_state, state_sha256

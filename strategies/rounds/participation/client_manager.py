@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from common.config import ParticipationSection, Plan
 from common.contract import Declaration, LabelContract, merge
 from common.errors import BadInput, Fault, stop_on
+from common.system.timers import JOIN_DEADLINE_S
 from common.wire.records import NO_ARRAYS, Arrays
 from common.wire.roll_call import RollCall
 from strategies.base.callbacks import Callbacks
@@ -26,9 +27,6 @@ from strategies.rounds.participation.roll_call import (
     model_faults,
     refuse_faulty,
 )
-
-JOIN_DEADLINE_S = 15.0
-"""How long a round's begin waits for the roll call answer of a site that has just connected."""
 
 
 class Membership:

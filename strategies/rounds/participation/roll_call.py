@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from common.contract import Declaration
 from common.errors import Fault, quoted, stop_on
 from common.security.signatures import Signed, stated
+from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
 from common.wire.roll_call import Refusal, RollCall, RollCallAnswer
 from strategies.base.round_record import TooFewSites, Waiting
@@ -18,8 +19,6 @@ from strategies.rounds.messages.exchange import NODE_UNAVAILABLE, Patience, Paus
 from strategies.rounds.messages.replies import decoded
 
 ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"
-REFUSAL_NOTED_S = 10.0
-"""How long a refused site may take to say that it knows; a run that ends before leaves it without the reason."""
 
 TELL_AFTER_S = 1.0
 """Who answers sooner is not said to be waited for."""
