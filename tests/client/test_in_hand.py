@@ -36,6 +36,7 @@ from hypothesis import strategies as st
 
 import client.connection.service
 from client.connection.exit_codes import ExitCode, Refused
+from client.connection.fleet_client import expired
 from client.connection.pending_message import MAX_ATTEMPTS, InHand
 from client.connection.service import Service
 from client.connection.status import Status
@@ -334,11 +335,14 @@ def test_a_site_that_is_told_to_stop_again_and_again_does_its_work_in_the_end(ho
     assert not reply.has_error()
 
 
-def test_a_message_that_nobody_waits_for_any_more_is_not_taken_up_again(hospital_of: HospitalOf) -> None:
-    hospital = hospital_of(train(ttl=60, age_s=400))
+def test_a_message_that_nobody_waits_for_any_more_is_not_taken_up_again(
+    hospital_of: HospitalOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospital = hospital_of(train(ttl=60))
     hospital.work = ended
     hospital.start()
     assert hospital.left is not None
+    monkeypatch.setattr(client.connection.service, "expired", lambda received, now: expired(received, now + 400))
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
 
