@@ -118,7 +118,7 @@ def with_free_ports(file: Path) -> None:
 @pytest.fixture
 def rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
     monkeypatch.chdir(tmp_path)
-    with machine(tmp_path, works_in=tmp_path) as here:
+    with machine(tmp_path / "machine", works_in=tmp_path) as here:
         yield Rehearsal(tmp_path, here)
 
 

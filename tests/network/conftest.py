@@ -22,7 +22,7 @@ class Trial:
 
 @pytest.fixture(scope="session")
 def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trial]:
-    with machine(tmp_path_factory.mktemp("trial")) as here:
+    with machine(tmp_path_factory.mktemp("trial") / "machine") as here:
         experiment = written(PARTIAL, here.folder)
         sites = exported(experiment, here.folder / "data")
         coordinator = Coordinator(here, listen="0.0.0.0")

@@ -216,7 +216,11 @@ class Machine:
 
 @contextlib.contextmanager
 def machine(folder: Path, works_in: Path = ROOT) -> Iterator[Machine]:
-    """For a fixture: programs end with it, whatever happens."""
+    """For a fixture: programs end with it, whatever happens.
+
+    Args:
+        folder: In a folder that only this test writes to: no half-written file may be left there.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     this = Machine(folder, works_in)
     try:
