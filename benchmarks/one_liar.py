@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from client import app
-from client.training.private import private_round
+from client.training.private_round import private_round
 from strategies.rounds.strategy import FederatedAveraging
 from tests.federations import federation
 from tests.liars import LIES, Answer, Lying

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from client import app
 from client.site.site import Site
-from client.training.private import private_round
+from client.training.private_round import private_round
 from common.config import read_experiment
 from common.models.state import Head
 from common.wire.records import Groups, TrainReply, TrainRequest

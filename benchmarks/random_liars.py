@@ -23,7 +23,7 @@ from rich.console import Console
 
 from client import app
 from client.site.site import Site
-from client.training.private import private_round
+from client.training.private_round import private_round
 from common.config import read_experiment
 from common.errors import BadInput
 from common.wire.records import TrainReply, TrainRequest

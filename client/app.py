@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from client.gate.gate import gate
 from client.roll_call import answer
 from client.site.site import Site
-from client.training.private import private_evaluation, private_round
+from client.training.private_round import private_evaluation, private_round
 from client.training.secure_aggregation import Masks
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateRequest, TrainReply, TrainRequest

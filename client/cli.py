@@ -87,7 +87,7 @@ def start(folder: Folder) -> None:
     from client.connection.status import Status, health_server
     from client.gate.gate import begin
     from client.site.settings import open_site, read_credentials, read_settings
-    from client.training.private import spent_by
+    from client.training.private_round import spent_by
 
     keep_large_buffers()
     end_on_sigterm()

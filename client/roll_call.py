@@ -4,7 +4,7 @@ from client.site.disclosure import patients_in, refuse_few, told_count
 from client.site.last_plan import remember
 from client.site.site import Site
 from client.training.network_cache import empty_network
-from client.training.private import refuse_unaffordable
+from client.training.private_round import refuse_unaffordable
 from common import __version__
 from common.config import Plan
 from common.models.state import layout_of

@@ -88,7 +88,7 @@ def federation(
         pages: Write report and model card too: to draw them takes longer than to run the federation.
     """
     file = experiment(folder, *overrides)
-    with nullcontext() if pages else patch("server.federation.lead.write_pages"):
+    with nullcontext() if pages else patch("server.federation.set_up.write_pages"):
         return simulate(file, folder / out, Console(quiet=True), resume=resume)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.site import Site
-from client.training.private import private_round
+from client.training.private_round import private_round
 from common.models.state import Head
 from common.wire.records import Groups, TrainReply, TrainRequest
 

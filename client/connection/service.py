@@ -38,7 +38,7 @@ from client.gate.plan_text import PlanRefused, read_plan
 from client.site.settings import Settings
 from client.site.site import Site
 from client.site.statements import Statements
-from client.training.private import spent_by
+from client.training.private_round import spent_by
 from common.errors import BadInput, Fault
 from common.security.identity import SiteKit, public_line, read_key
 from common.system.files import no_room, remove_parts, write_atomically

@@ -12,9 +12,9 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 
-from client.gate.incoming import Incoming
+from client.gate.incoming_request import Incoming
+from client.gate.policy_rules import Verdict, of_reply
 from client.gate.requested_work import RequestedWork
-from client.gate.rules import Verdict, of_reply
 from client.gate.time_limit import OutOfTime
 from client.site.site import Site
 from common import __version__

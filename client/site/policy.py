@@ -1,7 +1,8 @@
 """The ``[policy]`` table of ``site.toml``: what the hospital takes part in, and what it lets out.
 
 What a method needs, it declares (:class:`strategies.base.method.Method`); nothing else leaves. These keys narrow that
-down, or allow what is told only where a hospital says so. The rules that hold them are in :mod:`client.gate.rules`.
+down, or allow what is told only where a hospital says so. The rules that hold them are in
+:mod:`client.gate.policy_rules`.
 
 The limits have defaults that an ordinary experiment never meets; None takes one away, which no file can say.
 """

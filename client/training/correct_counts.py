@@ -3,7 +3,7 @@
 from typing import TypedDict
 
 from client.site.disclosure import told_count
-from client.training.work import Work
+from client.training.model_and_images import Work
 from common.models.inference import label_matrix, scores_of
 
 

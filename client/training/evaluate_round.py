@@ -8,9 +8,9 @@ import numpy as np
 from client.site.disclosure import told_metrics
 from client.site.site import Site
 from client.training.correct_counts import NOT_TESTED, counts_right_images, tally_of
-from client.training.own_parts import parts_in_best_round
+from client.training.model_and_images import Work, put, unpack, validated
+from client.training.personal_parts import parts_in_best_round
 from client.training.score_release import NOTHING_TOLD, ToldScores, told_scores
-from client.training.work import Work, put, unpack, validated
 from common.metrics.multi_label import ClassMetrics, per_class
 from common.models.inference import label_matrix, scores_of
 from common.models.saved import save_model

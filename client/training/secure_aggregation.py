@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from client.gate.policy_rules import of_reply
 from client.gate.requested_work import RequestedWork
-from client.gate.rules import of_reply
 from client.site.site import Site
 from common.config import Plan
 from common.errors import quoted

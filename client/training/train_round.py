@@ -8,8 +8,8 @@ import torch
 from client.site.disclosure import few_of_rows, told_statistics
 from client.site.site import Site
 from client.training.correct_counts import NOT_TESTED, TestCounts, counts_right_images, tally_of
-from client.training.own_parts import Kept, keep
-from client.training.work import Work, unpack, validated
+from client.training.model_and_images import Work, unpack, validated
+from client.training.personal_parts import Kept, keep
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told

@@ -19,12 +19,12 @@ from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
 from server.deployment.superlink.local.process import START_TIMEOUT_S, answers, object_folder
-from server.deployment.superlink.run_link.run import run_on
+from server.deployment.superlink.run_client.run import run_on
 from server.deployment.timers import order_faults, timers
 from server.federation.evaluation import Setting
-from server.federation.lead import lead
 from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
+from server.federation.set_up import lead
 from server.runs.live_status import Present
 from server.runs.reporter import Reporter
 from server.runs.scalars import Track

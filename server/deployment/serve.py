@@ -12,7 +12,7 @@ from server.coordinator.connections import note_connections
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.local.database import set_aside_if_damaged
 from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink
-from server.deployment.superlink.run_link.control import Control, Node, flower_key
+from server.deployment.superlink.run_client.control import Control, Node, flower_key
 from server.deployment.timers import order_faults, timers
 
 LOOK_S, RESTART_S = 1.0, 1.0

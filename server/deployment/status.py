@@ -17,7 +17,7 @@ from server.coordinator.admission import admitted_sites
 from server.coordinator.authority import days_valid
 from server.coordinator.folder import Coordinator
 from server.deployment.superlink.local.process import answers
-from server.deployment.superlink.run_link.control import Control
+from server.deployment.superlink.run_client.control import Control
 from server.runs.live_status import Present, part_of, read_present
 
 

@@ -19,9 +19,9 @@ from common.system.timers import (
     TLS_TIMEOUT_S,
 )
 from server.deployment.superlink.local.process import START_TIMEOUT_S, STOP_GRACE_S
-from server.deployment.superlink.run_link.network_grid import UPLOAD_STALL_S
-from server.deployment.superlink.run_link.retry import LINK_PATIENCE_S
-from server.deployment.superlink.run_link.run import TASK_TIMEOUT_S
+from server.deployment.superlink.run_client.network_grid import UPLOAD_STALL_S
+from server.deployment.superlink.run_client.retry import LINK_PATIENCE_S
+from server.deployment.superlink.run_client.run import TASK_TIMEOUT_S
 
 
 @dataclass(frozen=True)

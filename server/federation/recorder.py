@@ -23,7 +23,7 @@ from strategies.aggregation.largest_share import heavy_sites
 from strategies.base.callbacks import Callbacks
 from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, RunStopped, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken import RolledBack
+from strategies.rounds.guard.broken_model import RolledBack
 from strategies.rounds.strategy import FederatedAveraging
 
 

@@ -24,7 +24,7 @@ from common.wire.records import TrainReply
 from strategies.base.checkpoint import to_bytes
 from strategies.base.round_record import Arrival, RoundRecord
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken import RolledBack
+from strategies.rounds.guard.broken_model import RolledBack
 from strategies.rounds.participation.roll_call import Member
 
 UPDATES = "updates"

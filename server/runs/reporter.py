@@ -14,7 +14,7 @@ from common.system.formatting import counted
 from server.runs.live_status import FILE, Present
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken import RolledBack, condemned_sentence, sentence_of
+from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
 
 
 class Reporter:

@@ -21,10 +21,10 @@ from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import SimulatedData, own_tests, simulated_data, whole_data
 from server.federation.evaluation import Setting
-from server.federation.lead import lead
 from server.federation.recorder import Both, Watcher
 from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
+from server.federation.set_up import lead
 from server.reporting.live.launch import beside
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken import RolledBack
+from strategies.rounds.guard.broken_model import RolledBack
 
 
 class Callbacks:

@@ -21,8 +21,8 @@ from strategies.base.aggregator import passed_on
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import CoordinatorRound, FederationValidation, RunStopped
 from strategies.base.state import after_round, with_validation
-from strategies.rounds.exchanges import too_few
-from strategies.rounds.guard.signs import Signs, impossible
+from strategies.rounds.ask_sites import too_few
+from strategies.rounds.guard.odd_updates import Signs, impossible
 from strategies.rounds.guard.verdict import ABSURD, odd
 from strategies.rounds.messages.replies import Replies, round_record, validation_of
 from strategies.rounds.strategy import FederatedAveraging

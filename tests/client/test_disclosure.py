@@ -17,7 +17,7 @@ from client.site.disclosure import hidden_classes
 from client.site.policy import Policy
 from client.site.settings import open_site, read_settings
 from client.site.site import Site
-from client.training.private import private_evaluation, private_round
+from client.training.private_round import private_evaluation, private_round
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput

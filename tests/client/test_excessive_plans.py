@@ -15,12 +15,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client import app as site_app
-from client.gate import costs
+from client.gate import plan_costs
 from client.gate.gate import DECLINED
-from client.gate.incoming import asked_of
+from client.gate.incoming_request import asked_of
+from client.gate.known_runs import KEPT
+from client.gate.policy_rules import of_request
 from client.gate.requested_work import RequestedWork
-from client.gate.rules import of_request
-from client.gate.runs import KEPT
 from client.site.policy import Policy
 from client.site.site import Site
 from client.site.site_state import KEPT_RUNS
@@ -165,7 +165,7 @@ def excessive(name: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _a_machine_of_16_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("client.gate.limits.machine_memory", lambda device: 16 * 10**9)
+    monkeypatch.setattr("client.gate.cost_limits.machine_memory", lambda device: 16 * 10**9)
 
 
 @pytest.mark.parametrize("name", EXCESSIVE)
@@ -321,8 +321,8 @@ def test_the_estimate_of_a_network_is_a_lower_bound_and_a_close_one(architecture
     activations = sum(value.untyped_storage().nbytes() for key, value in held.items() if key not in own) // 2
     neck_and_head = (width + 1) * 8 + 9 * 3
     parameters = sum(value.numel() for value in backbone.parameters()) + neck_and_head
-    found = costs.footprint(spec, rows=3)
-    assert costs.WIDTHS[architecture] == width
+    found = plan_costs.footprint(spec, rows=3)
+    assert plan_costs.WIDTHS[architecture] == width
     assert 0.95 * parameters <= found.parameters <= parameters
     assert 0.7 * activations <= found.activations <= activations
 
@@ -331,7 +331,7 @@ def test_gradients_of_every_image_are_counted_where_a_plan_asks_for_them() -> No
     # tiny_cnn, a neck of 8 and two rows: 52,000 + 97 * 8 + 9 * 2 numbers of 4 bytes; batches of 8 images.
     private = ORDINARY.privacy.model_copy(update={"level": "sample", "noise_multiplier": 1.0})
     bare, shielded = (
-        costs.memory_bytes(of, rows=2, images=40, device="cpu")
+        plan_costs.memory_bytes(of, rows=2, images=40, device="cpu")
         for of in (ORDINARY, ORDINARY.model_copy(update={"privacy": private}))
     )
     assert shielded - bare == 8 * 4 * 52_794
@@ -339,7 +339,7 @@ def test_gradients_of_every_image_are_counted_where_a_plan_asks_for_them() -> No
 
 def test_no_batch_holds_more_images_than_the_site_has() -> None:
     many = fit(ORDINARY, batch_size=4096)
-    assert costs.memory_bytes(many, rows=2, images=8, device="cpu") == costs.memory_bytes(
+    assert plan_costs.memory_bytes(many, rows=2, images=8, device="cpu") == plan_costs.memory_bytes(
         ORDINARY, rows=2, images=8, device="cpu"
     )
 
@@ -348,11 +348,11 @@ def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
     # 52,794 numbers: the message at work; of two rounds, Adam's two moments where the optimiser is kept.
     model = 4 * 52_794
     fresh = fit(ORDINARY, reset_optimizer=True)
-    assert costs.disk_bytes(fresh, method_of(fresh), rows=2) == model
-    assert costs.disk_bytes(ORDINARY, method_of(ORDINARY), rows=2) == (1 + 2 * 2) * model
+    assert plan_costs.disk_bytes(fresh, method_of(fresh), rows=2) == model
+    assert plan_costs.disk_bytes(ORDINARY, method_of(ORDINARY), rows=2) == (1 + 2 * 2) * model
     # fedbn keeps parts of its own: three states in each file, and a model of its own.
     own = fit(FEDBN, reset_optimizer=True)
-    assert costs.disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
+    assert plan_costs.disk_bytes(own, method_of(own), rows=2) == (1 + 2 * 3 + 1) * model
     at = Policy(maximum_disk_gb=5 * model / 1e9), Policy(maximum_disk_gb=4 * model / 1e9)
     verdicts = [of_request(policy, RequestedWork(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at]
     assert [verdict.rule for verdict in verdicts] == ["policy", "policy.maximum_disk_gb"]

@@ -46,7 +46,7 @@ from common.security.identity import SiteKit, read_request
 from common.wire.flower_objects import message_of, names_in
 from server.coordinator.authority import issue_server_certificate, make_authority, signing_identity
 from server.coordinator.folder import Coordinator, CoordinatorFile
-from server.deployment.superlink.run_link.signing import Addressee, Signing
+from server.deployment.superlink.run_client.signing import Addressee, Signing
 from tests.network.real import ROOT
 
 # ---------------------------------------------------------------------- on disk

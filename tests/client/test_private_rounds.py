@@ -12,7 +12,7 @@ from client.roll_call import answer
 from client.site.policy import Policy
 from client.site.site import Site
 from client.training.privacy_budget import PrivacyBudgetLedger
-from client.training.private import ledger_of, private_evaluation, private_round, spent_by
+from client.training.private_round import ledger_of, private_evaluation, private_round, spent_by
 from common.config import Plan
 from common.errors import BadInput
 from common.wire.records import TrainReply

@@ -12,8 +12,8 @@ import torch
 from client.site.site import Site
 from client.site.site_state import MemoryFolder
 from client.training.evaluate_round import evaluate_round
+from client.training.model_and_images import unpack
 from client.training.train_round import train_round, warm_up
-from client.training.work import unpack
 from common.models.network import build
 from common.models.saved import load_model
 from common.models.state import Head, read_state

@@ -122,7 +122,7 @@ def on_the_coordinator(point: str, death: Death) -> None:
     import server.federation.checkpoints
     import server.runs.reporter
     import strategies.rounds.strategy
-    from server.deployment.superlink.run_link.network_grid import NetworkGrid
+    from server.deployment.superlink.run_client.network_grid import NetworkGrid
 
     loop = strategies.rounds.strategy.FederatedAveraging
     checkpoint = f"round-{ROUND:06d}"

@@ -72,7 +72,7 @@ def hash_in(folder: Path) -> str:
 def undisturbed(experiment: Path, out: Path, *overrides: str) -> str:
     """The hash of the model that simulation trains."""
     sets = [part for override in overrides for part in ("--set", override)]
-    with patch("server.federation.lead.write_pages"):  # nobody looks at them here
+    with patch("server.federation.set_up.write_pages"):  # nobody looks at them here
         assert flwr_sim("run", experiment, "--backend", "inline", "--out", out, *sets).code == 0
     return hash_in(out)
 

@@ -39,7 +39,7 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from common.security.identity import read_key, read_kit
-from server.deployment.superlink.run_link.control import flower_key
+from server.deployment.superlink.run_client.control import flower_key
 
 Attempt = tuple[str, Callable[[], Any]]
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from common.config import read_experiment
 from common.system import timers as of_sites
 from server.deployment.superlink.local import process
-from server.deployment.superlink.run_link import network_grid, retry, run
+from server.deployment.superlink.run_client import network_grid, retry, run
 from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
 from strategies.rounds.participation import client_manager, roll_call
 from tests.federations import DIGITS

@@ -36,9 +36,9 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
-from server.deployment.superlink.fleet import owners
+from server.deployment.superlink.fleet import message_owners
 from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
-from server.deployment.superlink.fleet.owners import MOST_MESSAGES, Owners
+from server.deployment.superlink.fleet.message_owners import MOST_MESSAGES, Owners
 from server.deployment.superlink.fleet.refused_calls import FILE
 from server.deployment.superlink.fleet.service import LONGEST_REASON
 from tests.server.superlinks import Hospital, Link, Port, named
@@ -412,7 +412,7 @@ def test_a_site_seems_to_be_there_for_two_minutes_at_most_after_its_last_sign(po
 
 
 def test_a_reply_cannot_fill_the_disk(port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(owners, "ROOM_BYTES", 3_000_000)
+    monkeypatch.setattr(message_owners, "ROOM_BYTES", 3_000_000)
     name = port.ask(victim)
     victim.pull()
     reply = victim.reply_to(name)

@@ -35,7 +35,7 @@ from flwr.superlink import main as superlink_main
 from server.coordinator.folder import Coordinator, read_coordinator
 from server.deployment.superlink.local.loopback import HEADER, secret_file, secret_of
 from server.deployment.superlink.local.process import SuperLink, answers
-from server.deployment.superlink.run_link.control import Control
+from server.deployment.superlink.run_client.control import Control
 from tests.network.real import flwr_server, free_ports
 
 pytestmark = pytest.mark.slow

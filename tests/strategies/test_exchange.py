@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.wire.records import TrainReply
-from strategies.rounds.messages.exchange import MAX_POLL_S, MESSAGE_GONE, NODE_UNAVAILABLE, Patience, exchange
+from strategies.rounds.messages.deadline import MAX_POLL_S, MESSAGE_GONE, NODE_UNAVAILABLE, Patience, exchange
 from strategies.rounds.messages.replies import decoded
 from tests.strategies.scripted import (
     LOST,

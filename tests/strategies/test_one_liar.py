@@ -11,7 +11,7 @@ import pytest
 
 import strategies.rounds.strategy
 from client import app
-from client.training.private import private_round
+from client.training.private_round import private_round
 from server.federation.checkpoints import CheckpointFolder
 from server.federation.rollback import Backwards
 from server.runs.verify import verify
@@ -160,14 +160,14 @@ def test_a_model_that_only_shows_itself_broken_later_is_taken_back(
 ) -> None:
     """As if nothing were odd: the trial takes place only when the round is done again."""
     lied(monkeypatch, LIES["1000 times"])
-    held = strategies.rounds.round_guard.UpdateTrial.held
+    held = strategies.rounds.guarded_mean.UpdateTrial.held
 
     def only_repeated(trial: Any, server_round: int, *others: Any, guard: Any, judges: Any) -> Any:
         if guard.repeated != server_round:
             return guard, {}
         return held(trial, server_round, *others, guard=guard, judges=judges)
 
-    monkeypatch.setattr(strategies.rounds.round_guard.UpdateTrial, "held", only_repeated)
+    monkeypatch.setattr(strategies.rounds.guarded_mean.UpdateTrial, "held", only_repeated)
     summary = federation(tmp_path, *plan(3))
     assert list(summary["condemned"]) == [LIAR]
     assert events(tmp_path / "run", "rolled_back")

@@ -23,7 +23,7 @@ from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound, Situation, proximal
 from strategies.local.training import Batch, Examples
 from strategies.registry import method_named
-from strategies.rounds.messages.quarantine import fault_in
+from strategies.rounds.messages.refused_replies import fault_in
 from tests.federations import ALL_SHARED, federation, needs_of, of_type, overheard
 from tests.strategies.folds import aggregated, stepped_by
 

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from common.system.formatting import counted
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken import RolledBack, condemned_sentence, sentence_of
+from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
 
 
 class ProgressBar:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from common.models.state import ModelState
 from common.wire.records import Groups
 from strategies.aggregation.outliers import Lengths
-from strategies.rounds.guard.broken import broken
+from strategies.rounds.guard.broken_model import broken
 from strategies.rounds.guard.memory import GuardMemory
-from strategies.rounds.guard.signs import Variances, signs_of
+from strategies.rounds.guard.odd_updates import Variances, signs_of
 from strategies.rounds.guard.verdict import Judged, condemned, odd
 
 RISE = 1.1

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from strategies.aggregation.outliers import Lengths
-from strategies.rounds.guard.signs import Alignment, Signs
+from strategies.rounds.guard.odd_updates import Alignment, Signs
 
 LONG = 4.0
 """Times the usual length from which on an update is odd."""

@@ -13,7 +13,7 @@ from common.wire.codec import R, decode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.base.round_record import FederationValidation, RoundRecord
-from strategies.rounds.messages.exchange import MESSAGE_GONE, REFUSED_REPLY
+from strategies.rounds.messages.deadline import MESSAGE_GONE, REFUSED_REPLY
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply)
 

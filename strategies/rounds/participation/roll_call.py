@@ -15,7 +15,7 @@ from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
 from common.wire.roll_call import Refusal, RollCall, RollCallAnswer
 from strategies.base.round_record import TooFewSites, Waiting
-from strategies.rounds.messages.exchange import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
+from strategies.rounds.messages.deadline import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
 from strategies.rounds.messages.replies import decoded
 
 ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.rounds.guard.broken import broken
+from strategies.rounds.guard.broken_model import broken
 from strategies.rounds.guard.memory import GuardMemory
 
 BEFORE = {"east": 0.5, "north": 1.0, "south": 2.0}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from common.models.state import Head
 from common.wire.records import Groups
 from strategies.aggregation.outliers import lengths_of
-from strategies.rounds.guard.signs import Signs, Variances, impossible, signs_of
+from strategies.rounds.guard.odd_updates import Signs, Variances, impossible, signs_of
 
 NO_VARIANCES = Variances(np.zeros(2, np.float32))
 

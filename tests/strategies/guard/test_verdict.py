@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strategies.rounds.guard.signs import Alignment, Signs
+from strategies.rounds.guard.odd_updates import Alignment, Signs
 from strategies.rounds.guard.verdict import Judged, condemned, odd
 
 ALIKE = Signs({"trunk": 1.0}, Alignment(0.9, 0.9))

@@ -24,7 +24,7 @@ from flwr.supercore.object_store import NoObjectInStoreError
 from common.wire.flower_objects import names_in
 from server.deployment.superlink.fleet import hello
 from server.deployment.superlink.fleet.authentication import Admitted, Caller, Door
-from server.deployment.superlink.fleet.owners import Owners
+from server.deployment.superlink.fleet.message_owners import Owners
 from server.deployment.superlink.fleet.refused_calls import FILE, RefusedCalls
 from server.deployment.superlink.fleet.service import Fleet
 from server.deployment.superlink.objects.files import ObjectFiles

@@ -43,7 +43,7 @@ from flwr.supercore.object_store import NoObjectInStoreError
 
 from common.wire.flower_objects import names_in
 from server.deployment.superlink.fleet.authentication import Admitted, Caller, CallRefused
-from server.deployment.superlink.fleet.owners import Owners
+from server.deployment.superlink.fleet.message_owners import Owners
 from server.deployment.superlink.objects.files import ObjectFiles, is_name
 from server.deployment.superlink.objects.service import Answers, Push, found
 

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from client.gate.known_runs import Runs, digest
 from client.gate.plan_text import PlanRefused, read_plan, refused
+from client.gate.policy_rules import Verdict, of_request
 from client.gate.requested_work import RequestedWork
-from client.gate.rules import Verdict, of_request
-from client.gate.runs import Runs, digest
 from client.gate.time_limit import at_most
 from client.site.site import Site
 from client.site.site_state import forget_other_runs

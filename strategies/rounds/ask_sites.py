@@ -20,14 +20,14 @@ from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
 from strategies.base.round_record import FederationValidation, TooFewSites, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.messages.exchange import Patience, exchange
-from strategies.rounds.messages.quarantine import received
+from strategies.rounds.guarded_mean import RoundGuard
+from strategies.rounds.messages.deadline import Patience, exchange
+from strategies.rounds.messages.refused_replies import received
 from strategies.rounds.messages.replies import Replies, Reply
 from strategies.rounds.messages.requests import Requests
 from strategies.rounds.participation.claims import ClaimsBySite, no_lists
 from strategies.rounds.participation.client_manager import Membership
 from strategies.rounds.participation.roll_call import Registered
-from strategies.rounds.round_guard import RoundGuard
 
 
 class Exchanges(Method):

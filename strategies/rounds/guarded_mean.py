@@ -10,8 +10,8 @@ from strategies.base.aggregator import Aggregator
 from strategies.base.callbacks import Callbacks
 from strategies.base.method import Method
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken import JUMP_SEEN, JUMP_UNSEEN, RolledBack, broken
-from strategies.rounds.guard.signs import Variances
+from strategies.rounds.guard.broken_model import JUMP_SEEN, JUMP_UNSEEN, RolledBack, broken
+from strategies.rounds.guard.odd_updates import Variances
 from strategies.rounds.guard.update_trial import UpdateTrial
 from strategies.rounds.guard.verdict import Judged
 from strategies.rounds.messages.replies import validation_of

@@ -24,7 +24,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from server.coordinator.folder import Coordinator
 from server.deployment.superlink.local.loopback import SecretInterceptor
-from server.deployment.superlink.run_link.retry import quiet, retrying
+from server.deployment.superlink.run_client.retry import quiet, retrying
 
 LEFT_AT_MOST = 20
 """Runs that are looked at, from the newest on, for one that was left; one at a time holds the folder's lock."""

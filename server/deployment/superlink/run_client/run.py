@@ -34,10 +34,10 @@ from server.deployment.superlink.local.loopback import SecretInterceptor, secret
 from server.deployment.superlink.local.process import clock_file, object_folder
 from server.deployment.superlink.local.steady_clock import OF_A_RUN, set_steady
 from server.deployment.superlink.objects.files import ObjectFiles
-from server.deployment.superlink.run_link.control import Control, flower_key
-from server.deployment.superlink.run_link.network_grid import NetworkGrid
-from server.deployment.superlink.run_link.retry import GIVEN_UP, RunLost, SuperLinkGone, retrying
-from server.deployment.superlink.run_link.signing import Addressee, Signing
+from server.deployment.superlink.run_client.control import Control, flower_key
+from server.deployment.superlink.run_client.network_grid import NetworkGrid
+from server.deployment.superlink.run_client.retry import GIVEN_UP, RunLost, SuperLinkGone, retrying
+from server.deployment.superlink.run_client.signing import Addressee, Signing
 
 TASK_TIMEOUT_S = 60.0
 LOST_SIGNAL = signal.SIGUSR1

@@ -23,9 +23,9 @@ from server.coordinator.folder import Coordinator
 from server.deployment.superlink.local.loopback import SecretInterceptor
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.reply_bounds import Bound, asked_for
-from server.deployment.superlink.run_link.retry import retrying
-from server.deployment.superlink.run_link.signing import Signing
-from strategies.rounds.messages.exchange import REFUSED_REPLY
+from server.deployment.superlink.run_client.retry import retrying
+from server.deployment.superlink.run_client.signing import Signing
+from strategies.rounds.messages.deadline import REFUSED_REPLY
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4

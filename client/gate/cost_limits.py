@@ -1,12 +1,12 @@
 """The rules that bound what a plan may cost a hospital; each is looked up by the key of the policy that it holds.
 
-Cheap rules come first, and none builds the network: see :mod:`client.gate.costs`.
+Cheap rules come first, and none builds the network: see :mod:`client.gate.plan_costs`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from client.gate.costs import disk_bytes, footprint, machine_memory, memory_bytes
+from client.gate.plan_costs import disk_bytes, footprint, machine_memory, memory_bytes
 from client.gate.requested_work import RequestedWork
 from client.site.policy import Policy
 from common.system.formatting import size

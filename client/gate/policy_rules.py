@@ -8,7 +8,7 @@ replies see the record itself, as it would leave, whatever made it.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from client.gate.limits import LIMIT_RULES
+from client.gate.cost_limits import LIMIT_RULES
 from client.gate.requested_work import RequestedWork
 from client.site.policy import GROUPS, Policy
 from common.errors import quoted
