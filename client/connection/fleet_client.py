@@ -20,7 +20,6 @@ import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
 from flwr.app.message import remove_content_from_message
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.serde import message_to_proto
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
@@ -53,13 +52,13 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
     push_objects,
 )
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
 from flwr.supercore.task_identity import TaskIdentity
 from google.protobuf.message import DecodeError
 
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.site.statements import OtherName, Statements
+from common.security.call_signatures import headers, key_bytes
 from common.security.signatures import SignatureFault, is_signed
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire.flower_objects import cut, message_of, names_in
@@ -134,23 +133,23 @@ class Link:
             ("grpc.enable_retries", 0),
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
-        channel = grpc.intercept_channel(self._raw, NodeAuthClientInterceptor(key, key.public_key()))
-        self._stub = FleetStub(channel)
-        self._push_object = channel.unary_unary(
+        self._key = key
+        self._stub = FleetStub(self._raw)
+        self._push_object = self._raw.unary_unary(
             "/flwr.proto.Fleet/PushObject",
             request_serializer=bytes,
             response_deserializer=PushObjectResponse.FromString,
         )
-        self._pull_object = channel.unary_unary(
+        self._pull_object = self._raw.unary_unary(
             "/flwr.proto.Fleet/PullObject",
             request_serializer=PullObjectRequest.SerializeToString,
             response_deserializer=lambda data: cut_out(data, CONTENT_OF_PULL),
         )
-        self._hello = channel.unary_unary(
+        self._hello = self._raw.unary_unary(
             f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=Hello.model_validate_json
         )
-        self._version = RuntimeVersionMetadata.from_local_component("SuperNode").append_to_grpc_metadata(None)
-        self._public_key = public_key_to_bytes(key.public_key())
+        self._version = RuntimeVersionMetadata.from_local_component("SuperNode").append_to_grpc_metadata(None) or ()
+        self._public_key = key_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
         self.node_id = 0
 
@@ -371,7 +370,7 @@ class Link:
         return Node(node_id=self.node_id)
 
     def _call(self, method: Callable[..., Any], request: Any, timeout: float = CALL_TIMEOUT_S) -> Any:
-        return method(request, timeout=timeout, metadata=self._version)
+        return method(request, timeout=timeout, metadata=(*self._version, *headers(self._key)))
 
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:

@@ -20,7 +20,6 @@ from typing import Any
 import grpc
 from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.serde import message_to_proto
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
@@ -40,6 +39,7 @@ from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from common.security.identity import read_key, read_kit
 from server.deployment.superlink.run_client.control import flower_key
+from tests.signing import SignsCalls
 
 Attempt = tuple[str, Callable[[], Any]]
 
@@ -51,7 +51,7 @@ class Forger:
         kit, key = read_kit(folder / f"{name}.kit"), read_key(folder / f"{name}.key")
         credentials = grpc.ssl_channel_credentials(kit.ca_certificate.encode())
         channel = grpc.secure_channel(kit.address, credentials)
-        self.stub = FleetStub(grpc.intercept_channel(channel, NodeAuthClientInterceptor(key, key.public_key())))
+        self.stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))
         self.own, _ = nodes[name]
         self.victims = {victim: node for victim, (node, _) in nodes.items() if victim != name}
         self.keys = {victim: flower_key(line) for victim, (_, line) in nodes.items() if victim != name}

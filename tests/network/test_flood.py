@@ -13,7 +13,6 @@ import grpc
 import psutil
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.proto.fleet_pb2 import ActivateNodeRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 
@@ -21,6 +20,7 @@ from server.deployment.superlink.port_guard.guard import CALM_S
 from server.deployment.superlink.port_guard.strangers import FIRST_CALL_S, REFUSED_CALLS
 from tests.network.federated import Federation, hash_in, sites_by_round, undisturbed
 from tests.network.real import Program, eventually, flwr_client
+from tests.signing import SignsCalls
 
 pytestmark = pytest.mark.slow
 
@@ -115,7 +115,7 @@ def test_refused_calls_make_neither_log_nor_database_grow(federation: Federation
     before = kept_on_disk(federation, "logs"), kept_on_disk(federation, "state")
     while refused < 2000:
         with grpc.secure_channel(address, grpc.ssl_channel_credentials(authority)) as raw:
-            stub = FleetStub(grpc.intercept_channel(raw, NodeAuthClientInterceptor(key, key.public_key())))
+            stub = FleetStub(grpc.intercept_channel(raw, SignsCalls(key, key.public_key())))
             for _ in range(REFUSED_CALLS - 1):
                 with pytest.raises(grpc.RpcError):
                     stub.ActivateNode(request, timeout=20)

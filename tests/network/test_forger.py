@@ -118,7 +118,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation, t
     code = (
         "import sys, grpc, pathlib\n"
         "from cryptography.hazmat.primitives.asymmetric import ec\n"
-        "from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor\n"
+        "from tests.signing import SignsCalls\n"
         "from flwr.proto.fleet_pb2 import ActivateNodeRequest\n"
         "from flwr.proto.fleet_pb2_grpc import FleetStub\n"
         "from common.security.identity import read_kit\n"
@@ -126,7 +126,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation, t
         "kit = read_kit(pathlib.Path(sys.argv[1]))\n"
         "key = ec.generate_private_key(ec.SECP256R1())\n"
         "channel = grpc.secure_channel(kit.address, grpc.ssl_channel_credentials(kit.ca_certificate.encode()))\n"
-        "stub = FleetStub(grpc.intercept_channel(channel, NodeAuthClientInterceptor(key, key.public_key())))\n"
+        "stub = FleetStub(grpc.intercept_channel(channel, SignsCalls(key, key.public_key())))\n"
         "request = ActivateNodeRequest(public_key=flower_key(kit.public_key), heartbeat_interval=1800)\n"
         "try:\n    print(stub.ActivateNode(request))\nexcept grpc.RpcError as error:\n    print(error.code())\n"
     )

@@ -15,7 +15,6 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
 from flwr.common.constant import NOOP_FLWR_AID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
@@ -27,9 +26,7 @@ from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.object_store import ObjectStoreFactory, object_store_factory
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.superlink import extensions
-from flwr.superlink.cli.flower_superlink import SuperLinkLifespan
 from flwr.superlink.federation import NoOpFederationManager
 
 from server.coordinator.authority import issue_server_certificate, make_authority
@@ -38,13 +35,14 @@ from server.deployment.superlink import program
 from server.deployment.superlink.local.loopback import SECRET
 from server.deployment.superlink.local.steady_clock import OF_THE_SUPERLINK
 from server.deployment.superlink.program import ObjectStore, superlink_command
+from tests.signing import SignsCalls, pem
 
 SUPERLINK = 1
 """Flower's number of the SuperLink itself."""
 REPLACED = (
     (linkstate_factory, "SqlLinkState", LinkStateFactory.state),
     (object_store_factory, "SqlObjectStore", ObjectStoreFactory.store),
-    (superlink_command, "_run_fleet_api_grpc_rere", SuperLinkLifespan._start_legacy_fleet_grpc_rere),
+    (superlink_command, "SuperLinkLifespan", superlink_command._run_superlink_http_api),
 )
 """Module, the name in it that we replace, and Flower's function that must look it up there when it runs."""
 
@@ -213,20 +211,20 @@ class Port:
     def hospital(self, name: str) -> Hospital:
         """An admitted site."""
         key = ec.generate_private_key(ec.SECP256R1())
-        public = public_key_to_bytes(key.public_key())
+        public = pem(key.public_key())
         node = self.link.state.create_node(NOOP_FLWR_AID, "owner", public, 30.0, name=name)
         return Hospital(self.link, name, self.stub(key), public, node)
 
     def stranger(self) -> Hospital:
         """A fresh key that nobody admitted."""
         key = ec.generate_private_key(ec.SECP256R1())
-        return Hospital(self.link, "stranger", self.stub(key), public_key_to_bytes(key.public_key()), 7)
+        return Hospital(self.link, "stranger", self.stub(key), pem(key.public_key()), 7)
 
     def stub(self, *signing: ec.EllipticCurvePrivateKey) -> FleetStub:
         """Flower's own stub over TLS, which signs with this key, or does not sign."""
         channel = grpc.secure_channel(self.address, grpc.ssl_channel_credentials(self.authority))
         self.channels.append(channel)
-        signed = [NodeAuthClientInterceptor(key, key.public_key()) for key in signing]
+        signed = [SignsCalls(key, key.public_key()) for key in signing]
         return FleetStub(grpc.intercept_channel(channel, *signed))
 
     def ask(self, hospital: Hospital, words: str = "train") -> str:
@@ -269,9 +267,8 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes
 
 @pytest.fixture
 def port(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]:
-    """The port for hospitals, as Flower's program opens it with our function."""
-    run = superlink_command._run_fleet_api_grpc_rere
-    server = run("127.0.0.1:0", link.states, link.stores, True, certificates)
+    """The port for hospitals, as the SuperLink's program opens it."""
+    server = superlink_command.SuperLinkLifespan.link.run("127.0.0.1:0", link.states, link.stores, certificates)
     found = Port(link, server.bound_address, certificates[0])
     try:
         yield found

@@ -34,7 +34,6 @@ from flwr.proto.message_pb2 import (
 )
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from server.deployment.superlink.fleet import message_owners
 from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
@@ -42,6 +41,7 @@ from server.deployment.superlink.fleet.message_owners import MOST_MESSAGES, Owne
 from server.deployment.superlink.fleet.refused_calls import FILE
 from server.deployment.superlink.fleet.service import LONGEST_REASON
 from tests.server.superlinks import Hospital, Link, Port, named
+from tests.signing import pem, signature_over
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning"),  # Flower's own
@@ -246,7 +246,7 @@ def headers(key: bytes, when: str, signature: bytes) -> Headers:
 
 
 def signed(key: ec.EllipticCurvePrivateKey, when: str) -> Headers:
-    return headers(public_key_to_bytes(key.public_key()), when, sign_message(key, when.encode()))
+    return headers(pem(key.public_key()), when, signature_over(key, when.encode()))
 
 
 def at(seconds: float) -> str:
@@ -257,23 +257,21 @@ OWN, OTHER = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec
 SPOILT: dict[str, Callable[[], Headers]] = {
     "of six minutes ago": lambda: signed(OWN, at(-360)),
     "of a minute ahead": lambda: signed(OWN, at(60)),
-    "by another key": lambda: headers(
-        public_key_to_bytes(OWN.public_key()), at(0), sign_message(OTHER, at(0).encode())
-    ),
-    "of another time": lambda: headers(public_key_to_bytes(OWN.public_key()), at(1), sign_message(OWN, at(0).encode())),
+    "by another key": lambda: headers(pem(OWN.public_key()), at(0), signature_over(OTHER, at(0).encode())),
+    "of another time": lambda: headers(pem(OWN.public_key()), at(1), signature_over(OWN, at(0).encode())),
     "without a zone": lambda: signed(OWN, dt.datetime.now().isoformat()),
     "no time at all": lambda: signed(OWN, "now"),
-    "empty": lambda: headers(public_key_to_bytes(OWN.public_key()), at(0), b""),
-    "long": lambda: headers(public_key_to_bytes(OWN.public_key()), at(0), b"\0" * 4000),
+    "empty": lambda: headers(pem(OWN.public_key()), at(0), b""),
+    "long": lambda: headers(pem(OWN.public_key()), at(0), b"\0" * 4000),
     "of a key that is none": lambda: headers(b"key", at(0), b"signature"),
-    "with the key twice": lambda: (*signed(OWN, at(0)), (PUBLIC_KEY_HEADER, public_key_to_bytes(OTHER.public_key()))),
+    "with the key twice": lambda: (*signed(OWN, at(0)), (PUBLIC_KEY_HEADER, pem(OTHER.public_key()))),
     "with the signature missing": lambda: signed(OWN, at(0))[:2],
 }
 
 
 @pytest.mark.parametrize("kind", SPOILT)
 def test_a_spoilt_signature_is_refused(kind: str, port: Port) -> None:
-    key = public_key_to_bytes(OWN.public_key())
+    key = pem(OWN.public_key())
     port.link.state.create_node(NOOP_FLWR_AID, "owner", key, 30.0, name="own")
     request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL)
     assert refused(lambda: port.stub().ActivateNode(request, metadata=SPOILT[kind]()))[0] == UNKNOWN

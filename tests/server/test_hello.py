@@ -7,8 +7,6 @@ from pathlib import Path
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from client.connection.fleet_client import Link
 from common import __version__
@@ -17,9 +15,10 @@ from server.coordinator.authority import issue_server_certificate, make_authorit
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.fleet.hello import handler
 from tests.client.check.servers import grpc_server, tls_of
+from tests.signing import SignsCalls, pem
 
 OURS, OTHERS = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-ADMITTED: Mapping[bytes, int] = {public_key_to_bytes(OURS.public_key()): 7}
+ADMITTED: Mapping[bytes, int] = {pem(OURS.public_key()): 7}
 
 
 @pytest.fixture
@@ -30,7 +29,7 @@ def coordinator(tmp_path: Path) -> Coordinator:
     return made
 
 
-def asked(coordinator: Coordinator, *signing: NodeAuthClientInterceptor) -> Hello:
+def asked(coordinator: Coordinator, *signing: SignsCalls) -> Hello:
     credentials = grpc.ssl_channel_credentials(coordinator.ca_certificate.read_bytes())
     with (
         grpc_server(handler(ADMITTED.get), tls_of(coordinator)) as port,
@@ -41,17 +40,17 @@ def asked(coordinator: Coordinator, *signing: NodeAuthClientInterceptor) -> Hell
 
 
 def test_an_admitted_site_learns_that_it_is_and_time_and_release(coordinator: Coordinator) -> None:
-    hello = asked(coordinator, NodeAuthClientInterceptor(OURS, OURS.public_key()))
+    hello = asked(coordinator, SignsCalls(OURS, OURS.public_key()))
     assert (hello.key, hello.release, hello.wire) == ("admitted", __version__, WIRE_VERSION)
     assert hello.time == pytest.approx(time.time(), abs=20)
 
 
 def test_who_shows_an_admitted_key_but_signs_with_another_learns_nothing_of_it(coordinator: Coordinator) -> None:
-    assert asked(coordinator, NodeAuthClientInterceptor(OTHERS, OURS.public_key())).key == "unknown"
+    assert asked(coordinator, SignsCalls(OTHERS, OURS.public_key())).key == "unknown"
 
 
 def test_a_key_that_was_never_admitted_and_no_key_at_all_are_unknown(coordinator: Coordinator) -> None:
-    assert asked(coordinator, NodeAuthClientInterceptor(OTHERS, OTHERS.public_key())).key == "unknown"
+    assert asked(coordinator, SignsCalls(OTHERS, OTHERS.public_key())).key == "unknown"
     assert asked(coordinator).key == "unknown"
 
 

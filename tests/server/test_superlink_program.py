@@ -19,9 +19,10 @@ from flwr.server.superlink.utils import check_abort
 from flwr.supercore.object_store.sql_object_store import SqlObjectStore
 from flwr.supercore.sql_mixin import SqlMixin
 from flwr.supercore.state.schema.objectstore_models import StoredObject
+from flwr.superlink.config_loader import SuperLinkLifespanConfig
+from flwr.superlink.main import create_app
 
 from server.coordinator.folder import Coordinator, CoordinatorFile
-from server.deployment.superlink.fleet.server import FleetServer
 from server.deployment.superlink.local.process import command
 from server.deployment.superlink.objects import store
 from server.deployment.superlink.objects.files import ObjectFiles
@@ -30,6 +31,12 @@ from tests.server.superlinks import REPLACED, Link
 
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
 FLOWER = f"Flower {version('flwr')} is not what server/deployment/superlink/program.py was written for:"
+
+
+def names_used_by(function: Any) -> set[str]:
+    """The names that a function uses, or a function that is written inside it."""
+    inner = [constant for constant in function.__code__.co_consts if inspect.iscode(constant)]
+    return set(function.__code__.co_names).union(*(code.co_names for code in inner))
 
 
 def named(content: bytes) -> str:
@@ -82,6 +89,7 @@ def test_a_method_that_we_override_or_call_has_the_signature_we_know(owner: type
     plain = [
         parameter.replace(annotation=inspect.Parameter.empty)
         for parameter in inspect.signature(getattr(owner, method)).parameters.values()
+        if parameter.kind is not inspect.Parameter.VAR_KEYWORD  # options of a later release, which ours hand on
     ]
     found = str(inspect.Signature(plain))
     assert found == parameters, f"{FLOWER} {owner.__name__}.{method} takes {found}, not {parameters}"
@@ -96,9 +104,17 @@ def test_the_table_of_objects_has_the_columns_that_we_write() -> None:
     assert {"object_id", "content", "is_available"} <= set(StoredObject.__table__.columns.keys()), FLOWER
 
 
-def test_flower_hands_over_what_our_server_takes() -> None:
-    theirs = inspect.signature(superlink_command._run_fleet_api_grpc_rere).parameters
-    assert list(theirs) == list(inspect.signature(FleetServer.run).parameters)[1:], FLOWER
+def test_flowers_services_begin_and_end_where_ours_are_added() -> None:
+    """What ``with_hospital_link`` overrides and reads: no hook means that no hospital could connect."""
+    theirs = superlink_command.SuperLinkLifespan
+    for method in (theirs.startup, theirs.shutdown, theirs._start_fleet_api):
+        assert list(inspect.signature(method).parameters) == ["self"], f"{FLOWER} {method.__qualname__} takes more"
+    held = set(theirs.__init__.__code__.co_names)
+    assert held >= {"config", "state_factory", "objectstore_factory"}, f"{FLOWER} a lifespan holds {sorted(held)}"
+    config = SuperLinkLifespanConfig.__dataclass_fields__
+    assert config.keys() >= {"fleet_api_address", "certificates"}, FLOWER
+    assert "superlink_lifespan_class" in inspect.signature(create_app).parameters, FLOWER
+    assert {"startup", "shutdown"} <= names_used_by(create_app), f"{FLOWER} it begins its services elsewhere"
 
 
 def test_flowers_own_program_takes_every_argument_that_we_start_it_with(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """The SuperLink's process: Flower's own, with three of its costs taken out.
 
-Flower 1.39 keeps the content of messages inside SQLite, asks SQLite for a run's status and a node's key once for every
+Flower keeps the content of messages inside SQLite, asks SQLite for a run's status and a node's key once for every
 5 MiB, and counts traffic there; SQLite's writers then sleep waiting for one another. What a round takes instead is in
 ``docs/benchmarks.md``. What survives a crash stays the same: registrations, runs and messages in the database, content
 in files named by their SHA-256 beside it, verified at the next start.
 
-The port for hospitals is served by us, :mod:`server.deployment.superlink.fleet.server`.
+The port for hospitals is served by us, :mod:`server.deployment.superlink.fleet.server`: Flower 1.39 has one of its own,
+1.40 to 1.42 only where an environment variable asks for it, and a later release may have none.
 
     python -m server.deployment.superlink.program --state FOLDER --connections N --connections-per-address N ...
 
@@ -81,6 +82,31 @@ def _own_argument(name: str) -> str:
     return value
 
 
+def with_hospital_link(hospitals: FleetServer) -> type[Any]:
+    """Flower's services with our port for hospitals in the place of its own, on the same database and objects."""
+
+    class Lifespan(superlink_command.SuperLinkLifespan):  # type: ignore[misc, name-defined]
+        """Begins and ends with Flower's HTTP server."""
+
+        link, _open = hospitals, None
+
+        def startup(self) -> None:
+            super().startup()
+            config = self.config
+            stores = self.state_factory, self.objectstore_factory
+            self._open = hospitals.run(config.fleet_api_address, *stores, config.certificates)
+
+        def shutdown(self) -> None:
+            if self._open:  # not where the port is in use
+                self._open.stop(grace=1)
+            super().shutdown()
+
+        def _start_fleet_api(self) -> None:
+            """Flower's own port stays closed."""
+
+    return Lifespan
+
+
 def main() -> None:
     """Put ours in the place of Flower's, and run its program."""
     state = Path(_own_argument("--state"))
@@ -89,7 +115,7 @@ def main() -> None:
     set_steady(OF_THE_SUPERLINK, state / CLOCK)
     vars(linkstate_factory)["SqlLinkState"] = LinkState
     vars(object_store_factory)["SqlObjectStore"] = ObjectStore
-    vars(superlink_command)["_run_fleet_api_grpc_rere"] = FleetServer(state, ObjectStore.files, guard).run
+    vars(superlink_command)["SuperLinkLifespan"] = with_hospital_link(FleetServer(state, ObjectStore.files, guard))
     ask_for_secret(state)
     superlink_command.flower_superlink()
 

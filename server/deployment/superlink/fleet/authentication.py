@@ -1,7 +1,7 @@
 """Who calls: every call of the hospital link is signed, and the signer is known before anything of the call is read.
 
 Flower's protocol: three headers of a call hold a public key, the time, and a signature over the time by that key.
-Flower 1.39 checks them after gRPC has read the whole request, and takes the public key of an activation from the body.
+Flower checks them after gRPC has read the whole request, and takes the public key of an activation from the body.
 Here they are checked first, and the key that signed is the only one that counts.
 """
 
@@ -14,16 +14,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import grpc
-from cryptography.exceptions import UnsupportedAlgorithm
-from flwr.common.constant import (
-    PUBLIC_KEY_HEADER,
-    SIGNATURE_HEADER,
-    SYSTEM_TIME_TOLERANCE,
-    TIMESTAMP_HEADER,
-    TIMESTAMP_TOLERANCE,
-)
-from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
+from common.security.call_signatures import PUBLIC_KEY, SIGNATURE, TIME, signed_by
 from server.deployment.superlink.fleet.refused_calls import RefusedCall, RefusedCalls
 from server.deployment.superlink.port_guard.call_limits import NoRequest
 from server.deployment.superlink.port_guard.guard import Guard
@@ -32,6 +24,8 @@ FRESH_S, LOOK_AGAIN_S = 1.0, 0.2
 """For how long the list of admitted keys is taken as it was; for how long at least, where a key is not on it."""
 BRINGS_AN_OBJECT = "PushObject"
 """The one method whose request is large."""
+OLD_S, AHEAD_S = 300, 5
+"""How old a signed time may be, and how far the two clocks may differ beyond that."""
 LONGEST_KEY, LONGEST_SIGNATURE, LONGEST_TIME = 1024, 256, 64
 log = logging.getLogger(__name__)
 
@@ -178,24 +172,16 @@ def signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     """
     found: dict[str, Any] = {}
     for name, value in metadata or ():
-        if name in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER):
+        if name in (PUBLIC_KEY, TIME, SIGNATURE):
             if name in found:
                 raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, f"{name} is there twice")
             found[name] = value
-    key, when, signature = (found.get(name) for name in (PUBLIC_KEY_HEADER, TIMESTAMP_HEADER, SIGNATURE_HEADER))
+    key, when, signature = (found.get(name) for name in (PUBLIC_KEY, TIME, SIGNATURE))
     if not isinstance(key, bytes) or not isinstance(when, str) or not isinstance(signature, bytes):
         raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Missing authentication metadata")
     if len(key) > LONGEST_KEY or len(signature) > LONGEST_SIGNATURE or len(when) > LONGEST_TIME:
         raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid authentication metadata")
     return key, when, signature
-
-
-def signed_by(key: bytes, when: str, signature: bytes) -> bool:
-    """Whether a key, in Flower's form, signed this time."""
-    try:
-        return verify_signature(bytes_to_public_key(key), when.encode("ascii"), signature)
-    except (ValueError, TypeError, AttributeError, UnsupportedAlgorithm):  # bytes that are no key of the right kind
-        return False
 
 
 def _is_now(when: str) -> bool:
@@ -204,4 +190,4 @@ def _is_now(when: str) -> bool:
         age = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(when)).total_seconds()
     except (ValueError, TypeError, OverflowError):  # no time, or one without a zone
         return False
-    return -SYSTEM_TIME_TOLERANCE < age < TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE
+    return -AHEAD_S < age < OLD_S + AHEAD_S

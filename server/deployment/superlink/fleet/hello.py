@@ -7,8 +7,9 @@ from typing import Any, Literal
 import grpc
 
 from common import __version__
+from common.security.call_signatures import signed_by
 from common.wire.hello import METHOD, SERVICE, WIRE_VERSION, Hello
-from server.deployment.superlink.fleet.authentication import CallRefused, signed_by, signed_headers
+from server.deployment.superlink.fleet.authentication import CallRefused, signed_headers
 
 
 def handler(

@@ -56,18 +56,14 @@ class FleetServer:
         address: str,
         state_factory: Any,
         objectstore_factory: Any,
-        enable_supernode_auth: bool,
         certificates: tuple[bytes, bytes, bytes],
-        interceptors: Sequence[grpc.ServerInterceptor] | None = None,
     ) -> grpc.Server:
-        """Start it; the arguments are those that Flower hands over.
+        """Start it.
 
         Args:
             address: To listen on.
             state_factory, objectstore_factory: Flower's database and object store.
-            enable_supernode_auth: Calls are always authenticated.
             certificates: The authority's, the server's, and the server's key, as PEM.
-            interceptors: Flower's checks of signatures, in the place of which stands :class:`Door`.
 
         Raises:
             OSError: If the port is in use.

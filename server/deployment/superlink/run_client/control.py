@@ -20,8 +20,8 @@ from flwr.proto.control_pb2 import (
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
+from common.security.call_signatures import key_bytes
 from server.coordinator.folder import Coordinator
 from server.deployment.superlink.local.loopback import SecretInterceptor
 from server.deployment.superlink.run_client.retry import quiet, retrying
@@ -114,4 +114,4 @@ class Control:
 
 def flower_key(line: str) -> bytes:
     """A public key in the form in which Flower stores it."""
-    return public_key_to_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]
+    return key_bytes(load_ssh_public_key(line.encode()))  # type: ignore[arg-type]

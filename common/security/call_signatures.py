@@ -1,0 +1,39 @@
+"""How a call of the hospital link is signed: three gRPC headers, the same that Flower's SuperNode sends.
+
+The headers hold the public key, the time, and an ECDSA signature (SHA-256) over the time by that key. The format is
+Flower's, so that Flower's own programs understand it; the code is ours, because Flower moves its own between releases.
+"""
+
+import datetime as dt
+from collections.abc import Sequence
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+PUBLIC_KEY, SIGNATURE, TIME = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
+"""Names of the headers; gRPC sends bytes in those that end with ``-bin``."""
+
+
+def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
+    """A public key as Flower's database and the header have it: PEM, SubjectPublicKeyInfo."""
+    return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def headers(key: ec.EllipticCurvePrivateKey) -> Sequence[tuple[str, str | bytes]]:
+    """The headers of one call, signed now."""
+    now = dt.datetime.now(dt.UTC).isoformat()
+    signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    return ((PUBLIC_KEY, key_bytes(key.public_key())), (TIME, now), (SIGNATURE, signature))
+
+
+def signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
+    """Whether a key, in the form of :func:`key_bytes`, signed this time. False for bytes that are no EC key."""
+    try:
+        key = serialization.load_pem_public_key(public_key)
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            return False
+        key.verify(signature, time.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
+        return False
+    return True
