@@ -26,13 +26,13 @@ demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla
 	$(BIN)/flwr-sim demo
 
 test: $(VENV)/installed lint  ## all tests but the long ones (those on real data skip where ../shared/data is absent)
-	$(BIN)/pytest -n 2 -m "not torture and not network"
+	$(BIN)/pytest -n 2 -m "not torture and not network and not long"
 
-test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes
-	$(BIN)/pytest -n 2 -m network
+test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
+	$(BIN)/pytest -n 2 -m "network or long"
 
 quick: $(VENV)/installed  ## tests without whole federations
-	$(BIN)/pytest -m 'not slow and not torture and not network'
+	$(BIN)/pytest -m 'not slow and not torture and not network and not long'
 
 torture: $(VENV)/installed  ## kills, cuts, full disks, bad input; a table of what was survived; under 30 min
 	$(BIN)/pytest -n 2 -m "(torture or catalogue) and not endurance"

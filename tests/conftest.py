@@ -30,6 +30,8 @@ TOGETHER = {
     "test_harm.py": "harm",
 }
 """File in ``tests/network`` -> its group. (xdist's own loadgroup mode does nothing under pytest 9.2.)"""
+ONE_RUN = {"test_contract.py", "test_fedmlp.py", "test_resume.py"}
+"""Files whose tests share runs that one process keeps."""
 
 
 class Dealt(LoadScopeScheduling):
@@ -37,7 +39,14 @@ class Dealt(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = PurePath(nodeid.split("::")[0])
+        if path.name in ONE_RUN and path.parent.name != "network":
+            return f"{path.name} {_of_a_method(nodeid) if path.name == 'test_contract.py' else ''}"
         return TOGETHER.get(path.name, nodeid) if path.parent.name == "network" else nodeid
+
+
+def _of_a_method(nodeid: str) -> str:
+    """The parameter of a test: its method."""
+    return nodeid.partition("[")[2] or nodeid
 
 
 def pytest_configure(config: pytest.Config) -> None:

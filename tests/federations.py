@@ -1,8 +1,12 @@
 """Small whole federations, in this process, for tests: real data, real records, every site's code."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -90,6 +94,18 @@ def federation(
     file = experiment(folder, *overrides)
     with nullcontext() if pages else patch("server.federation.set_up.write_pages"):
         return simulate(file, folder / out, Console(quiet=True), resume=resume)
+
+
+@cache
+def finished(*overrides: str, pages: bool = False) -> tuple[Path, dict[str, Any]]:
+    """The run folder and the summary of a federation that no test disturbs: one for all tests of this process.
+
+    Whoever reads it must not change it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="polyclinic-finished-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    summary = federation(folder, *overrides, pages=pages)
+    return folder / "run", summary
 
 
 def overheard(monkeypatch: Any) -> Traffic:

@@ -89,6 +89,7 @@ def test_a_run_under_a_flood_goes_on_and_nothing_of_the_flood_stays(
     assert superlink.is_running()
 
 
+@pytest.mark.network
 def test_a_site_signs_on_and_is_checked_under_a_flood(federation: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)

@@ -51,6 +51,7 @@ def test_a_site_killed_in_a_round_takes_its_work_up_again_and_the_model_is_as_if
     assert hash_in(tmp_path / "run") == undisturbed(federation.experiment, tmp_path / "sim", SLOW, "run.rounds=3")
 
 
+@pytest.mark.network
 def test_the_superlink_killed_in_a_round_comes_back_and_no_round_is_lost(
     federation: Federation, tmp_path: Path
 ) -> None:

@@ -19,8 +19,13 @@ EXCESSIVE = {
     "method.warm_up_epochs=1000000": "policy.maximum_epochs",
 }
 
+SHORT = "model.image_size=4096"
+"""What ``make test`` tries over processes; all of them it tries in one process (``tests/client``)."""
 
-@pytest.mark.parametrize("key", EXCESSIVE)
+
+@pytest.mark.parametrize(
+    "key", [key if key == SHORT else pytest.param(key, marks=pytest.mark.network) for key in EXCESSIVE]
+)
 def test_every_site_declines_an_excessive_plan_and_works_on(key: str, federation: Federation, tmp_path: Path) -> None:
     run = federation.run(tmp_path / "run", key)
     assert run.ends() == 1
@@ -56,7 +61,11 @@ def liar(federation: Federation) -> Iterator[None]:
     ("lie", "reason"),
     [
         ('{"layout": "another"}', "builds another model from this plan"),
-        ('{"names": ("5", "secret"), "class_names": ("5", "secret")}', "which it was not admitted for"),
+        pytest.param(
+            '{"names": ("5", "secret"), "class_names": ("5", "secret")}',
+            "which it was not admitted for",
+            marks=pytest.mark.network,
+        ),
     ],
     ids=["layout", "claims"],
 )
@@ -79,6 +88,7 @@ def test_a_site_that_does_not_fit_is_left_out_with_its_reason_and_two_go_on(
     assert reason in federation.south.program.said
 
 
+@pytest.mark.network
 def test_a_damaged_database_is_made_anew_and_the_run_ends_in_the_same_model(
     federation: Federation, tmp_path: Path
 ) -> None:

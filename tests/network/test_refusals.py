@@ -166,6 +166,7 @@ def test_a_key_that_was_never_admitted_is_refused(trial: Trial, hospital: Hospit
     assert "Ask the coordinator whether this site is admitted" in stranger.program.said
 
 
+@pytest.mark.network
 def test_a_site_that_is_revoked_while_connected_is_turned_out_and_does_not_come_in_again(
     trial: Trial, hospital: Hospital
 ) -> None:
@@ -221,6 +222,7 @@ def test_a_site_of_another_wire_version_is_refused_and_both_sides_say_why(
         assert "wire version" in said
 
 
+@pytest.mark.network
 def test_labels_that_look_like_one_class_stop_the_run_with_the_two_lines_that_mend_it(
     trial: Trial, hospital: Hospital, tmp_path: Path
 ) -> None:
@@ -277,6 +279,7 @@ def test_code_that_a_coordinator_sends_is_refused_reported_and_not_run(
 # ---------------------------------------------------------------------- one program a folder, one a port
 
 
+@pytest.mark.network
 def test_a_folder_has_one_client(hospital: Hospital) -> None:
     site = hospital("single")
     first = site.start()

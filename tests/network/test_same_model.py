@@ -74,7 +74,7 @@ def own_needs(method: str) -> tuple[str, ...]:
     return tuple(need for need in needs_of(method) if not need.startswith("partition."))
 
 
-SHORT = {"surgical", "fedmlp", "unifed"}
+SHORT = {"surgical", "unifed"}
 """What ``make test`` tries; ``make test-network`` tries all."""
 
 

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 Hospital = Callable[[str], Site]
 
 
+@pytest.mark.network
 def test_both_sides_tell_what_a_run_waits_for_and_what_became_of_it(
     trial: Trial, hospital: Hospital, tmp_path: Path
 ) -> None:

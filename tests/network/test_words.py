@@ -47,6 +47,7 @@ def timed_status(coordinator: Coordinator) -> tuple[str, float]:
     return said, min(taken)
 
 
+@pytest.mark.network
 def test_what_cannot_be_does_not_count_and_is_said_without_any_control_character(
     tmp_path: Path, record_property: Any
 ) -> None:

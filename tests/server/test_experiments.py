@@ -13,7 +13,7 @@ AFTER_A_PAPER = sorted(path for path in ROOT.glob("*/*.toml"))
 
 
 @needs_real_data
-@pytest.mark.parametrize("scale", ["small", "full"])
+@pytest.mark.parametrize("scale", ["small", pytest.param("full", marks=pytest.mark.long)])
 @pytest.mark.parametrize("folder", sorted({path.parent.name for path in AFTER_A_PAPER}))
 def test_every_row_of_a_papers_table_fits_its_data(folder: str, scale: str) -> None:
     sites = {}

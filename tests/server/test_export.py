@@ -26,6 +26,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not
 pytest.importorskip("onnxscript", reason="the export extra is not installed")
 
 CLASSES = ("edema", "mass", "nodule")
+SHORT = {"densenet121", "fedsld_cnn"}
 ARCHITECTURES = [name for name in get_args(Architecture) if name != "tiny_cnn"]
 
 
@@ -70,7 +71,10 @@ def test_a_small_model_says_the_same_in_onnx(task: Task, channels: int, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [name if name in SHORT else pytest.param(name, marks=pytest.mark.long) for name in ARCHITECTURES],
+)
 def test_every_architecture_says_the_same_in_onnx(architecture: str, tmp_path: Path) -> None:
     check_onnx(saved(tmp_path / "run", architecture, 3), 3)
 

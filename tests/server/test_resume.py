@@ -19,7 +19,7 @@ from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
 from server.simulation import backends
 from strategies.registry import STRATEGIES
-from tests.federations import experiment, federation, needs_of
+from tests.federations import experiment, federation, finished, needs_of
 from tests.server.killing import Killed, kill_at
 
 ROUNDS = "run.rounds=4"
@@ -122,10 +122,9 @@ POINTS = {
 }
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("undisturbed")
-    return folder, federation(folder, ROUNDS, out="through")
+@pytest.fixture
+def undisturbed() -> tuple[Path, dict[str, Any]]:
+    return finished(ROUNDS)
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -133,7 +132,7 @@ def test_killed_at_any_point_it_ends_in_the_same_model(
     point: str, undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     folder, through = undisturbed
-    (tmp_path / "through").symlink_to(folder / "through")
+    (tmp_path / "through").symlink_to(folder)
     owner, name, call, after = POINTS[point]
     killed(tmp_path, owner, name, call, ROUNDS, after=after)
     same_end(tmp_path, through, (ROUNDS,))
@@ -163,9 +162,12 @@ def test_a_process_that_gets_sigkill_again_and_again_ends_in_the_same_model(
 
 
 @pytest.mark.parametrize("harm", ["state cut off", "state changed", "json cut off", "json without a key", "no state"])
-def test_a_broken_newest_checkpoint_is_passed_over_and_said(harm: str, tmp_path: Path) -> None:
+def test_a_broken_newest_checkpoint_is_passed_over_and_said(
+    harm: str, undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     """The one before it serves: here by a method whose sites keep no memory of the round in between."""
-    through = federation(tmp_path, ROUNDS, out="through")
+    folder, through = undisturbed
+    (tmp_path / "through").symlink_to(folder)
     killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
     state, facts = (tmp_path / "killed" / "checkpoints" / f"round-000003.{kind}" for kind in ("safetensors", "json"))
     content = bytearray(state.read_bytes())
@@ -196,10 +198,12 @@ def test_two_checkpoints_are_kept_and_a_run_that_is_done_is_not_run_again(tmp_pa
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
 
 
-def test_a_run_may_go_on_for_more_rounds_than_it_began_with(tmp_path: Path) -> None:
+def test_a_run_may_go_on_for_more_rounds_than_it_began_with(
+    undisturbed: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     killed(tmp_path, RunFolder, "summary", 1, "run.rounds=2")
     longer = federation(tmp_path, ROUNDS, out="killed", resume=True)
-    assert longer["model_sha256"] == federation(tmp_path, ROUNDS, out="at-once")["model_sha256"]
+    assert longer["model_sha256"] == undisturbed[1]["model_sha256"]
 
 
 def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path: Path) -> None:

@@ -1,6 +1,11 @@
 """What every registered method promises, whatever it does: real digits, unlike sites, real records, in this process."""
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +31,7 @@ from strategies.base.state import FederationState
 from strategies.registry import STRATEGIES
 from strategies.rounds.strategy import FederatedAveraging
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
-from tests.strategies.leading import POOLED, lead
+from tests.strategies.leading import POOLED, Ran, lead
 
 SITES = ["site-1", "site-2", "site-3"]
 AVERAGING = sorted(name for name, one in STRATEGIES.items() if not one.sequential and one().pooled == "no")
@@ -42,12 +47,28 @@ def bits(state: FederationState) -> bytes:
     return to_bytes(state)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """Two rounds of a method that nothing disturbs, and every message of them."""
+
+    ran: Ran
+    traffic: Traffic
+    sites: Path
+
+
+@cache
+def whole(method: str) -> Whole:
+    """One run for all tests of this process."""
+    folder = Path(tempfile.mkdtemp(prefix="polyclinic-contract-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with pytest.MonkeyPatch.context() as patched:
+        traffic = overheard(patched)
+        return Whole(lead(unlike(method, folder), folder / "run", 2), traffic, folder / "run" / "sites")
+
+
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
-def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    traffic = overheard(monkeypatch)
-    ran = lead(unlike(method, tmp_path), tmp_path / "run", 2)
+def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(method: str) -> None:
+    ran, traffic = whole(method).ran, whole(method).traffic
     for content in [content for _, content in traffic.down + traffic.up]:
         assert fields_of(encode(decode(content, kind_of(content)))) == fields_of(content)
     rule, features = ran.strategy, ran.strategy.state.model.head.features
@@ -56,7 +77,7 @@ def test_records_hold_exactly_what_is_declared_and_leave_by_the_sites_audit(
         known = ran.strategy.sites.known(reply.round, {})
         shapes = {name: array.shape for name, array in reply.statistics.items()}
         assert shapes == dict(rule.statistics_shape(known, reply.site, features))
-    each_is_allowed_and_written_down(traffic, tmp_path / "run" / "sites")
+    each_is_allowed_and_written_down(traffic, whole(method).sites)
 
 
 def each_is_allowed_and_written_down(traffic: Traffic, sites: Path) -> None:
@@ -82,15 +103,6 @@ def fields_of(content: RecordDict) -> dict[str, set[str]]:
     return {record: set(content[record]) for record in content}
 
 
-@pytest.mark.parametrize("method", sorted(STRATEGIES))
-def test_a_state_that_was_handed_out_stays_as_it_was(method: str, tmp_path: Path) -> None:
-    file = unlike(method, tmp_path)
-    handed_out = lead(file, tmp_path / "run", 1).states[0]
-    before = bits(handed_out)
-    lead(file, tmp_path / "run", 2, resumed=handed_out)
-    assert bits(handed_out) == before
-
-
 class Turned:
     """A grid on which the last site is always the first to answer."""
 
@@ -103,10 +115,8 @@ class Turned:
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
 def test_the_order_of_replies_does_not_matter(method: str, tmp_path: Path) -> None:
-    file = unlike(method, tmp_path)
-    straight = lead(file, tmp_path / "straight", 2)
-    turned = lead(file, tmp_path / "turned", 2, wire=Turned)
-    assert bits(straight.strategy.state) == bits(turned.strategy.state)
+    turned = lead(unlike(method, tmp_path), tmp_path / "turned", 2, wire=Turned)
+    assert bits(whole(method).ran.strategy.state) == bits(turned.strategy.state)
 
 
 ROBUST = {"surgical": "coordinate_median", "fedbn": "trimmed_mean", "pfl": '{kind = "krum", keep = 2}'}
@@ -144,12 +154,16 @@ def test_updates_that_wait_until_all_are_there_make_the_same_model_as_those_adde
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
-def test_a_run_that_goes_on_from_a_checkpoint_makes_the_same_next_round(method: str, tmp_path: Path) -> None:
-    file = unlike(method, tmp_path)
-    through = lead(file, tmp_path / "through", 2)
+def test_a_run_that_goes_on_makes_the_same_next_round_and_leaves_the_state_it_began_with_as_it_was(
+    method: str, tmp_path: Path
+) -> None:
+    file, through = unlike(method, tmp_path), whole(method).ran
     stopped = lead(file, tmp_path / "stopped", 1)
-    resumed = lead(file, tmp_path / "stopped", 2, resumed=of_bytes(to_bytes(stopped.states[0])))
+    before = bits(stopped.states[0])
+    read = of_bytes(before)
+    resumed = lead(file, tmp_path / "stopped", 2, resumed=read)
     assert bits(resumed.states[-1]) == bits(through.states[-1])
+    assert bits(stopped.states[0]) == bits(read) == before
     assert (
         resumed.records[-1].mean_train_loss == through.records[-1].mean_train_loss != through.records[0].mean_train_loss
     )

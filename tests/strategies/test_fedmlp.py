@@ -14,7 +14,7 @@ from common.wire.records import Groups, TrainReply, TrainRequest
 from server.runs.reader import read_run
 from strategies.base.round_context import RoundContext
 from strategies.fedmlp.method import FedMLPParameters, difficulty_noted, learned, prototypes_noted
-from tests.federations import Traffic, federation, of_type, overheard
+from tests.federations import Traffic, federation, finished, of_type, overheard
 
 FEW_CLASSES = (
     "run.method=fedmlp",
@@ -55,7 +55,7 @@ def test_a_site_tells_prototypes_of_its_own_classes_and_difficulties_of_the_othe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traffic = overheard(monkeypatch)
-    summary = federation(tmp_path, *FEW_CLASSES, pages=True)
+    summary = federation(tmp_path, *FEW_CLASSES)
     names = summary["classes"]
     for reply in (reply for reply in replies(traffic) if reply.round >= 2):
         own = np.array([name in summary["sites"][reply.site]["classes"] for name in names])
@@ -63,22 +63,24 @@ def test_a_site_tells_prototypes_of_its_own_classes_and_difficulties_of_the_othe
         np.testing.assert_array_equal(np.isnan(reply.statistics["difficulty"]), own)
 
 
-def test_the_run_folder_says_how_sure_the_model_is_of_each_class_and_how_alike_classes_are(tmp_path: Path) -> None:
-    summary = federation(tmp_path, *FEW_CLASSES, pages=True)
-    run = read_run(tmp_path / "run")
+def test_the_run_folder_says_how_sure_the_model_is_of_each_class_and_how_alike_classes_are() -> None:
+    folder, summary = finished(*FEW_CLASSES, pages=True)
+    run = read_run(folder)
     assert [list(each.learned.difficulty) for each in run.rounds] == [[], *[summary["classes"]] * 3]
     found = run.summary.learned.prototypes
     assert found is not None
     np.testing.assert_allclose(np.diag(np.array(found.positives, float)), 1, rtol=1e-6)
-    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    page = (folder / "report.html").read_text(encoding="utf-8")
     assert "What the model makes of the classes" in page
 
 
 def test_tags_grow_and_none_is_ever_changed(tmp_path: Path) -> None:
     kept = {}
     for rounds in (2, 3, 4):
-        federation(tmp_path, *FEW_CLASSES, f"run.rounds={rounds}", out=f"run-{rounds}")
-        run = tmp_path / f"run-{rounds}"  # at some sites the first round of stage two may tag none: difficulties of 0
+        run = finished(*FEW_CLASSES, pages=True)[0] if rounds == 4 else tmp_path / f"run-{rounds}"
+        if rounds < 4:
+            federation(tmp_path, *FEW_CLASSES, f"run.rounds={rounds}", out=run.name)
+        # At some sites the first round of stage two may tag none: difficulties of 0.
         kept[rounds] = np.concatenate([tags_of(run, f"site-{number}", rounds) for number in (1, 2, 3)])
     assert (kept[2] == -1).all()
     assert 0 < (kept[3] >= 0).sum() < (kept[4] >= 0).sum()
@@ -86,10 +88,10 @@ def test_tags_grow_and_none_is_ever_changed(tmp_path: Path) -> None:
     np.testing.assert_array_equal(kept[4][tagged], kept[3][tagged])
 
 
-def test_only_classes_that_a_site_does_not_annotate_are_tagged(tmp_path: Path) -> None:
-    summary = federation(tmp_path, *FEW_CLASSES, pages=True)
+def test_only_classes_that_a_site_does_not_annotate_are_tagged() -> None:
+    folder, summary = finished(*FEW_CLASSES, pages=True)
     own = [name in summary["sites"]["site-2"]["classes"] for name in summary["classes"]]
-    tags = tags_of(tmp_path / "run", "site-2", 4)
+    tags = tags_of(folder, "site-2", 4)
     assert (tags[:, own] == -1).all()
     assert (tags[:, np.logical_not(own)] >= 0).any(axis=0).all()
 
@@ -100,7 +102,7 @@ def test_a_site_that_starts_anew_goes_on_with_the_tags_on_its_disk(
     # Between rounds, every trace of the site in memory goes: what a restart leaves is its folder.
     from client import app, simulation
 
-    straight = federation(tmp_path, *FEW_CLASSES, out="straight")["model_sha256"]
+    straight = finished(*FEW_CLASSES, pages=True)[1]["model_sha256"]
     train = app.private_round
 
     def after_a_restart(site: Any, request: TrainRequest) -> TrainReply:
@@ -141,9 +143,8 @@ PARTS = {
 
 @pytest.mark.parametrize("part", sorted(PARTS))
 def test_each_part_can_be_turned_and_changes_the_model(part: str, tmp_path: Path) -> None:
-    whole = federation(tmp_path, *FEW_CLASSES, out="whole")["model_sha256"]
-    other = federation(tmp_path, *FEW_CLASSES, f"method.{part}={PARTS[part]}", out="other")["model_sha256"]
-    assert other != whole
+    _, whole = finished(*FEW_CLASSES, pages=True)
+    assert federation(tmp_path, *FEW_CLASSES, f"method.{part}={PARTS[part]}")["model_sha256"] != whole["model_sha256"]
 
 
 def test_without_detection_nothing_is_told_and_nothing_tagged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from strategies.local.objective import LocalRound, Situation, proximal
 from strategies.local.training import Batch, Examples
 from strategies.registry import method_named
 from strategies.rounds.messages.refused_replies import fault_in
-from tests.federations import ALL_SHARED, federation, needs_of, of_type, overheard
+from tests.federations import ALL_SHARED, federation, finished, needs_of, of_type, overheard
 from tests.strategies.folds import aggregated, stepped_by
 
 # ---------------------------------------------------------------------- proximal term
@@ -197,8 +197,8 @@ def test_momentum_of_nothing_and_length_one_is_plain_averaging() -> None:
 @pytest.mark.parametrize("method", ["surgical", "fedsld", "fedmlp", "fedprox"])
 def test_every_averaging_method_runs_under_every_server_optimiser(method: str, kind: str, tmp_path: Path) -> None:
     optimizer = f'method.server_optimizer={{kind = "{kind}"}}'
-    plain = federation(tmp_path, f"run.method={method}", *needs_of(method), out="plain")
-    wrapped = federation(tmp_path, f"run.method={method}", *needs_of(method), optimizer, out="wrapped")
+    _, plain = finished(f"run.method={method}", *needs_of(method))
+    wrapped = federation(tmp_path, f"run.method={method}", *needs_of(method), optimizer)
     assert wrapped["rounds"] == 2
     assert wrapped["model_sha256"] != plain["model_sha256"]
 

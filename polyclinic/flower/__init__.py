@@ -1,0 +1,39 @@
+"""Polyclinic's methods as strategies for any Flower app: your model, your ``ServerApp``, your ``ClientApp``.
+
+A site may label some of the model's classes only. The coordinator asks each site which, once, by a query that
+:func:`labels` answers in the site's ``ClientApp``. A strategy needs the name of the model's last layer (``head``) and
+the names of its rows (``classes``)::
+
+    strategy = SurgicalAggregation(head="fc2", classes=("atelectasis", "effusion", "mass"))
+    result = strategy.start(grid=grid, initial_arrays=ArrayRecord(model.state_dict()), num_rounds=10)
+
+At the site, :class:`Site` has the loss that the strategy needs; it leaves out classes that the site does not label::
+
+    site = Site(message)
+    loss = site.loss(model(images), targets)
+
+The maths is that of the product's own methods (``strategies/``). What the product adds around it is not here: no guard
+against a harmful site, no quarantine of malformed replies, no checkpoints, no report.
+"""
+
+from polyclinic.flower.fedmlp import FedMLP, FedMLPSite
+from polyclinic.flower.labels import SiteLabels, labels
+from polyclinic.flower.passing import SequentialTraining, Settling, UniFed, loss_slope
+from polyclinic.flower.site import Site
+from polyclinic.flower.strategies import FedSLD, PartialLoss, SurgicalAggregation, VanillaFL
+
+__all__ = [
+    "FedMLP",
+    "FedMLPSite",
+    "FedSLD",
+    "PartialLoss",
+    "SequentialTraining",
+    "Settling",
+    "Site",
+    "SiteLabels",
+    "SurgicalAggregation",
+    "UniFed",
+    "VanillaFL",
+    "labels",
+    "loss_slope",
+]

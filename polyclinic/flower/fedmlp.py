@@ -1,0 +1,199 @@
+"""FedMLP for any Flower app, both halves: prototypes up, their means down, missing labels detected at the site."""
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from torch import Tensor, nn
+
+from common.config import TrainingSection
+from common.models.network import SplitNetwork
+from common.wire.records import Arrays
+from polyclinic.flower.keys import FEDMLP
+from polyclinic.flower.site import Site
+from polyclinic.flower.strategies import LabelledSites
+from strategies.fedmlp.method import FedMLPClient, FedMLPParameters
+from strategies.fedmlp.prototypes import global_difficulty, global_prototypes
+from strategies.local.objective import Situation
+from strategies.local.training import Batch, Examples
+
+ROUND = "server-round"
+"""Flower's own key of a round's number."""
+
+
+class FedMLP(LabelledSites):
+    """FedAvg; sites learn to detect the classes that they do not label from everybody's prototypes.
+
+    Sun et al., "FedMLP: Federated Multi-label Medical Image Classification under Task Heterogeneity", MICCAI 2024.
+
+    Args:
+        stage_one_rounds: Rounds before missing labels are detected.
+        parameters: Others of :class:`strategies.fedmlp.method.FedMLPParameters`, by name.
+        options: As for :class:`LabelledSites`.
+
+    Raises:
+        pydantic.ValidationError: For parameters that do not fit.
+    """
+
+    def __init__(self, *, stage_one_rounds: int, parameters: dict[str, Any] | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        given = {**(parameters or {}), "stage_one_rounds": stage_one_rounds}
+        self.parameters = FedMLPParameters.model_validate(given)
+        self._learned: Arrays = {}
+
+    def told(self, node: int) -> dict[str, Any]:
+        """The method's parameters, too."""
+        return {**super().told(node), FEDMLP: self.parameters.model_dump_json()}
+
+    def records(self) -> dict[str, ArrayRecord]:
+        """The global prototypes and difficulties, once there are any."""
+        return {FEDMLP: ArrayRecord({k: Array(v) for k, v in self._learned.items()})} if self._learned else {}
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Flower's mean of the models; beside it the means of what the sites tell about classes."""
+        came = [reply for reply in replies if not reply.has_error()]
+        came.sort(key=lambda reply: reply.metadata.src_node_id)
+        told: dict[str, tuple[int, float, ArrayRecord]] = {}
+        for reply in came:
+            (metrics,) = reply.content.metric_records.values()
+            if FEDMLP in reply.content:
+                node, images = reply.metadata.src_node_id, float(metrics[self.weighted_by_key])  # type: ignore[arg-type]
+                told[f"{node:020d}"] = node, images, cast(ArrayRecord, reply.content.pop(FEDMLP))
+        if told:
+            self._learn(told)
+        return super().aggregate_train(server_round, came)
+
+    def _learn(self, told: dict[str, tuple[int, float, ArrayRecord]]) -> None:
+        own = {site: self.roll_call.annotated(node) for site, (node, _, _) in told.items()}
+        images = {site: count for site, (_, count, _) in told.items()}
+        samples = self.parameters.prototype_weighting == "samples"
+        weights = images if samples else dict.fromkeys(told, 1.0)
+        seen = {s: np.where(own[s][:, None, None], a["prototypes"].numpy(), np.nan) for s, (_, _, a) in told.items()}
+        sure = {s: np.where(own[s], np.nan, a["difficulty"].numpy().clip(0, 1)) for s, (_, _, a) in told.items()}
+        prototypes, difficulty = global_prototypes(seen, weights), global_difficulty(sure, images)
+        said = np.any([~np.isnan(values) for values in sure.values()], axis=0)
+        self._learned = {
+            "prototypes": np.where(
+                np.isnan(prototypes), self._learned.get("prototypes", prototypes), prototypes
+            ).astype(np.float32),
+            "difficulty": np.where(said, difficulty, self._learned.get("difficulty", difficulty)).astype(np.float32),
+        }
+
+
+class FedMLPSite(Site):
+    """One round of FedMLP at a site, for the user's own training loop.
+
+    Make it after the received model was loaded and before training; it copies the model as the teacher. In the second
+    stage it tags images; tags last from round to round in Flower's ``context.state``, on the site's side.
+
+    Args:
+        message: That the ``ClientApp``'s ``train`` function got.
+        context: Likewise.
+        model: With the received model loaded.
+        head: Name of its last layer, a submodule.
+        images: All training images as the model takes them, ``(n, ...)``, without augmentation.
+        targets: ``(n, classes)`` of 1, 0, or NaN for unknown.
+    """
+
+    def __init__(
+        self, message: Message, context: Context, model: nn.Module, head: str, images: Tensor, targets: Tensor
+    ) -> None:
+        super().__init__(message)
+        config: Any = next(one for one in message.content.config_records.values() if FEDMLP in one)
+        parameters = FedMLPParameters.model_validate_json(config[FEDMLP])
+        told = {key: array.numpy() for key, array in message.content.array_records.get(FEDMLP, {}).items()}
+        kept = context.state.array_records.get(FEDMLP)
+        notes = {} if kept is None else {"tags": kept["tags"].numpy()}
+        self._context, self._split = context, _Split(model, head)
+        examples = Examples(images, self.targets(targets), self.annotated.to(images.device))
+        situation = Situation(
+            cast(SplitNetwork, self._split), examples, told, notes, int(config[ROUND]), TrainingSection()
+        )
+        self._client = FedMLPClient(situation, parameters)
+        self._round = self._client.round()
+
+    @property
+    def views(self) -> int:
+        """How many augmented views of a batch :meth:`round_loss` takes: two in the first stage, one in the second."""
+        return 1 if self._client.second_stage else 2
+
+    def round_loss(self, rows: Tensor, *views: Tensor) -> Tensor:
+        """The loss of one batch, a scalar.
+
+        Args:
+            rows: Places of the batch among ``images``, ``(batch,)``.
+            views: :attr:`views` augmented views of these images, as the model takes them.
+
+        Raises:
+            ValueError: If there is another number of views.
+        """
+        if len(views) != self.views:
+            raise ValueError(f"this round takes {self.views} views of a batch, got {len(views)}")
+        batch = _Views(rows, self.annotated.to(rows.device), list(views))
+        return self._round.objective(cast(SplitNetwork, self._split), cast(Batch, batch))
+
+    def finish(self) -> dict[str, ArrayRecord]:
+        """Keep the tags for the next round; return what goes into the reply's ``RecordDict`` beside the model."""
+        network = cast(SplitNetwork, self._split)
+        notes = self._round.notes(network)
+        self._context.state[FEDMLP] = ArrayRecord({key: Array(value) for key, value in notes.items()})
+        told = self._round.statistics(network, np.zeros(0, np.float32))
+        return {FEDMLP: ArrayRecord({key: Array(value) for key, value in told.items()})} if told else {}
+
+
+class _Split(nn.Module):
+    """Any classifier as two parts, the way our methods look at one: features, and a linear head on them."""
+
+    def __init__(self, model: nn.Module, head: str) -> None:
+        super().__init__()
+        self.model, self._name = model, head
+        if not isinstance(self.head, nn.Linear):
+            raise ValueError(f"{head!r} is a {type(self.head).__name__}, not a torch.nn.Linear")
+
+    @property
+    def head(self) -> nn.Module:
+        return self.model.get_submodule(self._name)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.model(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the head sees of images, ``(batch, features)``."""
+        with _watched(self.head) as seen:
+            self.model(images)
+        return seen[-1]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Split":
+        return _Split(copy.deepcopy(self.model, memo), self._name)
+
+
+@contextmanager
+def _watched(head: nn.Module) -> Iterator[list[Tensor]]:
+    """Collect what goes into a layer."""
+    seen: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda module, given: seen.append(given[0].detach()))
+    try:
+        yield seen
+    finally:
+        hook.remove()
+
+
+@dataclass
+class _Views:
+    """A batch whose views the user has drawn."""
+
+    rows: Tensor
+    annotated: Tensor
+    left: list[Tensor]
+
+    def view(self) -> Tensor:
+        return self.left.pop(0)
+
+    def logits(self, network: nn.Module, view: Tensor) -> Tensor:
+        return cast(Tensor, network(view)).float()

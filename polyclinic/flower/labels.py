@@ -1,0 +1,169 @@
+"""Which classes each site labels: the coordinator asks once, a site's ``ClientApp`` answers.
+
+The question is a Flower query named ``labels``; the answer is one ``ConfigRecord``.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+QUERY, RECORD = "labels", "labels"
+
+
+@dataclass(frozen=True)
+class SiteLabels:
+    """What a site says of its labels.
+
+    Attributes:
+        classes: Names of the classes that it labels.
+        positives: Training images that show each of these classes, in the same order; only FedSLD needs it.
+        images: Training images in all; only FedSLD needs it.
+
+    Raises:
+        ValueError: If a name repeats, or there is not one count for each class.
+    """
+
+    classes: Sequence[str]
+    positives: Sequence[int] = ()
+    images: int = 0
+
+    def __post_init__(self) -> None:
+        if len(set(self.classes)) != len(self.classes):
+            raise ValueError(f"classes must differ, got {list(self.classes)}")
+        if self.positives and len(self.positives) != len(self.classes):
+            raise ValueError(f"{len(self.classes)} classes and {len(self.positives)} counts of positives")
+        if any(not 0 <= count <= self.images for count in self.positives):
+            raise ValueError(f"positives must be from 0 to images = {self.images}, got {list(self.positives)}")
+
+
+def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callable[[Context], SiteLabels]]:
+    """Let a ``ClientApp`` answer the coordinator's question which classes this site labels.
+
+    Used as a decorator of a function that gets Flower's ``Context`` and returns :class:`SiteLabels`::
+
+        @labels(app)
+        def own(context: Context) -> SiteLabels:
+            return SiteLabels(("atelectasis", "effusion"))
+    """
+
+    def decorate(function: Callable[[Context], SiteLabels]) -> Callable[[Context], SiteLabels]:
+        @app.query(QUERY)
+        def answer(message: Message, context: Context) -> Message:
+            said = function(context)
+            record = ConfigRecord({"classes": list(said.classes), "images": said.images})
+            record["positives"] = [int(count) for count in said.positives]
+            return Message(RecordDict({RECORD: record}), reply_to=message)
+
+        return function
+
+    return decorate
+
+
+class UnknownLabels(ValueError):
+    """Sites whose labels the coordinator cannot use; says which and why."""
+
+
+class RollCall:
+    """What the sites said of their labels; a site that joins later is asked when it does.
+
+    Args:
+        classes: Names of the head's rows, in their order.
+    """
+
+    def __init__(self, classes: Sequence[str]) -> None:
+        self.classes = tuple(classes)
+        self._said: dict[int, SiteLabels] = {}
+
+    def ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> None:
+        """Ask the nodes that have not answered yet.
+
+        Args:
+            timeout: Seconds to wait for the answers.
+
+        Raises:
+            UnknownLabels: If a node does not answer, or labels a class that the model has no row for.
+        """
+        new = sorted(set(nodes) - self._said.keys())
+        kind = f"{MessageType.QUERY}.{QUERY}"
+        asked = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in new]
+        replies = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(asked, timeout=timeout)}
+        faults = [fault for node in new if (fault := self._taken(node, replies.get(node)))]
+        if faults:
+            raise UnknownLabels("\n".join(faults))
+
+    def _taken(self, node: int, reply: Message | None) -> str:
+        """Note a node's answer; return what is wrong with it."""
+        if reply is None:
+            return f"node {node} did not say which classes it labels"
+        if reply.has_error():
+            hint = "its ClientApp needs @polyclinic.flower.labels(app)"
+            return f"node {node} did not say which classes it labels; {hint}: {reply.error.reason}"
+        record = reply.content.config_records.get(RECORD, ConfigRecord())
+        try:
+            said = SiteLabels(_words(record, "classes"), _numbers(record, "positives"), _number(record, "images"))
+        except (TypeError, ValueError) as error:
+            return f"node {node} sent labels that cannot be read: {error}"
+        if unknown := [name for name in said.classes if name not in self.classes]:
+            return f"node {node} labels {unknown}; the model's rows are {list(self.classes)}"
+        self._said[node] = said
+        return ""
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._said
+
+    def of(self, node: int) -> SiteLabels:
+        """What a node said.
+
+        Raises:
+            KeyError: If it was not asked.
+        """
+        return self._said[node]
+
+    def owners(self, name: str, nodes: Collection[int]) -> list[int]:
+        """Those of the nodes that label a class, in ascending order."""
+        return sorted(node for node in nodes if name in self._said[node].classes)
+
+    def annotated(self, node: int) -> NDArray[np.bool_]:
+        """Which of the head's rows a node labels, bool ``(classes,)``."""
+        return np.array([name in self._said[node].classes for name in self.classes], np.bool_)
+
+    def counts(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Positives and images, both ``(sites, classes)`` in ascending order of nodes; NaN where a site tells none."""
+        positives = np.full((len(self._said), len(self.classes)), np.nan)
+        images = positives.copy()
+        for row, (_, said) in enumerate(sorted(self._said.items())):
+            for name, count in zip(said.classes, said.positives, strict=False):
+                positives[row, self.classes.index(name)] = count
+                images[row, self.classes.index(name)] = said.images
+        return positives, images
+
+    @property
+    def said(self) -> Mapping[int, SiteLabels]:
+        """All answers, by node."""
+        return dict(self._said)
+
+
+def _words(record: ConfigRecord, key: str) -> list[str]:
+    value = record.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise TypeError(f"{key} is no list of texts")
+    return [str(one) for one in value]
+
+
+def _numbers(record: ConfigRecord, key: str) -> list[int]:
+    value = record.get(key, [])
+    if not isinstance(value, list) or not all(isinstance(one, int) for one in value):
+        raise TypeError(f"{key} is no list of whole numbers")
+    return [int(one) for one in value]
+
+
+def _number(record: ConfigRecord, key: str) -> int:
+    value = record.get(key, 0)
+    if not isinstance(value, int):
+        raise TypeError(f"{key} is no whole number")
+    return value

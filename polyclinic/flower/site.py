@@ -1,0 +1,65 @@
+"""The site's half: the loss that the coordinator's strategy needs, for the user's own training loop."""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from common.models.zoo.spec import Task
+from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
+from strategies.fedsld.weights import WEIGHTED, Reduction
+from strategies.local.losses import Missing, loss_for
+
+
+class Site:
+    """What the coordinator told this site with the model.
+
+    Args:
+        message: The message that the ``ClientApp``'s ``train`` or ``evaluate`` function got.
+
+    Raises:
+        ValueError: If no strategy of :mod:`polyclinic.flower` sent it.
+
+    Attributes:
+        classes: Names of the head's rows, in their order.
+        annotated: Which of them this site labels, bool ``(classes,)``.
+    """
+
+    def __init__(self, message: Message) -> None:
+        configs = message.content.config_records.values()
+        config: Mapping[str, Any] = next((one for one in configs if CLASSES in one), {})
+        if not config:
+            raise ValueError("the message has no labels: a strategy of polyclinic.flower did not send it")
+        self.classes = tuple(cast(list[str], config[CLASSES]))
+        self.annotated = torch.tensor(cast(list[bool], config[ANNOTATED]), dtype=torch.bool)
+        self._task, self._missing = cast(Task, config[TASK]), cast(Missing, config[MISSING])
+        prior = config.get(PRIOR)
+        self._prior = None if prior is None else torch.tensor(prior, dtype=torch.float32)
+        self._reduction = cast(Reduction, config.get(REDUCTION, "sum_over_batch"))
+
+    def targets(self, targets: Tensor) -> Tensor:
+        """Targets as the losses take them: NaN where this site does not label the class.
+
+        Args:
+            targets: ``(batch, classes)`` of 1, 0, or NaN for unknown.
+        """
+        annotated = self.annotated.to(targets.device)
+        return torch.where(annotated, targets.float(), torch.nan)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """The loss of one batch, a scalar: that of the coordinator's strategy, over the classes that this site labels.
+
+        Args:
+            logits: ``(batch, classes)``, in the order of :attr:`classes`.
+            targets: ``(batch, classes)`` of 1, 0, or NaN for unknown; what stands in columns of other classes is
+                ignored.
+        """
+        known = self.targets(targets)
+        if self._prior is None:
+            annotated = self.annotated.to(logits.device)
+            return loss_for(self._task, self._missing)(logits, known, annotated)
+        prior = self._prior.to(logits.device)
+        filled = torch.where(self.annotated.to(known.device), known, 0.0) if self._missing == "negative" else known
+        return WEIGHTED[self._task](logits, filled, prior, self._reduction)

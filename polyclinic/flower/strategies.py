@@ -1,0 +1,213 @@
+"""Averaging strategies over plain ``state_dict``s: Flower's FedAvg with what the sites' labels change."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
+
+from common.models.head import Head
+from common.models.zoo.spec import Task
+from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
+from polyclinic.flower.labels import RollCall, UnknownLabels
+from strategies.fedsld.prior import label_prior
+from strategies.fedsld.weights import Reduction
+from strategies.local.losses import Missing
+from strategies.surgical import OwnersMean
+
+ROLL_CALL_S = 600.0
+"""Seconds to wait for the sites' labels."""
+
+
+class LabelledSites(FedAvg):
+    """Flower's FedAvg that knows which classes each site labels, and tells each site so.
+
+    Args:
+        head: Name of the model's last layer in its ``state_dict``: ``head.weight (classes, features)`` and, if there is
+            one, ``head.bias (classes,)``.
+        classes: Names of its rows, in their order.
+        task: Whether classes exclude one another.
+        options: Those of Flower's ``FedAvg``.
+
+    Raises:
+        ValueError: If names of classes repeat.
+    """
+
+    missing: Missing = "masked"
+
+    def __init__(self, *, head: str, classes: Sequence[str], task: Task = "multi_label", **options: Any) -> None:
+        super().__init__(**options)
+        if len(set(classes)) != len(tuple(classes)):
+            raise ValueError(f"classes must differ, got {list(classes)}")
+        self.head, self.classes, self.task = head, tuple(classes), task
+        self.roll_call = RollCall(classes)
+        self._sent = ArrayRecord()
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Flower's own choice of sites; each gets the model, and which of its rows it labels.
+
+        Raises:
+            ValueError: If the model has no such head.
+            UnknownLabels: If a site does not say which classes it labels.
+        """
+        _head_of(arrays, self.head, self.classes)  # a wrong name is told before a site trains for an hour
+        self._sent = arrays
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        return self._with_labels(messages, grid)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """As for training."""
+        return self._with_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
+
+    def told(self, node: int) -> Mapping[str, Any]:
+        """What a site is told beside the user's own configuration."""
+        return {
+            CLASSES: list(self.classes),
+            ANNOTATED: self.roll_call.annotated(node).tolist(),
+            MISSING: self.missing,
+            TASK: self.task,
+        }
+
+    def records(self) -> Mapping[str, ArrayRecord]:
+        """What every site is sent beside the model."""
+        return {}
+
+    def _with_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
+        if messages:
+            self.roll_call.ask(grid, grid.get_node_ids(), ROLL_CALL_S)
+        return [self._for_site(message) for message in messages]
+
+    def _for_site(self, message: Message) -> Message:
+        node, given = message.metadata.dst_node_id, message.content
+        config = ConfigRecord({**given.config_records[self.configrecord_key], **self.told(node)})
+        arrays = given.array_records[self.arrayrecord_key]
+        content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
+        content.update(self.records())
+        return Message(content, message_type=message.metadata.message_type, dst_node_id=node)
+
+
+class PartialLoss(LabelledSites):
+    """FedAvg; a site's loss leaves out the classes that it does not label."""
+
+
+class VanillaFL(LabelledSites):
+    """FedAvg; a class that a site does not label counts as absent. The baseline that partial labels break."""
+
+    missing = "negative"
+
+
+class SurgicalAggregation(LabelledSites):
+    """Each class's head row is averaged over the sites that label it, the rest by FedAvg.
+
+    Kulkarni et al., "Surgical Aggregation: Federated Class-Heterogeneous Learning", ML4H 2024, eq. 2. Where every site
+    that replied labels a class, its row is the one that Flower's FedAvg computed: with the same labels everywhere the
+    result is Flower's, bit for bit. A row that nobody owns stays as it was sent.
+    """
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Flower's mean, with the rows put in that not every site labels."""
+        came = [reply for reply in replies if not reply.has_error()]
+        came.sort(key=lambda reply: reply.metadata.src_node_id)  # the same bits whoever was first
+        arrays, metrics = super().aggregate_train(server_round, came)
+        if arrays is None:
+            return arrays, metrics
+        nodes = [reply.metadata.src_node_id for reply in came]
+        partial = [name for name in self.classes if len(self.roll_call.owners(name, nodes)) < len(nodes)]
+        return self._with_rows(arrays, came, partial), metrics
+
+    def _with_rows(self, arrays: ArrayRecord, came: Sequence[Message], partial: Sequence[str]) -> ArrayRecord:
+        """The record with the rows of these classes averaged over their owners."""
+        if not partial:
+            return arrays
+        head = _head_of(arrays, self.head, self.classes)
+        owners = OwnersMean(self.classes, head.features)
+        for reply in came:
+            own = self.roll_call.of(reply.metadata.src_node_id).classes
+            (metrics,) = reply.content.metric_records.values()
+            (model,) = reply.content.array_records.values()
+            owners.add(
+                _head_of(model, self.head, self.classes).rows(own),
+                float(metrics[self.weighted_by_key]),  # type: ignore[arg-type]
+            )
+        weight, bias, sent = owners.mean
+        before = _head_of(self._sent, self.head, self.classes)
+        for name in partial:
+            row = self.classes.index(name)
+            head.weight[row] = weight[row] if sent[row] else before.weight[row]
+            head.bias[row] = bias[row] if sent[row] else before.bias[row]
+        return _with_head(arrays, self.head, head)
+
+
+class FedSLD(LabelledSites):
+    """FedAvg; a site weighs each label by how common it is in its batch against how common it is in the federation.
+
+    Luo and Wu, "FedSLD: Federated Learning with Shared Label Distribution for Medical Image Classification", 2021,
+    eq. 3. The sites tell how many of their images show each class (``SiteLabels.positives`` and ``.images``).
+
+    Args:
+        reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` is the paper's eq. 3,
+            ``weighted_mean`` divides by the sum of the weights.
+        options: As for :class:`LabelledSites`.
+    """
+
+    def __init__(self, *, reduction: Reduction = "sum_over_batch", **options: Any) -> None:
+        super().__init__(**options)
+        self.reduction = reduction
+
+    def told(self, node: int) -> Mapping[str, Any]:
+        """The prior of the site's own classes, too; 0 for the others.
+
+        Raises:
+            UnknownLabels: If no site says how common one of these classes is.
+        """
+        positives, images = self.roll_call.counts()
+        annotated = self.roll_call.annotated(node)
+        if silent := [n for n, p, own in zip(self.classes, positives.T, annotated, strict=True) if own and _silent(p)]:
+            raise UnknownLabels(f"no site says how many images show {silent}: SiteLabels needs positives and images")
+        prior = np.where(annotated, label_prior(positives, images), 0.0)
+        if self.task == "multi_class":
+            prior = prior / max(prior.sum(), 1e-12)
+        return {**super().told(node), PRIOR: prior.astype(np.float32).tolist(), REDUCTION: self.reduction}
+
+
+def _silent(positives: np.ndarray[Any, Any]) -> bool:
+    return bool(np.isnan(positives).all())
+
+
+def _head_of(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
+    """A model's last layer, copied; zeros for a bias that it does not have.
+
+    Raises:
+        ValueError: If the model has no layer of this name, or it has another number of rows.
+    """
+    if (key := f"{head}.weight") not in arrays:
+        layers = sorted(name.removesuffix(".weight") for name in arrays if name.endswith(".weight"))
+        near = difflib.get_close_matches(head, layers, 1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"the model has no {key!r}; its layers with weights are {layers}.{hint}")
+    weight = arrays[key].numpy().astype(np.float32)
+    if weight.ndim != 2 or len(weight) != len(classes):
+        raise ValueError(
+            f"{key!r} has the shape {weight.shape}; {len(classes)} classes need ({len(classes)}, features)"
+        )
+    bias = (
+        arrays[f"{head}.bias"].numpy().astype(np.float32) if f"{head}.bias" in arrays else np.zeros(len(classes), "f")
+    )
+    return Head(classes, weight, bias)
+
+
+def _with_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
+    """A record with another head, in the types that it had."""
+    put = {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
+    return ArrayRecord(
+        {key: Array(put[key].astype(array.numpy().dtype)) if key in put else array for key, array in arrays.items()}
+    )
