@@ -17,7 +17,7 @@ which two noisy batches decide; the two can order sites differently."""
 Site = TypeVar("Site", str, int)
 
 
-def loss_slope(losses: Sequence[float], rule: SlopeRule) -> float:
+def loss_slope(losses: Sequence[float], rule: SlopeRule = "least_squares") -> float:
     """Slope of the training loss over the batches of a site's latest local training, all its epochs in one row.
 
     It shrinks as training gets longer; the paper does not correct for that, nor do we.

@@ -1,0 +1,146 @@
+"""Flower apps as a user of ``polyclinic.flower`` writes them: an ordinary network, scikit-learn's digits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import Result, Strategy
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+from polyclinic.flower import FedMLPSite, Site, SiteLabels, labels, loss_slope
+from server.simulation.backends import inline
+from strategies.local.losses import known_entries
+
+CLASSES = tuple("0123456789")
+SITES = 3
+HALVES = (CLASSES[:5], CLASSES[3:8], CLASSES[7:])
+"""What each site labels: 8 and 9 are the third's own, 3, 4 and 7 have two owners."""
+
+
+def network() -> nn.Module:
+    """The same for the same seed; its head is called ``4``."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
+
+
+def data(part: int = 0, of: int = 1) -> tuple[Tensor, Tensor]:
+    """Images ``(n, 1, 8, 8)`` and targets ``(n, 10)``."""
+    found = load_digits()
+    own = slice(part, None, of)
+    images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1)[own] / 16
+    return images, functional.one_hot(torch.tensor(found.target), 10).float()[own]
+
+
+def everything_known(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean over all entries by the product's loss: torch's own mean rounds otherwise."""
+    return known_entries(logits, targets, torch.ones(targets.shape[1], dtype=torch.bool))
+
+
+@dataclass
+class App:
+    """The sites' half, and what passed.
+
+    Attributes:
+        own: The classes of each site, in the order of partitions.
+        asked: Node and message type, in the order in which sites were asked.
+        replies: Of ``train``, by node, the last one.
+        broken: Nodes that fail in training.
+    """
+
+    own: Sequence[Sequence[str]] = HALVES
+    counts: bool = True
+    stock: bool = False
+    asked: list[tuple[int, str]] = field(default_factory=list)
+    sent: dict[int, RecordDict] = field(default_factory=dict)
+    replies: dict[int, RecordDict] = field(default_factory=dict)
+    broken: set[int] = field(default_factory=set)
+
+    def client(self) -> ClientApp:
+        app = ClientApp()
+
+        @labels(app)
+        def own(context: Context) -> SiteLabels:
+            self.asked.append((context.node_id, "labels"))
+            part = int(context.node_config["partition-id"])
+            names = self.own[part]
+            if not self.counts:
+                return SiteLabels(names)
+            _, targets = data(part, SITES)
+            shown = targets.sum(dim=0)
+            return SiteLabels(names, [int(shown[CLASSES.index(name)]) for name in names], len(targets))
+
+        @app.train()
+        def train(message: Message, context: Context) -> Message:
+            self.asked.append((context.node_id, "train"))
+            self.sent[context.node_id] = message.content
+            if context.node_id in self.broken:
+                raise OSError("No space left on device")
+            reply = self._trained(message, context)
+            self.replies[context.node_id] = reply
+            return Message(reply, reply_to=message)
+
+        @app.evaluate()
+        def evaluate(message: Message, context: Context) -> Message:
+            self.asked.append((context.node_id, "evaluate"))
+            net = network()
+            net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+            site, (images, targets) = Site(message), data(int(context.node_config["partition-id"]), SITES)
+            with torch.no_grad():
+                loss = float(site.loss(net.eval()(images), targets))
+            metrics = MetricRecord({"loss": loss, "num-examples": len(images)})
+            return Message(RecordDict({"metrics": metrics}), reply_to=message)
+
+        return app
+
+    def _trained(self, message: Message, context: Context) -> RecordDict:
+        net = network()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        images, targets = data(int(context.node_config["partition-id"]), SITES)
+        loss = everything_known if self.stock else Site(message).loss
+        losses, optimizer = [], torch.optim.SGD(net.train().parameters(), lr=0.2)
+        for rows in torch.arange(len(images)).split(64):
+            optimizer.zero_grad()
+            value = loss(net(images[rows]), targets[rows])
+            value.backward()
+            optimizer.step()
+            losses.append(float(value.detach()))
+        metrics = MetricRecord(
+            {"loss": losses[-1], "num-examples": len(images) + context.node_id, "loss-slope": loss_slope(losses)}
+        )
+        return RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics})
+
+
+class FedMLPApp(App):
+    """Sites that train with FedMLP's loss."""
+
+    def _trained(self, message: Message, context: Context) -> RecordDict:
+        net = network()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        images, targets = data(int(context.node_config["partition-id"]), SITES)
+        site = FedMLPSite(message, context, net, "4", images, targets)
+        optimizer = torch.optim.SGD(net.train().parameters(), lr=0.2)
+        for rows in torch.arange(len(images)).split(64):
+            optimizer.zero_grad()
+            site.round_loss(rows, *[images[rows]] * site.views).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        record = RecordDict({"arrays": ArrayRecord(net.state_dict())})
+        record["metrics"] = MetricRecord({"num-examples": len(images)})
+        record.update(site.finish())
+        return record
+
+
+def run(strategy: Strategy, app: App, rounds: int = 2, **options: Any) -> Result:
+    """Flower's own loop over :data:`SITES` sites."""
+    results: list[Result] = []
+
+    def main(grid: Any) -> None:
+        arrays = ArrayRecord(network().state_dict())
+        results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **options))
+
+    inline(main, app.client(), SITES)
+    return results[0]

@@ -1,0 +1,288 @@
+"""``polyclinic.flower``: surgical aggregation, FedSLD, UniFed and the baselines in a stock Flower app."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp.strategy import FedAvg, Strategy
+from sklearn.metrics import roc_auc_score
+
+import polyclinic.flower
+from polyclinic.flower import (
+    FedSLD,
+    PartialLoss,
+    SequentialTraining,
+    Site,
+    SiteLabels,
+    SurgicalAggregation,
+    UniFed,
+    VanillaFL,
+    labels,
+)
+from polyclinic.flower.labels import UnknownLabels
+from polyclinic.flower.passing import mixture
+from server.simulation.backends import inline
+from strategies.fedsld.prior import label_prior
+from strategies.fedsld.weights import weighted_binary_cross_entropy
+from strategies.local.losses import known_entries
+from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, data, network, run
+
+HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
+STRATEGIES = [FedSLD, PartialLoss, SequentialTraining, SurgicalAggregation, UniFed, VanillaFL]
+
+
+def bits(arrays: ArrayRecord) -> dict[str, bytes]:
+    return {name: array.numpy().tobytes() for name, array in arrays.items()}
+
+
+def test_everything_public_is_documented() -> None:
+    for name in polyclinic.flower.__all__:
+        assert getattr(polyclinic.flower, name).__doc__, name
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_each_is_a_flower_strategy_that_trains_over_sites_with_different_labels(strategy: Any) -> None:
+    app = App()
+    assert issubclass(strategy, Strategy)
+    result = run(strategy(head="4", classes=CLASSES), app, rounds=2)
+    assert set(result.train_metrics_clientapp) == {1, 2}
+    losses = [float(result.evaluate_metrics_clientapp[number]["loss"]) for number in (1, 2)]  # type: ignore[arg-type]
+    assert losses[1] < losses[0]
+    assert [kind for _, kind in app.asked].count("labels") == SITES  # once each
+
+
+class InOrder(FedAvg):
+    """Flower's FedAvg, which adds replies in the random order in which it drew the sites, on replies in one order."""
+
+    def aggregate_train(self, server_round: int, replies: Any) -> Any:
+        return super().aggregate_train(server_round, sorted(replies, key=lambda reply: reply.metadata.src_node_id))
+
+
+def test_with_the_same_labels_everywhere_surgical_aggregation_is_flowers_fedavg_bit_for_bit() -> None:
+    everywhere = App(own=[CLASSES] * SITES)
+    ours = run(SurgicalAggregation(**HEAD), everywhere, rounds=3)
+    theirs = run(InOrder(fraction_evaluate=0.0), App(stock=True), rounds=3)
+    assert bits(ours.arrays) == bits(theirs.arrays)
+
+
+def test_vanilla_is_flowers_fedavg_in_which_missing_is_negative() -> None:
+    targets = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    logits = torch.tensor([[0.3, -2.0], [1.0, 0.5]])
+    config = {"polyclinic-classes": ["a", "b"], "polyclinic-annotated": [True, False], "polyclinic-task": "multi_label"}
+    negative = Site(message({**config, "polyclinic-missing": "negative"})).loss(logits, targets)
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, torch.tensor([[1.0, 0.0], [0.0, 0.0]]))
+    assert float(negative) == pytest.approx(float(expected))
+    masked = Site(message({**config, "polyclinic-missing": "masked"})).loss(logits, targets)
+    nan = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
+    assert float(masked) == pytest.approx(float(known_entries(logits, nan, torch.tensor([True, False]))))
+
+
+def message(config: dict[str, Any]) -> Any:
+    from flwr.app import ConfigRecord
+
+    return type("Given", (), {"content": RecordDict({"config": ConfigRecord(config)})})()
+
+
+def test_each_head_row_is_the_mean_over_its_owners_and_the_rest_is_fedavg() -> None:
+    app = App()
+    result = run(SurgicalAggregation(**HEAD), app, rounds=1)
+    weights = {node: float(reply["metrics"]["num-examples"]) for node, reply in app.replies.items()}
+    nodes = sorted(weights)
+    for row, name in enumerate(CLASSES):
+        owners = [node for node, own in zip(nodes, HALVES, strict=True) if name in own]
+        for part in ("4.weight", "4.bias"):
+            rows = [app.replies[node]["arrays"][part].numpy()[row].astype(np.float64) for node in owners]
+            expected = np.average(rows, axis=0, weights=[weights[node] for node in owners])
+            np.testing.assert_allclose(result.arrays[part].numpy()[row], expected, rtol=1e-5, atol=1e-7)
+    trunks = [app.replies[node]["arrays"]["0.weight"].numpy() for node in nodes]
+    mean = np.average(trunks, axis=0, weights=[weights[node] for node in nodes])
+    np.testing.assert_allclose(result.arrays["0.weight"].numpy(), mean, rtol=1e-5)
+
+
+def test_a_row_whose_owners_all_failed_stays_as_it_was() -> None:
+    app = App(broken={4})  # the third site, the only owner of 8 and 9
+    result = run(SurgicalAggregation(**HEAD), app, rounds=1)
+    before = network().state_dict()["4.weight"].numpy()
+    after = result.arrays["4.weight"].numpy()
+    np.testing.assert_array_equal(after[8:], before[8:])
+    assert all((after[row] != before[row]).any() for row in range(8))
+
+
+def test_the_model_of_all_finds_classes_that_one_site_labels_where_vanilla_does_not() -> None:
+    images, targets = data()
+
+    def auroc(strategy: Any) -> float:
+        net = network()
+        arrays = run(strategy(**HEAD), App(own=(CLASSES[:4], CLASSES[4:7], CLASSES[7:])), rounds=6).arrays
+        net.load_state_dict(arrays.to_torch_state_dict())
+        with torch.no_grad():
+            return float(roc_auc_score(targets, net.eval()(images), average="macro"))
+
+    surgical, vanilla = auroc(SurgicalAggregation), auroc(VanillaFL)
+    assert surgical > 0.95
+    assert surgical > vanilla + 0.02
+
+
+def test_fedsld_sends_each_site_the_prior_of_its_own_classes_and_weighs_by_it() -> None:
+    app = App()
+    run(FedSLD(**HEAD), app, rounds=1)
+    positives, images = np.full((SITES, 10), np.nan), np.full((SITES, 10), np.nan)
+    for part, own in enumerate(HALVES):
+        _, targets = data(part, SITES)
+        rows = [CLASSES.index(name) for name in own]
+        positives[part, rows], images[part, rows] = targets.sum(dim=0).numpy()[rows], len(targets)
+    everywhere = label_prior(positives, images)
+    for node, own in zip(sorted(app.sent), HALVES, strict=True):
+        config = app.sent[node]["config"]
+        expected = np.where([name in own for name in CLASSES], everywhere, 0).astype(np.float32)
+        np.testing.assert_array_equal(np.array(config["polyclinic-prior"], np.float32), expected)
+        given = message(dict(config))
+        logits, (_, targets) = torch.randn(6, 10), data()
+        known = torch.where(torch.tensor([name in own for name in CLASSES]), targets[:6], torch.nan)
+        found = Site(given).loss(logits, targets[:6])
+        weighted = weighted_binary_cross_entropy(logits, known, torch.tensor(expected), "sum_over_batch")
+        assert float(found) == pytest.approx(float(weighted))
+
+
+def test_fedsld_without_counts_says_what_is_missing() -> None:
+    with pytest.raises(UnknownLabels, match=r"no site says how many images show .*SiteLabels needs positives"):
+        run(FedSLD(**HEAD), App(counts=False), rounds=1)
+
+
+def test_unifed_ranks_the_sites_and_passes_the_model_from_one_to_the_next() -> None:
+    app, strategy = App(), UniFed(**HEAD)
+    run(strategy, app, rounds=1)
+    trained = [node for node, kind in app.asked if kind == "train"]
+    first, passed = trained[:SITES], trained[SITES:]
+    assert sorted(first) == sorted(passed) == [2, 3, 4]
+    # The ranking was made from the slopes of the round before; each site starts from what the one before it returned.
+    for earlier, later in itertools.pairwise(passed):
+        assert bits(app.sent[later]["arrays"]) == bits(app.replies[earlier]["arrays"])
+
+
+def test_unifeds_order_follows_the_slopes() -> None:
+    strategy = UniFed(**HEAD)
+    for node, slope in ((2, -0.1), (3, -0.3), (4, -0.2)):
+        strategy.visited(node, MetricRecord({"loss-slope": slope}))
+    assert strategy.order(1, [4, 2, 3, 9]) == (3, 4, 2, 9)
+    with pytest.raises(ValueError, match="node 5 sent no 'loss-slope'"):
+        strategy.visited(5, MetricRecord({"num-examples": 1}))
+
+
+def test_unifed_mixes_in_what_the_coordinator_trains() -> None:
+    seen: list[int] = []
+
+    def at_server(server_round: int, arrays: ArrayRecord) -> ArrayRecord:
+        seen.append(server_round)
+        return ArrayRecord({name: torch.zeros_like(value) for name, value in arrays.to_torch_state_dict().items()})
+
+    app = App()
+    result = run(UniFed(train_at_server=at_server, alpha=0.25, **HEAD), app, rounds=1)
+    last = app.asked[-1][0]
+    expected = app.replies[last]["arrays"]["0.weight"].numpy() * 0.25
+    np.testing.assert_allclose(result.arrays["0.weight"].numpy(), expected, rtol=1e-6)
+    assert (
+        result.arrays["1.num_batches_tracked"].numpy() == app.replies[last]["arrays"]["1.num_batches_tracked"].numpy()
+    )
+    assert seen == [1]
+    with pytest.raises(ValueError, match="alpha must be from 0 to 1"):
+        UniFed(alpha=1.5, **HEAD)
+    assert mixture(result.arrays, result.arrays, 0.3).keys() == result.arrays.keys()
+
+
+@pytest.mark.parametrize("strategy", [SequentialTraining, UniFed])
+def test_a_site_that_fails_is_skipped_and_the_pass_goes_on(strategy: Any) -> None:
+    app = App(broken={3})
+    result = run(strategy(**HEAD), app, rounds=1)
+    visited = [node for node, kind in app.asked if kind == "train"][-SITES:]
+    assert sorted(visited) == [2, 3, 4]
+    last = [node for node in visited if node != 3][-1]
+    assert bits(result.arrays) == bits(app.replies[last]["arrays"])
+    with pytest.raises(RuntimeError, match="no site replied in round 1"):
+        run(strategy(**HEAD), App(broken={2, 3, 4}), rounds=1)
+
+
+# ---------------------------------------------------------------------- what does not fit
+
+
+def test_a_head_of_another_name_is_refused_with_the_names_there_are() -> None:
+    with pytest.raises(ValueError, match=r"the model has no '5.weight'; its layers with weights are \['0', '1', '4'\]"):
+        run(SurgicalAggregation(**{**HEAD, "head": "5"}), App())
+
+
+def test_another_number_of_classes_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"'4.weight' has the shape \(10, 288\); 3 classes need \(3, features\)"):
+        run(SurgicalAggregation(head="4", classes=("a", "b", "c")), App())
+    with pytest.raises(ValueError, match="classes must differ"):
+        SurgicalAggregation(head="4", classes=("a", "a"))
+
+
+def test_a_class_that_the_model_has_no_row_for_is_refused_with_the_node() -> None:
+    with pytest.raises(UnknownLabels, match=r"node 3 labels \['mass'\]; the model's rows are \['0', '1'"):
+        run(SurgicalAggregation(**HEAD), App(own=(CLASSES, ("mass",), CLASSES), counts=False))
+
+
+def test_a_client_app_that_does_not_tell_its_labels_is_named_with_the_remedy() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise AssertionError("not asked")
+
+    def main(grid: Any) -> None:
+        SurgicalAggregation(**HEAD).start(grid=grid, initial_arrays=ArrayRecord(network().state_dict()), num_rounds=1)
+
+    with pytest.raises(UnknownLabels, match=r"node 2 did not say .* its ClientApp needs @polyclinic.flower.labels"):
+        inline(main, app, SITES)
+
+
+def test_a_message_of_another_strategy_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="did not send it"):
+        Site(message({"lr": 0.1}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((("a", "a"),), "classes must differ"),
+        ((("a", "b"), (1,), 5), "2 classes and 1 counts"),
+        ((("a",), (7,), 5), "positives must be from 0 to images = 5"),
+        ((("a",), (-1,), 5), "positives must be from 0 to images = 5"),
+    ],
+)
+def test_labels_that_cannot_be_are_refused(arguments: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SiteLabels(*arguments)
+
+
+@pytest.mark.parametrize(
+    "said", [{"classes": "all"}, {"classes": ["1"], "positives": ["many"]}, {"classes": ["1"], "images": "some"}]
+)
+def test_an_answer_of_another_form_is_refused_with_the_node(said: dict[str, Any]) -> None:
+    from flwr.app import ConfigRecord
+
+    app = ClientApp()
+
+    @app.query("labels")
+    def answer(message: Message, context: Context) -> Message:
+        return Message(RecordDict({"labels": ConfigRecord(said)}), reply_to=message)
+
+    def main(grid: Any) -> None:
+        PartialLoss(**HEAD).start(grid=grid, initial_arrays=ArrayRecord(network().state_dict()), num_rounds=1)
+
+    with pytest.raises(UnknownLabels, match="node 2 sent labels that cannot be read"):
+        inline(main, app, SITES)
+
+
+def test_labels_registers_the_query_under_its_name() -> None:
+    app = ClientApp()
+
+    @labels(app)
+    def own(context: Context) -> SiteLabels:
+        return SiteLabels(("a",))
+
+    assert own(None).classes == ("a",)  # type: ignore[arg-type]
