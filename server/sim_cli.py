@@ -237,6 +237,20 @@ def weights(
     )
 
 
+@app.command()
+def examples(
+    folder: Annotated[Path, typer.Argument(help="Where they go; made if it is not there.")] = Path("experiments"),
+) -> None:
+    """Write the experiments that need no files, and a Flower app, to be run, read and edited.
+
+    Example: flwr-sim examples experiments
+    """
+    from polyclinic.examples import write_examples
+
+    for path in write_examples(folder):
+        console.print(str(path), markup=False, soft_wrap=True)
+
+
 def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
     return [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
 

@@ -120,9 +120,9 @@ def test_flowers_services_begin_and_end_where_ours_are_added() -> None:
 def test_flowers_own_program_takes_every_argument_that_we_start_it_with(tmp_path: Path) -> None:
     file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
     started = command(Coordinator(tmp_path, file))
-    assert started[1:5] == ["-m", "server.deployment.superlink.program", "--state", str(tmp_path / "state")]
-    assert started[5:9] == ["--connections", "1000", "--connections-per-address", "256"]
-    parsed = superlink_command._parse_args_run_superlink().parse_args(started[9:])
+    assert started[1:6] == ["-P", "-m", "server.deployment.superlink.program", "--state", str(tmp_path / "state")]
+    assert started[6:10] == ["--connections", "1000", "--connections-per-address", "256"]
+    parsed = superlink_command._parse_args_run_superlink().parse_args(started[10:])
     assert (parsed.host, parsed.port, parsed.fleet_api_address) == ("127.0.0.1", 8000, "0.0.0.0:9092"), FLOWER
     assert (parsed.enable_supernode_auth, parsed.isolation, parsed.insecure) == (True, "process", False), FLOWER
     assert parsed.runtime_dependency_install is False, FLOWER

@@ -3,17 +3,19 @@
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from quickstart.task import Net, load_data, own_classes
-from quickstart.task import train as train_fn
 
 from polyclinic.flower import Site, SiteLabels, labels  # Polyclinic
+from quickstart.task import Net, load_data, own_classes
+from quickstart.task import train as train_fn
 
 app = ClientApp()
 
 
 @labels(app)  # Polyclinic
 def labelled(context: Context) -> SiteLabels:  # Polyclinic
-    return SiteLabels(own_classes(context.node_config["partition-id"], context.run_config["labels-per-site"]))  # Polyclinic
+    return SiteLabels(
+        own_classes(context.node_config["partition-id"], context.run_config["labels-per-site"])
+    )  # Polyclinic
 
 
 @app.train()

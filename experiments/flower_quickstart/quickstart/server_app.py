@@ -2,9 +2,9 @@
 
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
-from quickstart.task import CLASSES, Net, test_auroc
 
 from polyclinic.flower import SurgicalAggregation, VanillaFL  # Polyclinic
+from quickstart.task import CLASSES, Net, test_auroc
 
 app = ServerApp()
 

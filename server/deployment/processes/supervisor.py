@@ -23,7 +23,7 @@ END_GRACE_S = 20.0
 """For the leading process to end when it is told to; then it is killed, which its checkpoints stand."""
 LOOK_S = 0.2
 
-PROGRAM = (sys.executable, "-m", "server.cli")
+PROGRAM = (sys.executable, "-P", "-m", "server.cli")
 """What leads."""
 
 

@@ -25,7 +25,7 @@ def beside(folder: Path, port: int, tell: Callable[[str], None]) -> Iterator[Non
     """
     token = secrets.token_urlsafe(24)
     with listening(LOOPBACK, port) as at:
-        command = [sys.executable, "-m", "server.reporting.live.main", str(at.fileno()), str(folder.resolve())]
+        command = [sys.executable, "-P", "-m", "server.reporting.live.main", str(at.fileno()), str(folder.resolve())]
         viewer = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[at.fileno()])
         tell(f"live view: http://{LOOPBACK}:{at.getsockname()[1]}/?token={token}")
     assert viewer.stdin is not None

@@ -83,7 +83,7 @@ def command(coordinator: Coordinator) -> list[str]:
     """How the SuperLink is started: one port for hospitals, everything else on loopback."""
     authority = coordinator.authority
     return [
-        *(sys.executable, "-m", "server.deployment.superlink.program"),
+        *(sys.executable, "-P", "-m", "server.deployment.superlink.program"),
         *("--state", str(coordinator.state.resolve())),
         *("--connections", str(coordinator.file.connections)),
         *("--connections-per-address", str(coordinator.file.connections_per_address)),

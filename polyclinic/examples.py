@@ -1,0 +1,33 @@
+"""The experiments that come with Polyclinic and need no files, copied to where a user can read and edit them."""
+
+import shutil
+from pathlib import Path
+
+from common.errors import BadInput, Fault
+
+NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower_quickstart")
+
+
+def write_examples(folder: Path) -> list[Path]:
+    """Copy them into a new or empty place; return the files and folders written.
+
+    Raises:
+        BadInput: If one is there already: nothing is written over.
+    """
+    source = _source()
+    if there := [str(folder / name) for name in NAMES if (folder / name).exists()]:
+        raise BadInput([Fault(path, "is there already, and nothing is written over") for path in there])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copyfile(source / name, folder / name)
+    return [folder / name for name in NAMES]
+
+
+def _source() -> Path:
+    """Where they lie: in this package where it was installed from a wheel, in a checkout in ``experiments``."""
+    package = Path(__file__).parent
+    installed = package / "experiments"
+    return installed if installed.is_dir() else package.parent / "experiments"

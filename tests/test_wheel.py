@@ -1,0 +1,83 @@
+"""The wheel: complete, and usable in a folder whose files have the names of our packages."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[1]
+HOSTILE = ("server.py", "client.py", "common.py", "strategies.py", "polyclinic.py")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree, unpacked: what an installation puts into site-packages."""
+    folder = tmp_path_factory.mktemp("wheel")
+    tree = folder / "tree"  # a build leaves files beside its sources
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True).stdout
+    for name in listed.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            (tree / name).write_bytes((ROOT / name).read_bytes())
+    options = ("--no-deps", "--no-index", "--no-build-isolation", "--quiet")
+    subprocess.run([sys.executable, "-m", "pip", "wheel", ".", *options, "-w", folder], cwd=tree, check=True)
+    (wheel,) = folder.glob("polyclinic-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "site")
+    return folder / "site"
+
+
+def typed(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """``flwr-sim`` of the wheel, as its script runs it: the working folder is not on the path."""
+    environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "200"}
+    code = "import sys; from server.sim_cli import main; main(sys.argv[1:])"
+    command = [sys.executable, "-P", "-c", code, *words]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) -> None:
+    for name in ("polyclinic/py.typed", "polyclinic/flower/__init__.py", "server/simulation/demo.toml"):
+        assert (installed / name).is_file(), name
+    there = {path.name for path in (installed / "polyclinic" / "experiments").iterdir()}
+    assert there == {"digits_surgical.toml", "digits_vanilla.toml", "flower_quickstart"}
+    assert (installed / "polyclinic" / "experiments" / "flower_quickstart" / "quickstart" / "client_app.py").is_file()
+    (facts,) = installed.glob("*.dist-info")
+    assert list(facts.rglob("LICENSE"))
+    assert not (installed / "tests").exists()
+
+
+def test_examples_and_a_run_work_beside_files_with_the_names_of_our_packages(installed: Path, tmp_path: Path) -> None:
+    for name in HOSTILE:
+        (tmp_path / name).write_text("raise SystemExit('the wrong file was imported')\n")
+    examples = typed(installed, tmp_path, "examples")
+    assert examples.returncode == 0, examples.stderr
+    assert "experiments/digits_surgical.toml" in examples.stdout
+    run = ("run", "experiments/digits_surgical.toml", "--out", "runs/first", "--set", "run.rounds=2")
+    done = typed(installed, tmp_path, *run, "--backend", "inline")
+    assert done.returncode == 0, done.stderr
+    assert "Report: runs/first/report.html" in done.stdout
+    again = typed(installed, tmp_path, "examples")
+    assert again.returncode == 2
+    assert "experiments/digits_surgical.toml: is there already, and nothing is written over" in again.stderr
+
+
+def test_a_superlink_starts_there_too(installed: Path, tmp_path: Path) -> None:
+    for name in HOSTILE:
+        (tmp_path / name).write_text("raise SystemExit('the wrong file was imported')\n")
+    program = [sys.executable, "-P", "-m", "server.deployment.superlink.program"]
+    from server.coordinator.folder import Coordinator, CoordinatorFile
+    from server.deployment.superlink.local.process import command
+
+    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9, control_port=8)
+    started = command(
+        Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9, control_port=8))
+    )
+    assert started[: len(program)] == program
+    environment = {**os.environ, "PYTHONPATH": str(installed)}
+    ended = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert "the wrong file was imported" not in ended.stderr
+    assert "executor.secret" in ended.stderr  # it got as far as reading its folder, which this one is not
