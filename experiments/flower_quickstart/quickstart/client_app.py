@@ -13,9 +13,8 @@ app = ClientApp()
 
 @labels(app)  # Polyclinic
 def labelled(context: Context) -> SiteLabels:  # Polyclinic
-    return SiteLabels(
-        own_classes(context.node_config["partition-id"], context.run_config["labels-per-site"])
-    )  # Polyclinic
+    part, labels_per_site = context.node_config["partition-id"], context.run_config["labels-per-site"]  # Polyclinic
+    return SiteLabels(own_classes(part, labels_per_site))  # Polyclinic
 
 
 @app.train()
