@@ -1,5 +1,6 @@
 """The coordinator: Flower's quickstart with another strategy."""
 
+import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 
@@ -14,6 +15,7 @@ def main(grid: Grid, context: Context) -> None:
     """Run the rounds, then test the model of all sites."""
     chosen = {"surgical": SurgicalAggregation, "vanilla": VanillaFL}[context.run_config["strategy"]]  # Polyclinic
     strategy = chosen(head="fc2", classes=CLASSES, fraction_evaluate=0.0)  # Polyclinic
+    torch.manual_seed(0)
     result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(Net().state_dict()),
