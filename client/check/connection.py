@@ -18,7 +18,7 @@ from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.connection.fleet_client import Link
 from client.connection.tls import EXEMPTIONS, PROXY_VARIABLES, any_certificate, days_valid, proxy_for
 from common import __version__
-from common.security.identity import SiteKit, split_address
+from common.security.identity import UNREADABLE_CERTIFICATE, SiteKit, split_address
 from common.system.timers import FIRST_RETRY_S, KEY_PATIENCE_S, TLS_TIMEOUT_S
 from common.wire.hello import WIRE_VERSION, Hello
 
@@ -142,7 +142,7 @@ class _Shown:
         try:
             alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             hosts = ", ".join(str(name.value) for name in alternatives)
-        except x509.ExtensionNotFound:
+        except (*UNREADABLE_CERTIFICATE, x509.ExtensionNotFound):
             hosts = "no host name at all"
         begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
         return cls(", ".join(names) or "nobody", hosts, f"{begins:%Y-%m-%d %H:%M}", f"{ends:%Y-%m-%d %H:%M} UTC")

@@ -14,7 +14,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from cryptography import x509
 
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
-from common.security.identity import split_address
+from common.security.identity import UNREADABLE_CERTIFICATE, split_address
 from common.system.timers import TLS_TIMEOUT_S
 
 PROXY_VARIABLES = ("grpc_proxy", "https_proxy", "http_proxy")
@@ -49,7 +49,10 @@ def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return x509.load_der_x509_certificate(_shown(address, context, environment))
+    try:
+        return x509.load_der_x509_certificate(_shown(address, context, environment))
+    except UNREADABLE_CERTIFICATE as error:
+        raise ValueError(str(error)) from None
 
 
 def _shown(address: str, context: ssl.SSLContext, environment: Mapping[str, str]) -> bytes:

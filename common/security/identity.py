@@ -29,6 +29,15 @@ _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
 _KEY_KIND = "ecdsa-sha2-nistp256"
 MAX_NAME, MAX_NAME_BYTES = 100, 200
+UNREADABLE_CERTIFICATE = (
+    ValueError,
+    TypeError,
+    UnsupportedAlgorithm,
+    x509.InvalidVersion,
+    x509.DuplicateExtension,
+    x509.UnsupportedGeneralNameType,
+)
+"""What ``cryptography`` raises on a certificate that somebody else wrote; half of them have no common base."""
 
 
 def checked_name(name: str) -> str:
@@ -106,7 +115,7 @@ class SiteKit(Section):
         try:
             x509.load_pem_x509_certificate(text.encode())
             ssl.create_default_context(cadata=text)  # as the connection will
-        except (ValueError, TypeError, UnsupportedAlgorithm, ssl.SSLError):
+        except (*UNREADABLE_CERTIFICATE, ssl.SSLError):
             raise ValueError("is no PEM certificate; the whole text from BEGIN to END CERTIFICATE is needed") from None
         return text
 

@@ -20,6 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from common.security.identity import UNREADABLE_CERTIFICATE
 from common.wire.canonical_bytes import FIELDS, SIGNATURE, record_sha256, small_fields
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
@@ -205,7 +206,7 @@ def signing_key(certificate: bytes, authority: x509.Certificate) -> ec.EllipticC
         read.verify_directly_issued_by(authority)
         purposes = read.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
         key = read.public_key()
-    except (ValueError, TypeError, InvalidSignature, UnsupportedAlgorithm, x509.ExtensionNotFound):
+    except (*UNREADABLE_CERTIFICATE, InvalidSignature, x509.ExtensionNotFound):
         raise SignatureFault("its certificate is not one of this coordinator") from None
     if SIGNS_REQUESTS not in purposes or ExtendedKeyUsageOID.SERVER_AUTH in purposes:
         raise SignatureFault("its certificate is for another purpose")

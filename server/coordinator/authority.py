@@ -9,14 +9,14 @@ import ipaddress
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import BadInput, Fault
-from common.security.identity import write_secret
+from common.security.identity import UNREADABLE_CERTIFICATE, write_secret
 from common.security.signatures import SIGNS_REQUESTS
 from common.system.files import write_atomically
 from server.coordinator.folder import Coordinator
@@ -24,7 +24,7 @@ from server.coordinator.folder import Coordinator
 AUTHORITY_DAYS, SERVER_DAYS = 3650, 397
 RENEW_BEFORE_DAYS = 30
 _NO_AUTHORITY = "Without it no certificate can be issued; put a copy back, or start a new folder and new kits."
-UNREADABLE = (OSError, ValueError, TypeError, UnsupportedAlgorithm)
+UNREADABLE = (OSError, *UNREADABLE_CERTIFICATE)
 """What cryptography makes of a key or certificate on a disk; the third of a key that asks for a password."""
 _ALWAYS = ("localhost", "127.0.0.1")  # by which flwr-server reaches its own SuperLink
 

@@ -28,6 +28,7 @@ from common.wire.codec import decode, encode, payload_bytes
 from common.wire.roll_call import RefusalNoted, RollCall, RollCallAnswer
 from server.coordinator.authority import _builder, _named, issue_server_certificate, make_authority, signing_identity
 from server.coordinator.folder import Coordinator, CoordinatorFile
+from tests.certificates import of_version_10
 
 RUN, MESSAGE, OTHER_MESSAGE = "0123456789abcdef", "a" * 64, "b" * 64
 SITE_KEY, OTHER_KEY = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
@@ -196,6 +197,11 @@ def own_certificate(side: Side) -> RecordDict:
     return side.request(call(), by=(OTHER_KEY, made.public_bytes(Encoding.DER)))
 
 
+def unknown_version(side: Side) -> RecordDict:
+    known = x509.load_der_x509_certificate(signing_identity(side.coordinator)[1])
+    return side.request(call(), by=(OTHER_KEY, of_version_10(known)))
+
+
 def other_content(side: Side) -> RecordDict:
     signed = side.request(call())
     signed["fields"]["plan"] = '{"another": "plan"}'
@@ -221,6 +227,7 @@ FORGED: list[tuple[Callable[[Side], RecordDict], str]] = [
     (right_certificate_wrong_key, "the signature is not by the key"),
     (own_certificate, "its certificate is not one of this coordinator"),
     (lambda side: side.request(call(), by=(OTHER_KEY, b"no certificate")), "its certificate is not one of this"),
+    (unknown_version, "its certificate is not one of this coordinator"),
 ]
 
 

@@ -2,10 +2,13 @@
 
 import base64
 import contextlib
+import datetime as dt
 import os
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given
@@ -27,6 +30,7 @@ from common.security.identity import (
     split_address,
     write_toml,
 )
+from tests.certificates import of_version_10, pem_of
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())
 LINE = public_line(KEY, "north")
@@ -230,6 +234,17 @@ def test_every_fault_of_a_kit_is_said_at_once(tmp_path: Path) -> None:
     assert said["address"] == f'north.kit: address: expected host:port; got "https://fl.example". {again}'
     assert said["adress"] == f"north.kit: adress: is not a known key. {again}"
     assert said["ca_certificate"].startswith("north.kit: ca_certificate: is no PEM certificate; ")
+
+
+def test_a_kit_with_a_certificate_of_a_version_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    now = dt.datetime.now(dt.UTC)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "trial")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(KEY.public_key())
+    builder = builder.serial_number(7).not_valid_before(now).not_valid_after(now + dt.timedelta(days=1))
+    pem = pem_of(of_version_10(builder.sign(KEY, hashes.SHA256())))
+    (tmp_path / "north.kit").write_text(BAD_KIT.replace('"-----BEGIN CERTIFICATE-----"', f"'''{pem}'''"))
+    with pytest.raises(BadInput, match="ca_certificate: is no PEM certificate"):
+        read_kit(tmp_path / "north.kit")
 
 
 def test_a_misspelt_file_is_answered_with_the_one_that_is_there(tmp_path: Path) -> None:

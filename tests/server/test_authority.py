@@ -15,6 +15,7 @@ from cryptography.x509.oid import NameOID
 from common.errors import BadInput
 from server.coordinator.authority import certificate_faults, days_valid, issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
+from tests.certificates import of_version_10, pem_of
 
 HOSTS = ("fl.hospital.example", "fl-2.hospital.example", "192.0.2.7", "2001:db8::7")
 
@@ -184,6 +185,13 @@ def test_a_damaged_authority_is_named_and_the_servers_certificate_stays(name: st
     with pytest.raises(BadInput, match=r"the authority cannot be read: .*start a new folder and new kits"):
         issue_server_certificate(coordinator)
     assert [path.read_bytes() for path in server_files(coordinator)] == before
+
+
+def test_a_servers_certificate_of_a_version_that_does_not_exist_is_named(coordinator: Coordinator) -> None:
+    path, _ = server_files(coordinator)
+    path.write_text(pem_of(of_version_10(x509.load_pem_x509_certificate(path.read_bytes()))))
+    with pytest.raises(BadInput, match=r"server\.crt: cannot be read: it is damaged"):
+        certificate_faults(coordinator)
 
 
 def test_a_missing_server_certificate_is_named_with_the_command_that_makes_one(coordinator: Coordinator) -> None:
