@@ -1,4 +1,4 @@
-"""``make lock``: every library of the images with its version and the hashes of its files, for Python 3.11 and 3.12.
+"""``make lock``: every library of the images with its version and the hashes of its files, for Python 3.11 and newer.
 
 Three files, for the Dockerfile's layers: what builds the project; torch with CUDA, in the place of which there are
 other builds; and the rest.

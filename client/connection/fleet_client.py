@@ -1,7 +1,7 @@
 """The site's end of Flower's Fleet API: gRPC over TLS, every call signed with the site's key.
 
 This is the only file of the hospital's side that uses anything of Flower beyond its public API. It speaks the protocol
-of Flower's SuperNode (1.39) from within the process that trains, for three reasons, each measured or read: SuperNode
+of Flower's SuperNode 1.39 from within the process that trains, for three reasons, each measured or read: SuperNode
 sleeps 3 s between messages; it ends the process on a refusal instead of saying why; and it would hold the model a
 second time, in a process of its own, with a second port.
 """

@@ -91,7 +91,10 @@ def test_a_call_without_the_secret_is_refused_whatever_it_asks(call: str, coordi
     assert "only who can read the coordinator's folder" in refused.value.response.text
 
 
-@pytest.mark.parametrize("path", ["/health", "/docs", "/openapi.json", "/v1/control/list-nodes", "/v1/none", "/"])
+PATHS = ["/health", "/docs", "/openapi.json", "/v1/control/list-nodes", "/v1/fleet/activate-node", "/v1/none", "/"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("secret", [None, "", "0" * 64, "\u00fc"])
 def test_no_page_answers_without_the_secret_or_with_another(
     path: str, secret: str | None, coordinator: Coordinator

@@ -1,8 +1,8 @@
 """The hospital link: Flower's Fleet API, answered by us for the site whose key signed each call.
 
-Same protocol as Flower 1.39's, on Flower's database and object store. What is different: the key that signed a call
-is the only word for who calls. A site activates itself, answers messages that were handed to it, once, and reaches the
-objects of its own messages. Flower's own servicer takes all of that from the body of the request.
+The protocol is Flower's, on Flower's database and object store. What is different: the key that signed a call is the
+only word for who calls. A site activates itself, answers messages that were handed to it, once, and reaches the objects
+of its own messages. Flower's own servicer takes all of that from the body of the request.
 """
 
 import hashlib

@@ -1,8 +1,9 @@
 """Who may call Flower's Control and Runtime APIs on 127.0.0.1: only who can read the coordinator's ``state`` folder.
 
-Flower 1.39 asks for no login there. Any account on the machine could list and remove sites, and start runs. Our
-programs send a secret with every call, in a header inside TLS; the SuperLink compares it before it reads a body. Both
-ends use Flower's own places for that: its clients' interceptors, and its hook for middleware of extensions.
+Flower asks for no login there (seen in 1.39): any account on the machine could list and remove sites, and start runs.
+From 1.40 on its Fleet API is served there too. Our programs send a secret with every call, in a header inside TLS; the
+SuperLink compares it before it reads a body. Both ends use Flower's own places for that: its clients' interceptors, and
+its hook for middleware of extensions.
 """
 
 import hashlib
