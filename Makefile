@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install demo test test-network quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
+.PHONY: help install demo test test-network test-oldest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -30,6 +30,13 @@ test: $(VENV)/installed lint  ## all tests but the long ones (those on real data
 
 test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
 	$(BIN)/pytest -n 2 -m "network or long"
+
+OLDEST_FLOWER := 1.39.0
+$(VENV)/flower-$(OLDEST_FLOWER): $(VENV)/installed
+	$(BIN)/pip install --quiet --no-deps --target $@ flwr==$(OLDEST_FLOWER)
+
+test-oldest-flower: $(VENV)/flower-$(OLDEST_FLOWER)  ## what depends on Flower's inside, and both hashes, with the oldest Flower
+	PYTHONPATH=$(abspath $(VENV)/flower-$(OLDEST_FLOWER)) $(BIN)/pytest -n 2 -m "not torture and not network and not long" tests/network tests/polyclinic tests/server/test_superlink_program.py tests/server/test_fleet.py tests/server/test_hello.py tests/server/test_loopback_secret.py tests/server/test_backends.py tests/strategies/test_stock_call.py tests/strategies/test_masking.py tests/strategies/test_secure_aggregation.py
 
 quick: $(VENV)/installed  ## tests without whole federations
 	$(BIN)/pytest -m 'not slow and not torture and not network and not long'

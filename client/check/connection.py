@@ -138,7 +138,8 @@ class _Shown:
 
     @classmethod
     def of(cls, certificate: x509.Certificate) -> "_Shown":
-        names = [f"{part.value}" for part in certificate.issuer][::-1]
+        values = [part.value for part in certificate.issuer][::-1]
+        names = [value if isinstance(value, str) else value.hex() for value in values]
         try:
             alternatives = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
             hosts = ", ".join(str(name.value) for name in alternatives)
