@@ -16,6 +16,7 @@ from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import ModelSpec
+from common.plugins import MODELS, PluginStamp, stamp_of
 from common.system.files import is_file
 from common.system.toml import Section, explained, parsed_toml, read_toml
 
@@ -224,10 +225,15 @@ class Plan(Section):
     augmentation: AugmentationSpec
     evaluation: EvaluationSection = EvaluationSection()
     privacy: PrivacySection = PrivacySection()
+    plugins: tuple[PluginStamp, ...] = ()
 
 
 def plan_of(experiment: Experiment) -> Plan:
-    """Cut an experiment down to what travels; the weights file stays at home, for sites start from what they get."""
+    """Cut an experiment down to what travels; the weights file stays at home, for sites start from what they get.
+
+    Raises:
+        BadInput: If it names a plug-in that is not installed.
+    """
     model = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
     return Plan(
         run=experiment.run,
@@ -237,7 +243,18 @@ def plan_of(experiment: Experiment) -> Plan:
         augmentation=experiment.augmentation,
         evaluation=experiment.evaluation,
         privacy=experiment.privacy,
+        plugins=plugins_of(model.architecture),
     )
+
+
+def plugins_of(architecture: str) -> tuple[PluginStamp, ...]:
+    """The stamps of the plug-ins that a network's name stands for, as this machine has them.
+
+    Raises:
+        BadInput: If one is not installed.
+    """
+    source, _, name = architecture.partition(":")
+    return (stamp_of(MODELS, name),) if source == "plugin" else ()
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 
 from common.config import Plan
 from common.models.zoo.registry import new_backbone
-from common.models.zoo.spec import Architecture, ModelSpec
+from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from strategies.base.method import Method
 
 FLOAT32 = 4
@@ -81,11 +81,36 @@ def footprint(spec: ModelSpec, rows: int) -> Footprint:
     Args:
         rows: Of its head.
     """
-    width = WIDTHS[spec.architecture]
+    if is_external(spec.architecture):
+        width, backbone, activations = _measured(spec)
+    else:
+        width, backbone = WIDTHS[spec.architecture], _backbone_parameters(spec)
+        activations = ACTIVATIONS[spec.architecture] * spec.image_size**2
     features = spec.neck or width
     neck = (width + 1) * spec.neck if spec.neck else 0
-    numbers = _backbone_parameters(spec) + neck + (features + 1) * rows
-    return Footprint(numbers, ACTIVATIONS[spec.architecture] * spec.image_size**2)
+    return Footprint(backbone + neck + (features + 1) * rows, activations)
+
+
+@lru_cache(maxsize=8)
+def _measured(spec: ModelSpec) -> tuple[int, int, int]:
+    """Width, parameters and activations of a network that is not ours, laid out without memory.
+
+    Raises:
+        BadInput: If it cannot be made.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size)
+    held = [0]
+
+    def count(module: torch.nn.Module, given: object, came: object) -> None:
+        held[0] += came.numel() if isinstance(came, torch.Tensor) else 0
+
+    for module in backbone.module.modules():
+        if not list(module.children()):
+            module.register_forward_hook(count)
+    with torch.no_grad():
+        backbone.module.eval()(torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device="meta"))
+    return backbone.width, sum(value.numel() for value in backbone.module.parameters()), held[0] * FLOAT32
 
 
 def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:

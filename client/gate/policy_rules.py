@@ -7,11 +7,15 @@ replies see the record itself, as it would leave, whatever made it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 from client.gate.cost_limits import LIMIT_RULES
+from client.gate.plan_costs import footprint
 from client.gate.requested_work import RequestedWork
 from client.site.policy import GROUPS, Policy
-from common.errors import quoted
+from common.config import plugins_of
+from common.errors import BadInput, quoted
+from common.models.zoo.spec import is_external
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
 from strategies.local.clipping import norm_of
@@ -32,6 +36,24 @@ ReplyRule = Callable[[Policy, RequestedWork, Reply], str]
 def _method(policy: Policy, asked: RequestedWork) -> str:
     name = asked.plan.run.method
     return "" if policy.methods is None or name in policy.methods else f'it does not have "{name}"'
+
+
+def _networks(policy: Policy, asked: RequestedWork) -> str:
+    """Plug-ins are the coordinator's word against this site's own files, which it compares."""
+    name = asked.plan.model.architecture
+    if not is_external(name):
+        return ""
+    if not any(fnmatchcase(name, pattern) for pattern in policy.networks):
+        return f'it does not have "{name}"'
+    try:
+        own = plugins_of(name)
+        if own != asked.plan.plugins:
+            theirs = quoted(str(one) for one in asked.plan.plugins) or "none"
+            return f"the coordinator has {theirs}, this site {quoted(str(one) for one in own) or 'none'}"
+        footprint(asked.plan.model, asked.rows)
+    except BadInput as bad:
+        return f"it cannot be made here: {bad.faults[0]}"
+    return ""
 
 
 def _parts(policy: Policy, asked: RequestedWork) -> str:
@@ -65,6 +87,7 @@ def _masked(policy: Policy, asked: RequestedWork) -> str:
 
 REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
+    "policy.networks": _networks,
     **LIMIT_RULES,
     "policy.parts": _parts,
     "policy.statistics": _statistics,

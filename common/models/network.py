@@ -13,7 +13,7 @@ from common.models.head import initial_head
 from common.models.weights import copy_into_backbone, read_backbone_weights
 from common.models.zoo.batch_norm import make_grouped
 from common.models.zoo.registry import new_backbone
-from common.models.zoo.spec import ModelSpec
+from common.models.zoo.spec import ModelSpec, is_external
 
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
@@ -100,14 +100,19 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
 
 
 def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
-    """Return what would stop :func:`build`, without building: the weights file, its hash, its tensors.
+    """Return what would stop :func:`build`, in no memory: a network that is not there, the weights file, its tensors.
 
     An image size below the architecture's minimum is refused by :class:`ModelSpec` already.
     """
+    if spec.weights is None and not is_external(spec.architecture):
+        return []
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
+    except BadInput as bad:
+        return list(bad.faults)
     if spec.weights is None:
         return []
-    with torch.device("meta"):
-        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
     try:
         read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256)
     except BadInput as bad:

@@ -157,8 +157,7 @@ def _backbone_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _fit_first_convolution(backbone: nn.Module, tensors: dict[str, Tensor]) -> None:
     name = first_convolution(backbone)
-    channels = backbone.state_dict()[name].shape[1]
-    if name in tensors and tensors[name].ndim == 4 and channels == 1:
+    if name in tensors and tensors[name].ndim == 4 and backbone.state_dict()[name].shape[1] == 1:
         tensors[name] = tensors[name].sum(1, keepdim=True)
 
 

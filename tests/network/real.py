@@ -167,7 +167,7 @@ class Machine:
             "POLYCLINIC_TEST": self._mark,
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])),
         }
 
     def start(self, name: str, *arguments: object) -> Program:

@@ -5,6 +5,8 @@ import math
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.errors import BadInput, Fault
+
 
 class SteadyBatchNorm2d(nn.BatchNorm2d):
     """:class:`torch.nn.BatchNorm2d` that uses its running statistics where one value per channel is all there is.
@@ -34,6 +36,7 @@ def make_steady(module: nn.Module) -> None:
 
 
 MOST_GROUPS = 32
+_PLAIN = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, SteadyBatchNorm2d)
 
 
 def make_grouped(module: nn.Module) -> None:
@@ -43,6 +46,9 @@ def make_grouped(module: nn.Module) -> None:
     """
     for name, child in module.named_children():
         if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            if type(child) not in _PLAIN:  # timm's BatchNormAct2d applies an activation, too
+                problem = f"group normalisation cannot take the place of {type(child).__name__}, which does more."
+                raise BadInput([Fault("model.norm", problem, 'Use "batch".')])
             grouped = nn.GroupNorm(math.gcd(MOST_GROUPS, child.num_features), child.num_features, eps=child.eps)
             grouped.load_state_dict({key: child.state_dict()[key] for key in ("weight", "bias")})
             setattr(module, name, grouped)

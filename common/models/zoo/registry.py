@@ -7,8 +7,9 @@ from torch import nn
 
 from common.models.zoo.batch_norm import make_steady
 from common.models.zoo.efficientnet_lite import WIDTH, EfficientNetLite0
+from common.models.zoo.external import external_backbone
 from common.models.zoo.small_cnns import fedsld_cnn, femnist_cnn, tiny_cnn
-from common.models.zoo.spec import Architecture
+from common.models.zoo.spec import Architecture, is_external
 from common.models.zoo.unifed_resnet import unifed_resnet18
 from common.models.zoo.vgg import unifed_vgg11, vgg11
 
@@ -63,12 +64,20 @@ _BACKBONES: dict[Architecture, Callable[[int, int], Backbone]] = {
 
 
 def new_backbone(architecture: Architecture, channels: int, image_size: int) -> Backbone:
-    """Return a freshly initialised backbone; draws from torch's current random state."""
-    backbone = _BACKBONES[architecture](channels, image_size)
+    """Return a freshly initialised backbone; draws from torch's current random state.
+
+    Raises:
+        BadInput: If it is one of others' and cannot be made.
+    """
+    if is_external(architecture):
+        backbone = Backbone(*external_backbone(architecture, channels, image_size))
+    else:
+        backbone = _BACKBONES[architecture](channels, image_size)
     make_steady(backbone.module)
     return backbone
 
 
 def first_convolution(backbone: nn.Module) -> str:
-    """Return the name of the weight that meets the image."""
-    return next(f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
+    """Return the name of the weight that meets the image; empty where there is no convolution."""
+    found = (f"{name}.weight" for name, module in backbone.named_modules() if isinstance(module, nn.Conv2d))
+    return next(found, "")

@@ -1,9 +1,18 @@
 """What an experiment says about its model; read and checked here without loading torch."""
 
+import re
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
 
 from common.system.toml import SHA256_PATTERN
 
@@ -18,6 +27,20 @@ Architecture = Literal[
     "unifed_resnet18",
     "tiny_cnn",
 ]
+
+_EXTERNAL = re.compile(r"(timm|torchvision|plugin):[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+def is_external(architecture: str) -> bool:
+    """Whether a name stands for a network that is not ours: ``timm:NAME``, ``torchvision:NAME``, ``plugin:NAME``."""
+    return bool(_EXTERNAL.fullmatch(architecture))
+
+
+def _external_too(value: Any, ours: ValidatorFunctionWrapHandler) -> Architecture:
+    """Whether there is such a network, is said where it is built."""
+    external = isinstance(value, str) and is_external(value)
+    return cast(Architecture, value if external else ours(value))
+
 
 Task = Literal["multi_label", "multi_class"]
 """``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax."""
@@ -66,11 +89,19 @@ TRAITS: dict[Architecture, Traits] = {
 }
 
 
+EXTERNAL_TRAITS = Traits(1, *_IMAGENET)
+
+
+def traits_of(architecture: str) -> Traits:
+    """What is fixed by the choice of an architecture; of others ImageNet's normalisation and any size."""
+    return EXTERNAL_TRAITS if is_external(architecture) else TRAITS[cast(Architecture, architecture)]
+
+
 class ModelSpec(BaseModel):
     """The ``[model]`` part of an experiment.
 
     Attributes:
-        architecture: Name of the backbone.
+        architecture: Name of the backbone; one of ours, or as :func:`is_external` says.
         task: What an output means, see :data:`Task`.
         channels: Input channels of the backbone; images with another number are converted.
         image_size: Side in pixels to which images are brought inside the network.
@@ -85,7 +116,7 @@ class ModelSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    architecture: Architecture
+    architecture: Annotated[Architecture, WrapValidator(_external_too)]
     task: Task = "multi_label"
     channels: Literal[1, 3] = 3
     image_size: Annotated[int, Field(ge=1, le=4096)]
@@ -101,7 +132,7 @@ class ModelSpec(BaseModel):
     @classmethod
     def _large_enough(cls, size: int, info: ValidationInfo) -> int:
         architecture: Architecture | None = info.data.get("architecture")  # absent where it is itself at fault
-        if architecture and size < (minimum := TRAITS[architecture].minimum_size):
+        if architecture and size < (minimum := traits_of(architecture).minimum_size):
             raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
         return size
 
@@ -123,6 +154,6 @@ class ModelSpec(BaseModel):
     @property
     def normalisation(self) -> Normalisation:
         """The given mean and std, or the architecture's own where not given."""
-        traits = TRAITS[self.architecture]
+        traits = traits_of(self.architecture)
         default = traits.grey if self.channels == 1 else traits.colour
         return Normalisation(self.mean or default.mean, self.std or default.std)

@@ -1,0 +1,137 @@
+"""Networks that are not ours: timm's, torchvision's, and those of packages that a site installed itself.
+
+Each is made with random weights, without its own classifier: images ``(batch, channels, size, size)`` in, one vector of
+features per image ``(batch, width)`` out. No weights are downloaded.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from common.errors import BadInput, Fault, did_you_mean
+from common.plugins import MODELS, loaded
+
+CLASSIFIERS = ("fc", "classifier", "heads", "head")
+"""Where torchvision's classifiers have their last layers."""
+
+
+def external_backbone(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
+    """A freshly initialised backbone and the width of its features; draws from torch's current random state.
+
+    Args:
+        name: ``timm:NAME``, ``torchvision:NAME`` or ``plugin:NAME``.
+
+    Raises:
+        BadInput: If there is no such network, or it does not take these images.
+    """
+    source, _, inner = name.partition(":")
+    module = _SOURCES[source](inner, channels, image_size)
+    return module, _width(name, module, channels, image_size)
+
+
+def _timm(name: str, channels: int, image_size: int) -> nn.Module:
+    import timm  # takes seconds to import
+
+    if not timm.is_model(name):
+        raise _unknown(f"timm:{name}", timm.list_models())
+    options: dict[str, Any] = {"pretrained": False, "num_classes": 0, "in_chans": channels}
+    try:
+        return timm.create_model(name, img_size=image_size, **options)
+    except TypeError:  # most networks take images of any size, and have no such option
+        return timm.create_model(name, **options)
+
+
+def _torchvision(name: str, channels: int, image_size: int) -> nn.Module:
+    from torchvision import models
+
+    known = models.list_models(module=models)
+    if name not in known:
+        raise _unknown(f"torchvision:{name}", known)
+    builder = models.get_model_builder(name)
+    options = {"weights": None}
+    if "image_size" in inspect.signature(builder).parameters or name.startswith("vit_"):
+        options["image_size"] = image_size  # type: ignore[assignment]
+    if name.startswith(("inception", "googlenet")):
+        options["init_weights"] = options["aux_logits"] = False  # type: ignore[assignment]
+    network = cast(nn.Module, builder(**options))
+    _without_classifier(network, f"torchvision:{name}")
+    if channels != 3:
+        _with_channels(network, channels)
+    return network
+
+
+def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
+    module = loaded(MODELS, name)(channels, image_size)
+    if not isinstance(module, nn.Module):
+        problem = f"made a {type(module).__name__}, not a torch.nn.Module."
+        raise BadInput([Fault(f"plugin:{name}", problem)])
+    return module
+
+
+_SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
+    "timm": _timm,
+    "torchvision": _torchvision,
+    "plugin": _plugin,
+}
+
+
+def _unknown(name: str, names: list[str]) -> BadInput:
+    source = name.partition(":")[0]
+    near = did_you_mean(name, [f"{source}:{one}" for one in names])
+    return BadInput([Fault("model.architecture", f'{source} has no network "{name}".', near)])
+
+
+def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
+    """Try it on an image: in evaluation nothing is drawn and no running statistic moves.
+
+    Raises:
+        BadInput: If it does not take the image, or gives something else than a vector.
+    """
+    was_training = module.training
+    device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            features = module.eval()(torch.zeros(1, channels, image_size, image_size, device=device))
+    except Exception as error:  # somebody else's code: it may raise anything
+        problem = f"{name} does not take images of {image_size} pixels and {channels} channels: {error}"
+        raise BadInput([Fault("model.image_size", problem, "Each network has sizes of its own.")]) from error
+    module.train(was_training)
+    if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 1:
+        shape = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
+        problem = f"{name} gives {shape} for one image; one vector of features is needed, (1, width)."
+        raise BadInput([Fault("model.architecture", problem)])
+    return int(features.shape[1])
+
+
+def _without_classifier(network: nn.Module, name: str) -> None:
+    """Take off the last dense layer; what comes before it in the classifier stays."""
+    place = next((name for name in CLASSIFIERS if hasattr(network, name)), None)
+    layers = [] if place is None else [n for n, m in network.named_modules() if n.split(".")[0] == place and _dense(m)]
+    if not layers:
+        problem = f"{name} has no dense layer at its end that could be taken off."
+        raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
+    parent, _, last = layers[-1].rpartition(".")
+    setattr(network.get_submodule(parent), last, nn.Identity())
+
+
+def _dense(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear)
+
+
+def _with_channels(network: nn.Module, channels: int) -> None:
+    """Put a first convolution for another number of channels in the place of the one there is."""
+    name, first = next((name, one) for name, one in network.named_modules() if isinstance(one, nn.Conv2d))
+    parent, _, last = name.rpartition(".")
+    made = nn.Conv2d(
+        channels,
+        first.out_channels,
+        cast(Any, first.kernel_size),
+        cast(Any, first.stride),
+        cast(Any, first.padding),
+        cast(Any, first.dilation),
+        bias=first.bias is not None,
+    )
+    setattr(network.get_submodule(parent), last, made)

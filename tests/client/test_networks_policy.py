@@ -1,0 +1,84 @@
+"""``policy.networks``: a hospital builds others' networks only where it allows them, and only from the same files."""
+
+from pathlib import Path
+
+import pytest
+
+from client.gate.policy_rules import REQUEST_RULES
+from client.gate.requested_work import RequestedWork
+from client.site.policy import WITHOUT_LIMITS, Policy
+from common.config import Plan, plan_of
+from strategies.registry import method_of
+from tests.federations import experiment
+from tests.third_parties import install
+
+
+def asked(folder: Path, *overrides: str) -> RequestedWork:
+    file = experiment(folder, *overrides)
+    return RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
+
+
+def refusal(policy: Policy, work: RequestedWork) -> str:
+    return REQUEST_RULES["policy.networks"](policy, work)
+
+
+def test_our_own_networks_need_no_permission(tmp_path: Path) -> None:
+    assert refusal(Policy(networks=()), asked(tmp_path)) == ""
+
+
+@pytest.mark.parametrize(
+    ("networks", "refused"), [(("timm:*",), ""), (("timm:vit_*",), "it does not have"), ((), "it")]
+)
+def test_a_pattern_allows_what_it_matches(networks: tuple[str, ...], refused: str, tmp_path: Path) -> None:
+    work = asked(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
+    assert refusal(Policy(networks=networks), work).startswith(refused)
+    assert bool(refusal(Policy(networks=networks), work)) == bool(refused)
+
+
+def test_a_plug_in_is_declined_by_name_until_it_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site-packages", monkeypatch)
+    work = asked(tmp_path, "model.architecture=plugin:stairs")
+    assert refusal(Policy(), work) == 'it does not have "plugin:stairs"'
+    assert refusal(Policy(networks=("plugin:stairs",)), work) == ""
+    assert refusal(Policy.model_validate(WITHOUT_LIMITS), work) == ""
+
+
+def test_a_changed_file_of_a_plug_in_is_declined_with_both_stamps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = install(tmp_path / "site-packages", monkeypatch)
+    work = asked(tmp_path, "model.architecture=plugin:stairs")
+    module.write_text(module.read_text() + "\n")
+    said = refusal(Policy(networks=("plugin:*",)), work)
+    assert said.count("stairs of stairs 1.0 (files ") == 2
+    assert said.startswith("the coordinator has ")
+
+
+def test_a_coordinator_that_leaves_the_stamp_out_is_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site-packages", monkeypatch)
+    whole = asked(tmp_path, "model.architecture=plugin:stairs")
+    bare = RequestedWork(whole.plan.model_copy(update={"plugins": ()}), whole.method)
+    assert refusal(Policy(networks=("plugin:*",)), bare).startswith("the coordinator has none, this site ")
+
+
+def test_a_plug_in_that_is_not_installed_here_is_declined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.MonkeyPatch.context() as there:
+        install(tmp_path / "site-packages", there)
+        work = asked(tmp_path, "model.architecture=plugin:stairs")
+    said = refusal(Policy(networks=("plugin:*",)), work)
+    assert said.startswith('it cannot be made here: plugin:stairs: no installed package has "stairs"')
+
+
+def test_a_network_that_nobody_has_is_declined_before_it_is_built(tmp_path: Path) -> None:
+    work = asked(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
+    tree = work.plan.model_dump()
+    tree["model"]["architecture"] = "timm:resnet18_of_somebody"
+    said = refusal(Policy(), RequestedWork(Plan.model_validate(tree), work.method))
+    assert 'timm has no network "timm:resnet18_of_somebody"' in said
+
+
+def test_the_limits_count_a_network_that_is_not_ours(tmp_path: Path) -> None:
+    work = asked(tmp_path, "model.architecture=timm:resnet18", "model.image_size=32")
+    rule = REQUEST_RULES["policy.maximum_parameters"]
+    assert rule(Policy(maximum_parameters=12_000_000), work) == ""
+    assert "11,1" in rule(Policy(maximum_parameters=11_000_000), work)

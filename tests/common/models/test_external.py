@@ -1,0 +1,164 @@
+"""Networks that are not ours: timm's, torchvision's and plug-ins."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from common.errors import BadInput
+from common.models.network import build, model_faults
+from common.models.saved import load_model
+from common.models.state import layout_of, read_state, write_state
+from common.models.zoo import external
+from common.models.zoo.spec import ModelSpec
+from common.plugins import MODELS, found, stamp_of
+from tests.federations import federation
+from tests.third_parties import install
+
+CLASSES = ("edema", "mass")
+NETWORKS = [
+    ("timm:resnet18", 1, 32, 512),
+    ("timm:test_vit", 3, 32, 64),
+    ("timm:convnext_atto", 1, 32, 320),
+    ("torchvision:mobilenet_v3_small", 1, 32, 1024),
+    ("torchvision:shufflenet_v2_x0_5", 3, 32, 1024),
+    ("plugin:stairs", 1, 16, 64),
+]
+
+
+@pytest.fixture(autouse=True)
+def stairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return install(tmp_path / "site-packages", monkeypatch)
+
+
+def spec(name: str, channels: int = 1, size: int = 32, **more: object) -> ModelSpec:
+    given = {"architecture": name, "channels": channels, "image_size": size, **more}
+    return ModelSpec.model_validate(given)
+
+
+@pytest.mark.parametrize(("name", "channels", "size", "width"), NETWORKS, ids=[one[0] for one in NETWORKS])
+def test_it_is_built_the_same_for_the_same_seed_and_its_state_can_be_put_back(
+    name: str, channels: int, size: int, width: int
+) -> None:
+    first, second = (build(spec(name, channels, size), CLASSES, 3) for _ in range(2))
+    other = build(spec(name, channels, size), CLASSES, 4)
+    assert first.head.in_features == width
+    state = read_state(first)
+    np.testing.assert_array_equal(state.trunk, read_state(second).trunk)
+    assert (state.trunk != read_state(other).trunk).any()
+    write_state(other, trunk=state.trunk, norm=state.norm, head=state.head)
+    images = torch.randint(0, 256, (2, channels, size, size), dtype=torch.uint8)
+    with torch.no_grad():
+        torch.testing.assert_close(first.eval()(images), other.eval()(images))
+    assert layout_of(first) == layout_of(other)
+
+
+def test_the_layout_of_our_resnet_and_of_timms_are_told_apart() -> None:
+    ours, timms = (build(spec(name), CLASSES, 3) for name in ("resnet18", "timm:resnet18"))
+    assert layout_of(ours).architecture != layout_of(timms).architecture
+
+
+@pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_vit", "plugin:stairs"])
+def test_a_federation_trains_it_and_the_saved_model_is_read_back(name: str, tmp_path: Path) -> None:
+    size = "model.image_size=32"
+    summary = federation(tmp_path, f"model.architecture={name}", size, "run.rounds=2")
+    again = federation(tmp_path, f"model.architecture={name}", size, "run.rounds=2", out="again")
+    assert summary["model_sha256"] == again["model_sha256"]
+    saved = load_model(tmp_path / "run")
+    assert saved.spec.architecture == name
+
+
+# ---------------------------------------------------------------------- what does not fit
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("timm:resnet19", 'timm has no network "timm:resnet19". Did you mean "timm:resnet'),
+        (
+            "torchvision:resnt18",
+            'torchvision has no network "torchvision:resnt18". Did you mean "torchvision:resnet18"?',
+        ),
+        ("torchvision:squeezenet1_1", "has no dense layer at its end that could be taken off"),
+        (
+            "plugin:stair",
+            'no installed package has "stair" among its entry points polyclinic.models. There are "stairs"',
+        ),
+        ("plugin:stairs", "plugin:stairs does not take images of 2 pixels and 1 channels"),
+    ],
+)
+def test_a_network_that_cannot_be_made_is_said_before_anything_is_trained(name: str, words: str) -> None:
+    size = 2 if "of 2 pixels" in words else 32
+    (fault,) = model_faults(spec(name, size=size), Path())
+    assert words in str(fault)
+
+
+@pytest.mark.parametrize("name", ["timm:", "timm:../x", "keras:resnet18", "plugin:a b", "timm:" + "x" * 200])
+def test_a_name_of_another_form_is_none_of_ours(name: str) -> None:
+    with pytest.raises(ValidationError, match="densenet121"):
+        spec(name)
+
+
+def test_group_normalisation_is_refused_where_batch_normalisation_does_more() -> None:
+    with pytest.raises(BadInput, match="cannot take the place of BatchNormAct2d"):
+        build(spec("timm:resnetv2_50", 3, 32, norm="group"), CLASSES, 3)
+    build(spec("timm:resnet18", 3, 32, norm="group"), CLASSES, 3)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda channels, size: "a network", "made a str, not a torch.nn.Module"),
+        (lambda channels, size: nn.Identity(), r"gives \(1, 1, 16, 16\) for one image"),
+        (lambda channels, size: nn.LSTM(16, 4), "does not take images|gives"),
+    ],
+)
+def test_a_plug_in_that_makes_something_else_is_named(
+    made: object, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external, "loaded", lambda group, name: made)
+    with pytest.raises(BadInput, match=words):
+        build(spec("plugin:stairs", 1, 16), CLASSES, 3)
+
+
+# ---------------------------------------------------------------------- which code a name stands for
+
+
+def test_a_changed_file_changes_the_stamp_and_nothing_is_imported_for_it(stairs: Path) -> None:
+    before = stamp_of(MODELS, "stairs")
+    assert (before.package, before.version) == ("stairs", "1.0")
+    stairs.write_text(stairs.read_text().replace("GELU", "ReLU"))
+    assert stamp_of(MODELS, "stairs").sha256 != before.sha256
+    stairs.write_text("raise SystemExit('imported')\n")
+    assert stamp_of(MODELS, "stairs").version == "1.0"
+
+
+def test_a_package_of_several_files_is_stamped_with_all_of_them(tmp_path: Path) -> None:
+    from common.plugins import _sha256
+
+    package = tmp_path / "site-packages" / "steps"
+    (package / "inner").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "inner" / "deep.py").write_text("WIDTH = 1\n")
+    before = _sha256("steps")
+    (package / "inner" / "deep.py").write_text("WIDTH = 2\n")
+    assert _sha256("steps") != before
+
+
+def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = tmp_path / "more" / "other-2.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
+    (facts / "entry_points.txt").write_text("[polyclinic.models]\nstairs = other:network\n")
+    monkeypatch.syspath_prepend(str(facts.parent))
+    with pytest.raises(BadInput, match='several packages bring it: "other", "stairs"'):
+        found(MODELS, "stairs")
+
+
+def test_a_package_that_cannot_be_imported_is_named(stairs: Path) -> None:
+    stairs.write_text("raise RuntimeError('no licence')\n")
+    (fault,) = model_faults(spec("plugin:stairs", 1, 16), Path())
+    assert "cannot be imported: RuntimeError: no licence" in str(fault)
