@@ -16,6 +16,7 @@ NOTED = re.compile(r"\bMPL\b|Mozilla|LGPL|LESSER|EPL|proprietary", re.IGNORECASE
 NOTES = {
     "certifi": "MPL-2.0 asks for the source of changed files; it is installed as it is.",
     "pathspec": "MPL-2.0, as certifi.",
+    "tqdm": "MPL-2.0 beside MIT, as certifi.",
     **dict.fromkeys(
         ("nvidia", "cuda"),
         "NVIDIA's own terms: may be passed on with an application, not changed. Only in images with CUDA; "

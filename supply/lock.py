@@ -43,6 +43,7 @@ def main() -> None:
     """Write the three locks."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     found = resolved(project["project"]["dependencies"])
+    found = {key: entry for key, entry in found.items() if "== 'emscripten'" not in key}  # Python in a browser
     write("torch.lock", {key: entry for key, entry in found.items() if OF_TORCH.match(key)})
     write("libraries.lock", {key: entry for key, entry in found.items() if not OF_TORCH.match(key)})
     write("build.lock", resolved([*project["build-system"]["requires"], *BUILDS]))

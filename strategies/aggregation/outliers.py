@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from common.wire.records import Groups
-from strategies.aggregation.mean import BLOCK, Float32
+from strategies.aggregation.mean import BLOCK, Float32, running_sum
 
 FEWEST = 4
 SPREADS, OF_NORMAL, LEAST_SPREAD = 6.0, 1.4826, 1 / 3
@@ -98,4 +98,4 @@ def _length(values: Float32) -> float:
     squares = (
         np.square(values[start : start + BLOCK], dtype=np.float64).sum() for start in range(0, len(values), BLOCK)
     )
-    return float(np.sqrt(sum(squares)))
+    return float(np.sqrt(running_sum(squares)))

@@ -23,6 +23,8 @@ Where the honest sites agree about which models are good, the chosen one is so w
 
 from collections.abc import Mapping
 
+from strategies.aggregation.mean import running_sum
+
 FEWEST = 3
 """Sites of which a majority can outvote one."""
 TOLERATED = 1.25
@@ -44,7 +46,7 @@ def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:
     regrets = [regret({site: found[site] for site in common}, lowest) for found in (now, before)]
     if len(common) >= FEWEST and max(regrets) > TOLERATED:
         return regrets[0] < regrets[1]
-    return sum(now[site] for site in common) < sum(before[site] for site in common)
+    return running_sum(now[site] for site in common) < running_sum(before[site] for site in common)
 
 
 def regret(losses: Losses, lowest: Losses) -> float:

@@ -20,7 +20,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.aggregation.mean import GivenMean, GivenRows
+from strategies.aggregation.mean import GivenMean, GivenRows, running_sum
 from strategies.base.method import Method
 from strategies.base.round_record import TooFewSites
 from strategies.base.state import Means, site_weight
@@ -146,9 +146,9 @@ def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
     """The means of the updates that are in a sum."""
     asked, parts = opened.asked, opened.parts
     trunk, norm, weight, bias = rows_of(asked.layout, asked.classes, opened.vector)
-    whole = sum(parts.values())
+    whole = running_sum(parts.values())
     names = model.head.class_names
-    totals = np.array([sum(parts[site] for site in opened.rows.get(name, ())) for name in asked.classes])
+    totals = np.array([running_sum(parts[site] for site in opened.rows.get(name, ())) for name in asked.classes])
     divisor = np.where(totals > 0, totals, 1.0)
     rows = [names.index(name) for name in asked.classes]
     mean = np.zeros((len(names), asked.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)

@@ -36,8 +36,10 @@ from tests.client.rounds import beginning, plan, request, site
 
 WITHIN_S = 1.0
 LITTLE_BYTES = 16 * 2**20
-EXPERIMENTS = sorted((Path(__file__).parents[2] / "experiments").rglob("*.toml"))
-EXPERIMENTS = [path for path in EXPERIMENTS if path.name != "study.toml"]  # a list of the others
+OTHER_FILES = {"study.toml", "pyproject.toml"}
+EXPERIMENTS = sorted(
+    path for path in (Path(__file__).parents[2] / "experiments").rglob("*.toml") if path.name not in OTHER_FILES
+)
 ORDINARY = plan("surgical", {})
 HUGE = 10**9
 

@@ -68,6 +68,7 @@ class Link:
     folder: Path
     clock: Clock
     sent: dict[str, Message] = field(default_factory=dict)
+    more: list[ObjectStore] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.files = ObjectStore.files
@@ -101,7 +102,14 @@ class Link:
         """The store of a new process on the same database and files."""
         store = ObjectStore(self.stores.database)
         store.initialize()
+        self.more.append(store)
         return store
+
+    def close(self) -> None:
+        """Close the databases, of which Python 3.13 warns where they are left to the garbage collector."""
+        for one in (self.state, self.store, *self.more):
+            assert one._engine
+            one._engine.dispose()
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +124,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Link:
+def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
     """``main()`` has run, up to the place where Flower's program would begin."""
     shutil.copytree(database.parent, tmp_path, dirs_exist_ok=True)
     clock, begun = Clock(), list[list[str]]()
@@ -133,7 +141,9 @@ def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lin
     monkeypatch.setattr(sys, "argv", ["superlink", *ours, "--isolation", "process"])
     program.main()
     assert begun == [["superlink", "--isolation", "process"]]
-    return Link(tmp_path, clock)
+    made = Link(tmp_path, clock)
+    yield made
+    made.close()
 
 
 # ---------------------------------------------------------------------- over a socket

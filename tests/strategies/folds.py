@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from common.models.state import Head, ModelState
 from common.wire.records import TrainReply
-from strategies.aggregation.mean import Float32, RunningMean
+from strategies.aggregation.mean import Float32, RunningMean, running_sum
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
 from strategies.base.state import FederationState, means_of
 from strategies.surgical import OwnersMean
@@ -18,7 +18,7 @@ def weighted_mean(arrays: Sequence[Float32], weights: Sequence[float]) -> NDArra
     total = np.zeros(arrays[0].shape, np.float64)
     for array, weight in zip(arrays, weights, strict=True):
         total += np.float64(weight) * array
-    return total / np.float64(sum(weights))
+    return total / np.float64(running_sum(weights))
 
 
 def moved_by_mean(state: Float32, updates: Sequence[Float32], weights: Sequence[float]) -> Float32:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.models.state import Head
-from strategies.aggregation.mean import WholeHeadMean
+from strategies.aggregation.mean import WholeHeadMean, running_sum
 from tests.strategies.folds import moved_head, owners_mean, weighted_mean
 
 
@@ -69,3 +69,8 @@ def test_with_equal_class_lists_the_owners_mean_is_the_plain_mean_bit_for_bit(da
 def test_a_mean_of_whole_heads_refuses_a_head_of_other_rows() -> None:
     with pytest.raises(ValueError, match="expected rows"):
         WholeHeadMean(("a", "b"), 3).add(Head(("a",), np.zeros((1, 3), np.float32), np.zeros(1, np.float32)), 1.0)
+
+
+def test_a_running_sum_rounds_after_every_number_whatever_pythons_own_sum_does() -> None:
+    # From Python 3.12 on sum() keeps what rounding loses, and gives 2.0 here.
+    assert running_sum([1e16, 1.0, 1.0, -1e16]) == 0.0

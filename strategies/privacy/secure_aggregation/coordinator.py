@@ -20,6 +20,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
+from strategies.aggregation.mean import running_sum
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
 from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of, threshold
@@ -140,7 +141,7 @@ class Summing:
         """The masked sum, and who is in it."""
         asked, layout = self.asked, self.asked.layout
         total = np.zeros(layout.size(asked.classes), np.uint32)
-        weight = sum(asked.weights[site] for site in letters)
+        weight = running_sum(asked.weights[site] for site in letters)
         requests = {site: self._masked_request(site, letters, weight) for site in letters}
         survivors = list[str]()
         for site, answer in self.ask(requests, MaskedAnswer, self._needed):
@@ -214,7 +215,7 @@ class Summing:
             total[place] = 0
         if not plausible(total, len(taking_part)):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
-        weight = sum(asked.weights[site] for site in taking_part)
+        weight = running_sum(asked.weights[site] for site in taking_part)
         parts = {site: asked.weights[site] / weight for site in survivors}
         return UnmaskedSum(asked, from_fixed_point(total, asked.largest), parts, rows, tuple(sorted(closed)), total)
 

@@ -7,6 +7,7 @@ lies in a small database of its own beside Flower's, so that a site can go on af
 
 import sqlite3
 import threading
+import weakref
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,7 @@ class Owners:
     def __init__(self, path: Path, tree_of: Callable[[str], Collection[str]]) -> None:
         self._tree_of, self._lock = tree_of, threading.RLock()
         self._sql = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+        weakref.finalize(self, self._sql.close)
         self._sql.execute("PRAGMA journal_mode=WAL")
         self._sql.execute("PRAGMA synchronous=OFF")  # a killed process loses nothing; a lost machine loses messages too
         self._sql.execute(_TABLE)
