@@ -41,17 +41,25 @@ class TrainingSection(Section):
 
     Attributes:
         reset_optimizer: Start each round with a fresh optimiser state; else a site keeps it on its disk (specs S7).
+        schedule: How the learning rate goes over the run's rounds: ``constant``, or ``cosine`` down to nearly 0.
+        schedule_warm_up: Rounds in which it first rises in equal steps.
+        clip_gradients: Longest Euclidean length of a step's gradient; None for any.
+        accumulate: Batches whose gradients are added up to one step, for batches that memory does not hold.
         threads: Threads per site. Part of the experiment, because their number changes float sums.
         precision: ``bf16`` autocasts on a GPU; ``auto`` is bf16 on a GPU that has it and float32 elsewhere.
     """
 
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(64, ge=1)
-    optimizer: Literal["adam", "sgd"] = "adam"
+    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
     lr: float = Field(1e-3, gt=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     reset_optimizer: bool = False
+    schedule: Literal["constant", "cosine"] = "constant"
+    schedule_warm_up: int = Field(0, ge=0)
+    clip_gradients: float | None = Field(None, gt=0)
+    accumulate: int = Field(1, ge=1, le=4096)
     threads: int = Field(1, ge=1, le=1024)
     precision: Literal["auto", "float32", "bf16"] = "auto"
 

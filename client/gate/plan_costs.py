@@ -126,7 +126,7 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
     of_batch = batch * size.activations // (2 if narrow else 1)
     if plan.privacy.level == "sample":
         of_batch += batch * size.parameters * FLOAT32  # a gradient an image
-    moments = ADAM_MOMENTS if training.optimizer == "adam" else 0
+    moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS
     return (COPIES_AT_WORK + moments) * size.parameters * FLOAT32 + of_batch
 
 
@@ -135,7 +135,7 @@ def disk_bytes(plan: Plan, method: Method, rows: int) -> int:
     model = footprint(plan.model, rows).parameters * FLOAT32
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
     if not plan.training.reset_optimizer:
-        copies += ADAM_MOMENTS if plan.training.optimizer == "adam" else 1
+        copies += 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
     copies += method.parameters.compress_update != "float32"
     return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts)
 

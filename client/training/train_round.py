@@ -31,6 +31,7 @@ from strategies.local.training import (
     Validation,
     optimizer_for,
     plain,
+    rate_factor,
     refuse_diverged,
     reproducible,
     restore_optimizer,
@@ -117,7 +118,8 @@ def _trained(work: Work, request: TrainRequest, epoch: Epoch | None) -> tuple[Va
         local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
         if request.counted == 0:  # the first round that this site takes part in
             warm_up(work, validation, generator)
-        trained, optimizer = fine_tune(work, local, None if request.ranks else validation, generator, epoch)
+        judged_by = None if request.ranks else validation
+        trained, optimizer = fine_tune(work, local, judged_by, generator, request.round, epoch)
         state = read_state(network)
         refuse_diverged(state, trained.last_loss)
         few = few_of_rows(site.train, network.class_names, site.policy)
@@ -148,6 +150,7 @@ def fine_tune(
     local: LocalRound,
     validation: Examples | None,
     generator: torch.Generator,
+    server_round: int,
     epoch: Epoch | None = None,
 ) -> tuple[Trained, torch.optim.Optimizer]:
     """Train the local epochs of a round: as many as the experiment says, or until the validation loss settles.
@@ -157,7 +160,8 @@ def fine_tune(
     """
     spec, method, network = work.plan.training, work.method, work.network
     network.requires_grad_(True)
-    optimizer = optimizer_for(network, spec, spec.lr * local.lr_factor)
+    factor = local.lr_factor * rate_factor(spec, server_round, work.plan.run.rounds)
+    optimizer = optimizer_for(network, spec, spec.lr * factor)
     if not spec.reset_optimizer:
         restore_optimizer(network, optimizer, work.memory.optimizer)
     exercise = work.exercise(local, epoch=epoch)

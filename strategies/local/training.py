@@ -1,6 +1,7 @@
 """The training loop: one for every method, at the hospital and wherever the coordinator trains, on plain tensors."""
 
 import contextlib
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from common.config import TrainingSection
 from common.data.augmentation.spec import AugmentationSpec
@@ -71,9 +73,25 @@ def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> to
     Fused into one pass over each tensor.
     """
     learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    if spec.optimizer == "adam":
-        return torch.optim.Adam(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
+    if spec.optimizer != "sgd":
+        kind = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW
+        return kind(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
     return torch.optim.SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
+
+
+def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
+    """What the schedule multiplies a round's learning rate by, above 0 and at most 1.
+
+    Args:
+        server_round: From 1.
+        rounds: Of the whole run.
+    """
+    rising = spec.schedule_warm_up
+    if server_round <= rising:
+        return server_round / (rising + 1)
+    if spec.schedule == "constant" or rounds <= rising:
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * min(server_round - 1 - rising, rounds - 1 - rising) / (rounds - rising)))
 
 
 @dataclass(frozen=True)
@@ -155,15 +173,19 @@ def train_epoch(
     examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
     train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     augmented = partial(augment, spec=exercise.augmentation, generator=generator)
-    losses = []
-    for drawn in batches(len(examples), spec.batch_size, generator):
+    losses, parts = [], batches(len(examples), spec.batch_size, generator)
+    for number, drawn in enumerate(parts, start=1):
         rows = drawn.to(examples.images.device)
         images, labels = examples.images[rows], examples.labels[rows]
         batch = Batch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
         value = exercise.objective(network, batch)
-        optimizer.zero_grad(set_to_none=True)
-        value.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+        if number % spec.accumulate == 1 or spec.accumulate == 1:
+            optimizer.zero_grad(set_to_none=True)
+        (value if spec.accumulate == 1 else value / spec.accumulate).backward()  # type: ignore[no-untyped-call]
+        if number % spec.accumulate == 0 or number == len(parts):
+            if spec.clip_gradients is not None:
+                clip_grad_norm_(network.parameters(), spec.clip_gradients)
+            optimizer.step()
         losses.append(value.detach())
     return torch.stack(losses).cpu().numpy()
 

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import torch
 
-from common.config import Experiment, Plan, PrivacySection
+from common.config import Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
 from common.models.network import BATCH_NORM
 from common.models.zoo.registry import new_backbone
@@ -89,7 +89,9 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
     if level == "none":
         return []
     trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model.architecture)
-    found = _faults_of_images(method, trains_norm) if level == "sample" else _faults_of_updates(method, trains_norm)
+    found = _faults_of_updates(method, trains_norm)
+    if level == "sample":
+        found = _faults_of_images(method, trains_norm) + _faults_of_steps(experiment.training)
     if method.pooled != "no" or method.shares_nothing or not method.hospitals_train:
         found = [f"{method.name} sends nothing that noise could protect"]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in found]
@@ -112,6 +114,15 @@ def _faults_of_images(method: Method, trains_norm: bool) -> list[str]:
             '"fedbn_plus", which freezes it'
         )
     return reasons
+
+
+def _faults_of_steps(training: TrainingSection) -> list[str]:
+    set_here = {"clip_gradients": training.clip_gradients is not None, "accumulate": training.accumulate > 1}
+    return [
+        f"each image's own gradient is clipped and the noise goes into each batch's step; leave out training.{key}"
+        for key, is_set in set_here.items()
+        if is_set
+    ]
 
 
 def _faults_of_updates(method: Method, trains_norm: bool) -> list[str]:

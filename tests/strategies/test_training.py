@@ -1,11 +1,14 @@
 """The training loop: seeds, batches, what is frozen, and an optimiser that outlives a round."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from common.config import TrainingSection
 from common.data.augmentation.spec import AugmentationSpec
+from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of as layout
 from common.models.state import read_state, state_sha256
@@ -22,12 +25,14 @@ from strategies.local.training import (
     optimizer_arrays,
     optimizer_for,
     plain,
+    rate_factor,
     reproducible,
     restore_optimizer,
     train_epoch,
     train_until_settled,
     validate,
 )
+from tests.federations import federation, finished
 
 SPEC = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, neck=8, dropout=0.5)
 RNG = np.random.default_rng(11)
@@ -57,7 +62,10 @@ def epochs(model: SplitNetwork, optimizer: torch.optim.Optimizer, seeds: list[in
             train_epoch(model, Exercise(EXAMPLES, plain(known_entries), ADAM, WEAK, frozen), optimizer, generator)
 
 
-@pytest.mark.parametrize("spec", [ADAM, TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8)])
+ADAMW = TrainingSection(optimizer="adamw", weight_decay=0.05, lr=0.01, batch_size=8)
+
+
+@pytest.mark.parametrize("spec", [ADAM, ADAMW, TrainingSection(optimizer="sgd", lr=0.01, momentum=0.9, batch_size=8)])
 def test_an_optimiser_put_back_from_disk_goes_on_exactly_where_it_was(spec: TrainingSection) -> None:
     through = network()
     optimizer = optimizer_for(through, spec, spec.lr)
@@ -160,3 +168,83 @@ def test_without_validation_images_training_takes_the_experiments_epochs() -> No
         judge = Judge(nothing, known_entries, Settling(2))
         done = train_until_settled(model, exercise, optimizer_for(model, spec, spec.lr), generator, judge)
     assert (done.epochs, len(done.losses)) == (3, 12)
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def trained_by(spec: TrainingSection) -> SplitNetwork:
+    """One epoch without dropout or augmentation."""
+    model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
+    optimizer = optimizer_for(model, spec, spec.lr)
+    with reproducible(3, threads=1) as generator:
+        train_epoch(
+            model, Exercise(EXAMPLES, plain(known_entries), spec, AugmentationSpec(), NOTHING), optimizer, generator
+        )
+    return model
+
+
+def sgd(**more: object) -> TrainingSection:
+    return TrainingSection.model_validate({"optimizer": "sgd", "lr": 0.1, "batch_size": 8, **more})
+
+
+def test_adamw_decays_weights_apart_from_the_gradient() -> None:
+    spec = TrainingSection(optimizer="adamw", lr=0.01, weight_decay=0.1, batch_size=64)
+    ours, theirs = trained_by(spec), build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
+    optimizer = torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.1, eps=1e-7)
+    known_entries(theirs(EXAMPLES.images.float()), EXAMPLES.labels, EXAMPLES.annotated).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    np.testing.assert_allclose(read_state(ours).trunk, read_state(theirs).trunk, rtol=1e-4, atol=1e-5)
+    plain_adam = trained_by(TrainingSection(optimizer="adam", lr=0.01, weight_decay=0.1, batch_size=64))
+    assert (read_state(ours).trunk != read_state(plain_adam).trunk).any()
+
+
+def test_gradients_of_accumulated_batches_make_the_step_of_one_large_batch() -> None:
+    # 32 images: batches of equal size, so that the mean of their means is the mean of all.
+    few = Examples(EXAMPLES.images[:32], EXAMPLES.labels[:32], EXAMPLES.annotated)
+    states = []
+    for size, accumulate in ((32, 1), (8, 4)):
+        spec = sgd(batch_size=size, accumulate=accumulate)
+        model = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
+        with reproducible(3, threads=1) as generator:
+            exercise = Exercise(few, plain(known_entries), spec, AugmentationSpec(), NOTHING)
+            train_epoch(model, exercise, optimizer_for(model, spec, spec.lr), generator)
+        states.append(read_state(model).trunk)
+    np.testing.assert_allclose(states[0], states[1], rtol=1e-4, atol=1e-6)
+
+
+def test_a_last_group_of_fewer_batches_makes_a_step_too() -> None:
+    assert sha256(trained_by(sgd(accumulate=4096))) != sha256(build(SPEC, ("a", "b"), 5))
+
+
+def test_no_step_is_longer_than_the_bound_and_a_high_bound_changes_nothing() -> None:
+    before = build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)
+    after = trained_by(sgd(batch_size=64, clip_gradients=0.01))
+    moved = [(now - was).square().sum() for now, was in zip(after.parameters(), before.parameters(), strict=True)]
+    assert float(torch.stack(moved).sum().sqrt().detach()) == pytest.approx(0.1 * 0.01, rel=1e-3)
+    assert sha256(trained_by(sgd(clip_gradients=1e9))) == sha256(trained_by(sgd()))
+
+
+def test_the_schedule_rises_falls_and_never_ends_at_nothing() -> None:
+    constant = [rate_factor(sgd(), number, 4) for number in (1, 2, 3, 4)]
+    assert constant == [1.0] * 4
+    warm = [rate_factor(sgd(schedule_warm_up=3), number, 5) for number in (1, 2, 3, 4, 5)]
+    assert warm == [0.25, 0.5, 0.75, 1.0, 1.0]
+    cosine = [rate_factor(sgd(schedule="cosine", schedule_warm_up=1), number, 5) for number in range(1, 6)]
+    assert cosine[:2] == [0.5, 1.0]
+    assert cosine[1:] == sorted(cosine[1:], reverse=True)
+    assert 0 < cosine[-1] < 0.2
+    assert rate_factor(sgd(schedule="cosine"), 9, 5) == rate_factor(sgd(schedule="cosine"), 5, 5)  # a run made longer
+
+
+@pytest.mark.parametrize("override", ["schedule=cosine", "schedule_warm_up=2", "clip_gradients=0.1", "accumulate=3"])
+def test_each_reaches_the_sites_of_a_federation(override: str, tmp_path: Path) -> None:
+    _, plain_run = finished("run.rounds=2")
+    assert federation(tmp_path, f"training.{override}", "run.rounds=2")["model_sha256"] != plain_run["model_sha256"]
+
+
+@pytest.mark.parametrize("override", ["clip_gradients=0.1", "accumulate=3"])
+def test_what_changes_a_step_is_refused_where_each_image_is_covered_by_noise(override: str, tmp_path: Path) -> None:
+    private = ('privacy={level = "sample", noise_multiplier = 1.0}', "model.norm=group", "evaluation.result=last")
+    with pytest.raises(BadInput, match=f"leave out training.{override.partition('=')[0]}"):
+        federation(tmp_path, f"training.{override}", *private)
