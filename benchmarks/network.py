@@ -50,6 +50,8 @@ HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
 ARCHITECTURES = {"tiny": ("tiny_cnn", 16), "resnet18": ("resnet18", 32)}
 PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
+STOCK_PORT = PORT if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40) else CONTROL_PORT
+"""Where a stock SuperNode connects: by gRPC up to Flower 1.39, by HTTP since."""
 WITHIN_S = 600.0
 EXPERIMENT = """
 [run]
@@ -292,7 +294,7 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
     coordinator, stamps = federation.coordinator, scratch / "stamps"
     ours_only = ["--isolation", "--superexec-auth-secret-file", "--state", "--database"]
     ours_only += ["--connections", "--connections-per-address"]
-    options, given = list[str](), iter(command(coordinator)[3:])
+    options, given = list[str](), iter(command(coordinator)[4:])
     for option in given:
         if option in ours_only:
             next(given)
@@ -310,7 +312,7 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
         for number, site in enumerate(federation.sites):
             request = read_toml(site / f"{site.name}.request")
             control.RegisterNode(RegisterNodeRequest(public_key=flower_key(str(request["public_key"])), name=site.name))
-            link = ("--superlink", f"127.0.0.1:{PORT}", "--root-certificates", coordinator.ca_certificate)
+            link = ("--superlink", f"127.0.0.1:{STOCK_PORT}", "--root-certificates", coordinator.ca_certificate)
             key = ("--auth-supernode-private-key", site / f"{site.name}.key")
             port = ("--port", CLIENT_PORT + number, "--host", "127.0.0.1")
             these.start(site.name, BIN / "flower-supernode", *link, *key, *port)
