@@ -15,7 +15,7 @@ from common.models.network import SplitNetwork
 from common.wire.records import Arrays
 from polyclinic.flower.keys import FEDMLP
 from polyclinic.flower.site import Site
-from polyclinic.flower.strategies import LabelledSites
+from polyclinic.flower.strategies import LabelledSites, weight_in
 from strategies.fedmlp.method import FedMLPClient, FedMLPParameters
 from strategies.fedmlp.prototypes import global_difficulty, global_prototypes
 from strategies.local.objective import Situation
@@ -61,9 +61,8 @@ class FedMLP(LabelledSites):
         came.sort(key=lambda reply: reply.metadata.src_node_id)
         told: dict[str, tuple[int, float, ArrayRecord]] = {}
         for reply in came:
-            (metrics,) = reply.content.metric_records.values()
             if FEDMLP in reply.content:
-                node, images = reply.metadata.src_node_id, float(metrics[self.weighted_by_key])  # type: ignore[arg-type]
+                node, images = reply.metadata.src_node_id, weight_in(reply, self.weighted_by_key)
                 told[f"{node:020d}"] = node, images, cast(ArrayRecord, reply.content.pop(FEDMLP))
         if told:
             self._learn(told)

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from polyclinic.flower.keys import SLOPE
-from polyclinic.flower.strategies import LabelledSites
+from polyclinic.flower.strategies import LabelledSites, weight_in
 from strategies.aggregation.interpolation import mixed
 from strategies.local.early_stopping import Settling
 from strategies.unifed.difficulty import easy_first, loss_slope
@@ -91,16 +91,30 @@ class SequentialTraining(LabelledSites):
             message = by_node[node]
             message.content[self.arrayrecord_key] = model
             (reply,) = grid.send_and_receive([message], timeout=timeout) or (None,)
-            if reply is None or reply.has_error():
-                reason = "no reply" if reply is None else reply.error.reason
+            if reason := self._unfit(reply):
                 log.log(WARNING, "round %s: node %s is skipped: %s", server_round, node, reason)
                 continue
+            assert reply is not None, "it is fit"
             (model,) = reply.content.array_records.values()
             self.visited(node, _metrics(reply))
             replies.append(reply)
         if not replies:
             raise RuntimeError(f"no site replied in round {server_round}")
         return model, self.train_metrics_aggr_fn([reply.content for reply in replies], self.weighted_by_key)
+
+    def _unfit(self, reply: Message | None) -> str:
+        """Why a reply cannot be passed on; empty where it can."""
+        if reply is None:
+            return "no reply"
+        if reply.has_error():
+            return str(reply.error.reason)
+        if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
+            return "its reply needs one ArrayRecord and one MetricRecord"
+        try:
+            weight_in(reply, self.weighted_by_key)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     def visited(self, node: int, metrics: MetricRecord) -> None:
         """Called with what a site replied beside the model."""

@@ -179,6 +179,19 @@ class FedSLD(LabelledSites):
         return {**super().told(node), PRIOR: prior.astype(np.float32).tolist(), REDUCTION: self.reduction}
 
 
+def weight_in(reply: Message, key: str) -> float:
+    """What a site's reply weighs in a mean.
+
+    Raises:
+        ValueError: If its metrics do not say so.
+    """
+    records = reply.content.metric_records.values()
+    weight = next((record[key] for record in records if key in record), None)
+    if not isinstance(weight, int | float):
+        raise ValueError(f"node {reply.metadata.src_node_id} sent no {key!r} in its metrics")
+    return float(weight)
+
+
 def _silent(positives: np.ndarray[Any, Any]) -> bool:
     return bool(np.isnan(positives).all())
 

@@ -98,3 +98,15 @@ def test_a_layer_that_is_no_linear_one_is_refused() -> None:
 
     with pytest.raises(ValueError, match="'0' is a Conv2d"):
         _Split(network(), "0")
+
+
+def test_a_site_that_does_not_say_what_it_weighs_is_named() -> None:
+    class Silent(FedMLPApp):
+        def _trained(self, message: Any, context: Any) -> Any:
+            reply = super()._trained(message, context)
+            if context.node_id == 3:
+                del reply["metrics"]["num-examples"]
+            return reply
+
+    with pytest.raises(ValueError, match="node 3 sent no 'num-examples' in its metrics"):
+        run(FedMLP(stage_one_rounds=1, **HEAD), Silent(), rounds=1)

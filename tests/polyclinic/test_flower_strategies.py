@@ -1,6 +1,7 @@
 """``polyclinic.flower``: surgical aggregation, FedSLD, UniFed and the baselines in a stock Flower app."""
 
 import itertools
+import logging
 from typing import Any
 
 import numpy as np
@@ -206,7 +207,31 @@ def test_a_site_that_fails_is_skipped_and_the_pass_goes_on(strategy: Any) -> Non
         run(strategy(**HEAD), App(broken={2, 3, 4}), rounds=1)
 
 
+class Silent(App):
+    """A site that does not say how many images it has."""
+
+    def _trained(self, message: Any, context: Any) -> Any:
+        reply = super()._trained(message, context)
+        if context.node_id == 3:
+            del reply["metrics"]["num-examples"]
+        return reply
+
+
 # ---------------------------------------------------------------------- what does not fit
+
+
+@pytest.mark.parametrize("strategy", [SequentialTraining, UniFed])
+def test_a_site_that_does_not_say_what_it_weighs_is_skipped_with_the_reason(
+    strategy: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.simulation.backends.quiet_flower", lambda: None)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    logging.getLogger("flwr").setLevel(logging.INFO)
+    app = Silent()
+    result = run(strategy(**HEAD), app, rounds=1)
+    visited = [node for node, kind in app.asked if kind == "train"][-SITES:]
+    assert bits(result.arrays) == bits(app.replies[[node for node in visited if node != 3][-1]]["arrays"])
+    assert "node 3 is skipped: node 3 sent no 'num-examples' in its metrics" in caplog.text
 
 
 def test_a_head_of_another_name_is_refused_with_the_names_there_are() -> None:
