@@ -7,7 +7,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-TRAVELS = ("digits_surgical.toml", "digits_vanilla.toml", "flower_quickstart")
+TRAVELS = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
 
 
 class WithExperiments(build_py):

@@ -6,6 +6,7 @@ the name, the package, its version and the hash of its files, and a site runs wh
 
 import hashlib
 import importlib.util
+import os
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -24,7 +25,7 @@ class PluginStamp(Section):
         name: Of the entry point.
         package: That brings it.
         version: Of the package.
-        sha256: Over the names and contents of all Python files of the entry point's top module.
+        sha256: Over what the entry point names, and the names and contents of all files of its top module.
     """
 
     name: str
@@ -63,39 +64,56 @@ def loaded(group: str, name: str) -> Any:
     """
     point = found(group, name)
     try:
+        _at_load.setdefault((group, name), stamp_of(group, name))
         return point.load()
-    except Exception as error:  # somebody else's code: it may raise anything
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         problem = f"cannot be imported: {type(error).__name__}: {error}"
         raise BadInput([Fault(f"plugin:{name}", problem, "Its package has to be repaired.")]) from error
 
 
 def stamp_of(group: str, name: str) -> PluginStamp:
-    """What this machine has under a name; nothing of it is imported.
+    """What this machine has under a name, or what this process has imported of it; nothing is imported for it.
 
     Raises:
         BadInput: If it is not installed.
     """
+    if (group, name) in _at_load:  # files that changed since are not what runs
+        return _at_load[group, name]
     point = found(group, name)
     assert point.dist is not None, "found among installed packages"
-    return PluginStamp(
-        name=name, package=point.dist.name, version=point.dist.version, sha256=_sha256(point.module.partition(".")[0])
-    )
+    sha256 = _sha256(point.value, point.module.partition(".")[0])
+    if not sha256:
+        problem = f"the files of {point.module} cannot be read: it lies in an archive, or is not there."
+        raise BadInput([Fault(f"plugin:{name}", problem, "Install its package with pip.")])
+    return PluginStamp(name=name, package=point.dist.name, version=point.dist.version, sha256=sha256)
 
 
-def _sha256(module: str) -> str:
-    """Over the Python files of a top-level module."""
-    spec = importlib.util.find_spec(module)
-    digest = hashlib.sha256()
-    for name, path in sorted(_files(spec)) if spec else ():
+_at_load: dict[tuple[str, str], PluginStamp] = {}
+"""What this process has imported."""
+
+
+def _sha256(value: str, module: str) -> str:
+    """Over what an entry point names and the files of its top-level module; empty where there are none to read."""
+    files = sorted(_files(importlib.util.find_spec(module)))
+    digest = hashlib.sha256(value.encode())
+    for name, path in files:
         digest.update(f"{len(name)}:{name}".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
+    return digest.hexdigest() if files else ""
 
 
 def _files(spec: Any) -> Iterator[tuple[str, Path]]:
-    if not spec.submodule_search_locations:
-        yield Path(spec.origin).name, Path(spec.origin)
+    """Every file beside the code, compiled and data files too; Python's own caches of them are left out."""
+    if spec is None or not spec.submodule_search_locations:
+        path = Path(spec.origin) if spec and spec.origin else Path()
+        if path.is_file():
+            yield path.name, path
         return
-    for place in spec.submodule_search_locations:
-        for path in Path(place).rglob("*.py"):
-            yield path.relative_to(place).as_posix(), path
+    for number, place in enumerate(spec.submodule_search_locations):
+        for folder, _, names in os.walk(place, followlinks=True):
+            for name in names:
+                path = Path(folder, name)
+                if path.parent.name != "__pycache__" and path.is_file():
+                    yield f"{number}/{path.relative_to(place).as_posix()}", path

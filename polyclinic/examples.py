@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import BadInput, Fault
 
-NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower_quickstart")
+NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
 
 
 def write_examples(folder: Path) -> list[Path]:

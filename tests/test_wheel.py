@@ -43,8 +43,8 @@ def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) 
     for name in ("polyclinic/py.typed", "polyclinic/flower/__init__.py", "server/simulation/demo.toml"):
         assert (installed / name).is_file(), name
     there = {path.name for path in (installed / "polyclinic" / "experiments").iterdir()}
-    assert there == {"digits_surgical.toml", "digits_vanilla.toml", "flower_quickstart"}
-    assert (installed / "polyclinic" / "experiments" / "flower_quickstart" / "quickstart" / "client_app.py").is_file()
+    assert there == {"digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart"}
+    assert (installed / "polyclinic" / "experiments" / "flower-quickstart" / "quickstart" / "client_app.py").is_file()
     (facts,) = installed.glob("*.dist-info")
     assert list(facts.rglob("LICENSE"))
     assert not (installed / "tests").exists()

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from common import plugins
+
 SOURCE = Path(__file__).parent / "third_party"
 
 
@@ -25,5 +27,6 @@ def install(folder: Path, patched: pytest.MonkeyPatch) -> Path:
     patched.syspath_prepend(str(folder))
     patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])))
     patched.delitem(sys.modules, "stairs", raising=False)
+    patched.setattr(plugins, "_at_load", {})
     importlib.invalidate_caches()
     return Path(module)

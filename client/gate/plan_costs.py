@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from common.config import Plan
+from common.errors import BadInput
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from strategies.base.method import Method
@@ -93,12 +94,19 @@ def footprint(spec: ModelSpec, rows: int) -> Footprint:
 
 @lru_cache(maxsize=8)
 def _measured(spec: ModelSpec) -> tuple[int, int, int]:
-    """Width, parameters and activations of a network that is not ours, laid out without memory.
+    """Width, parameters and activations of a network that is not ours, laid out without memory where it can be.
 
     Raises:
         BadInput: If it cannot be made.
     """
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+    try:
+        return _laid_out(spec, "meta")
+    except BadInput:  # code that looks at values, as item() does, cannot run without memory
+        return _laid_out(spec, "cpu")
+
+
+def _laid_out(spec: ModelSpec, device: str) -> tuple[int, int, int]:
+    with torch.random.fork_rng(devices=[]), torch.device(device):
         backbone = new_backbone(spec.architecture, spec.channels, spec.image_size)
     held = [0]
 
@@ -109,7 +117,7 @@ def _measured(spec: ModelSpec) -> tuple[int, int, int]:
         if not list(module.children()):
             module.register_forward_hook(count)
     with torch.no_grad():
-        backbone.module.eval()(torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device="meta"))
+        backbone.module.eval()(torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device))
     return backbone.width, sum(value.numel() for value in backbone.module.parameters()), held[0] * FLOAT32
 
 

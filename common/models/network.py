@@ -107,7 +107,8 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     if spec.weights is None and not is_external(spec.architecture):
         return []
     try:
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        # Others' code may look at values, which the meta device does not have.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu" if is_external(spec.architecture) else "meta"):
             backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
     except BadInput as bad:
         return list(bad.faults)

@@ -20,12 +20,13 @@ from polyclinic.flower.fedmlp import FedMLP, FedMLPSite
 from polyclinic.flower.labels import SiteLabels, labels
 from polyclinic.flower.passing import SequentialTraining, Settling, UniFed, loss_slope
 from polyclinic.flower.site import Site
-from polyclinic.flower.strategies import FedSLD, PartialLoss, SurgicalAggregation, VanillaFL
+from polyclinic.flower.strategies import FedSLD, LabelledSites, PartialLoss, SurgicalAggregation, VanillaFL
 
 __all__ = [
     "FedMLP",
     "FedMLPSite",
     "FedSLD",
+    "LabelledSites",
     "PartialLoss",
     "SequentialTraining",
     "Settling",

@@ -57,8 +57,8 @@ class FedMLP(LabelledSites):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean of the models; beside it the means of what the sites tell about classes."""
-        came = [reply for reply in replies if not reply.has_error()]
-        came.sort(key=lambda reply: reply.metadata.src_node_id)
+        every = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
+        came = [reply for reply in every if not reply.has_error()]
         told: dict[str, tuple[int, float, ArrayRecord]] = {}
         for reply in came:
             if FEDMLP in reply.content:
@@ -66,7 +66,7 @@ class FedMLP(LabelledSites):
                 told[f"{node:020d}"] = node, images, cast(ArrayRecord, reply.content.pop(FEDMLP))
         if told:
             self._learn(told)
-        return super().aggregate_train(server_round, came)
+        return super().aggregate_train(server_round, every)
 
     def _learn(self, told: dict[str, tuple[int, float, ArrayRecord]]) -> None:
         own = {site: self.roll_call.annotated(node) for site, (node, _, _) in told.items()}

@@ -101,8 +101,8 @@ class RollCall:
         if reply is None:
             return f"node {node} did not say which classes it labels"
         if reply.has_error():
-            hint = "its ClientApp needs @polyclinic.flower.labels(app)"
-            return f"node {node} did not say which classes it labels; {hint}: {reply.error.reason}"
+            hint = "its ClientApp needs @polyclinic.flower.labels(app), and the function must return SiteLabels"
+            return f"node {node} did not say which classes it labels ({reply.error.reason}); {hint}"
         record = reply.content.config_records.get(RECORD, ConfigRecord())
         try:
             said = SiteLabels(_words(record, "classes"), _numbers(record, "positives"), _number(record, "images"))

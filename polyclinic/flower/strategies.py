@@ -2,7 +2,8 @@
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from logging import WARNING, getLogger
+from typing import Any, get_args
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -18,6 +19,7 @@ from strategies.fedsld.weights import Reduction
 from strategies.local.losses import Missing
 from strategies.surgical import OwnersMean
 
+log = getLogger("flwr")
 ROLL_CALL_S = 600.0
 """Seconds to wait for the sites' labels."""
 
@@ -42,6 +44,8 @@ class LabelledSites(FedAvg):
         super().__init__(**options)
         if len(set(classes)) != len(tuple(classes)):
             raise ValueError(f"classes must differ, got {list(classes)}")
+        if task not in get_args(Task):
+            raise ValueError(f"task must be one of {list(get_args(Task))}, got {task!r}")
         self.head, self.classes, self.task = head, tuple(classes), task
         self.roll_call = RollCall(classes)
         self._sent = ArrayRecord()
@@ -81,8 +85,18 @@ class LabelledSites(FedAvg):
 
     def _with_labels(self, messages: Sequence[Message], grid: Grid) -> list[Message]:
         if messages:
+            self._call_the_roll(grid)
+        return [self._for_site(message) for message in messages if message.metadata.dst_node_id in self.roll_call]
+
+    def _call_the_roll(self, grid: Grid) -> None:
+        """Ask who was not asked yet; once some sites are known, one that cannot answer is left out with the reason."""
+        begun = bool(self.roll_call.said)
+        try:
             self.roll_call.ask(grid, grid.get_node_ids(), ROLL_CALL_S)
-        return [self._for_site(message) for message in messages]
+        except UnknownLabels as fault:
+            if not begun:
+                raise
+            log.log(WARNING, "left out of this round: %s", fault)
 
     def _for_site(self, message: Message) -> Message:
         node, given = message.metadata.dst_node_id, message.content
@@ -115,11 +129,11 @@ class SurgicalAggregation(LabelledSites):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean, with the rows put in that not every site labels."""
-        came = [reply for reply in replies if not reply.has_error()]
-        came.sort(key=lambda reply: reply.metadata.src_node_id)  # the same bits whoever was first
-        arrays, metrics = super().aggregate_train(server_round, came)
+        every = sorted(replies, key=lambda reply: reply.metadata.src_node_id)  # the same bits whoever was first
+        arrays, metrics = super().aggregate_train(server_round, every)
         if arrays is None:
             return arrays, metrics
+        came = [reply for reply in every if not reply.has_error()]
         nodes = [reply.metadata.src_node_id for reply in came]
         partial = [name for name in self.classes if len(self.roll_call.owners(name, nodes)) < len(nodes)]
         return self._with_rows(arrays, came, partial), metrics
@@ -207,6 +221,8 @@ def _head_of(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
         near = difflib.get_close_matches(head, layers, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"the model has no {key!r}; its layers with weights are {layers}.{hint}")
+    if (kind := arrays[key].numpy().dtype) not in (np.float32, np.float16):
+        raise ValueError(f"{key!r} is {kind}; head rows are averaged from float32 or float16: use model.float()")
     weight = arrays[key].numpy().astype(np.float32)
     if weight.ndim != 2 or len(weight) != len(classes):
         raise ValueError(

@@ -311,3 +311,43 @@ def test_labels_registers_the_query_under_its_name() -> None:
         return SiteLabels(("a",))
 
     assert own(None).classes == ("a",)  # type: ignore[arg-type]
+
+
+def test_an_unknown_task_and_a_head_of_another_precision_are_refused() -> None:
+    with pytest.raises(ValueError, match="task must be one of"):
+        SurgicalAggregation(task="multiclass", **HEAD)
+
+    class Double(SurgicalAggregation):
+        def configure_train(self, server_round: int, arrays: Any, config: Any, grid: Any) -> Any:
+            wide = {name: value.double() for name, value in arrays.to_torch_state_dict().items()}
+            return super().configure_train(server_round, ArrayRecord(wide), config, grid)
+
+    with pytest.raises(ValueError, match="weight' is float64"):
+        run(Double(**HEAD), App(), rounds=1)
+
+
+def test_flowers_own_log_counts_a_site_that_failed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.simulation.backends.quiet_flower", lambda: None)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    logging.getLogger("flwr").setLevel(logging.INFO)
+    run(SurgicalAggregation(**HEAD), App(broken={3}), rounds=1)
+    assert "Received 2 results and 1 failures" in caplog.text
+    assert "No space left on device" in caplog.text
+
+
+def test_every_site_is_ranked_though_few_are_drawn() -> None:
+    app, strategy = App(), UniFed(**{**HEAD, "fraction_train": 0.4, "min_train_nodes": 1})
+    run(strategy, app, rounds=1)
+    assert set(strategy.slopes) == {2, 3, 4}
+    assert len([node for node, kind in app.asked if kind == "train"]) == SITES + 1
+
+
+def test_a_late_site_that_cannot_say_its_labels_is_left_out_and_the_run_goes_on() -> None:
+    roll_call = SurgicalAggregation(**HEAD)
+    roll_call.roll_call._said = {2: SiteLabels(CLASSES[:5]), 3: SiteLabels(CLASSES[5:])}
+    app = App(own=(CLASSES, CLASSES, ("mass",)), counts=False)
+    result = run(roll_call, app, rounds=1)
+    assert sorted(app.replies) == [2, 3]
+    assert result.arrays

@@ -31,7 +31,7 @@ def free_port() -> int:
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's machine: the quickstart copied, Flower's own folder empty."""
-    shutil.copytree(ROOT / "experiments" / "flower_quickstart", tmp_path / "app")
+    shutil.copytree(ROOT / "experiments" / "flower-quickstart", tmp_path / "app")
     for key, value in {
         "FLWR_HOME": str(tmp_path / "home"),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

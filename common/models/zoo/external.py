@@ -64,7 +64,12 @@ def _torchvision(name: str, channels: int, image_size: int) -> nn.Module:
 
 
 def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
-    module = loaded(MODELS, name)(channels, image_size)
+    factory = loaded(MODELS, name)
+    try:
+        module = factory(channels, image_size)
+    except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
+        problem = f"cannot be made for {channels} channels and {image_size} pixels: {type(error).__name__}: {error}"
+        raise BadInput([Fault(f"plugin:{name}", problem)]) from error
     if not isinstance(module, nn.Module):
         problem = f"made a {type(module).__name__}, not a torch.nn.Module."
         raise BadInput([Fault(f"plugin:{name}", problem)])

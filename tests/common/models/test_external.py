@@ -8,6 +8,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from client.gate.plan_costs import footprint
 from common.errors import BadInput
 from common.models.network import build, model_faults
 from common.models.saved import load_model
@@ -143,9 +144,9 @@ def test_a_package_of_several_files_is_stamped_with_all_of_them(tmp_path: Path) 
     (package / "inner").mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "inner" / "deep.py").write_text("WIDTH = 1\n")
-    before = _sha256("steps")
+    before = _sha256("steps:network", "steps")
     (package / "inner" / "deep.py").write_text("WIDTH = 2\n")
-    assert _sha256("steps") != before
+    assert _sha256("steps:network", "steps") != before
 
 
 def test_two_packages_with_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,3 +163,49 @@ def test_a_package_that_cannot_be_imported_is_named(stairs: Path) -> None:
     stairs.write_text("raise RuntimeError('no licence')\n")
     (fault,) = model_faults(spec("plugin:stairs", 1, 16), Path())
     assert "cannot be imported: RuntimeError: no licence" in str(fault)
+
+
+def test_code_that_looks_at_values_can_be_built_and_counted(stairs: Path) -> None:
+    looks = "_ = [r.item() for r in __import__('torch').ones(2)]"
+    text = stairs.read_text()
+    stairs.write_text(text.replace("return nn.Sequential(", f"{looks}\n    return nn.Sequential("))
+    assert model_faults(spec("plugin:stairs", 1, 16), Path()) == []
+    assert footprint(spec("plugin:stairs", 1, 16), rows=2).parameters > 5000
+
+
+@pytest.mark.parametrize("ends", ["raise TypeError('no')", "raise SystemExit(3)"])
+def test_a_factory_that_raises_is_a_fault(ends: str, stairs: Path) -> None:
+    stairs.write_text(f"def network(channels, image_size):\n    {ends}\n")
+    (fault,) = model_faults(spec("plugin:stairs", 1, 16), Path())
+    assert "plugin:stairs: cannot be made for 1 channels and 16 pixels" in str(fault)
+
+
+def test_what_runs_keeps_the_stamp_of_the_files_that_were_imported(stairs: Path) -> None:
+    build(spec("plugin:stairs", 1, 16), CLASSES, 3)
+    before = stamp_of(MODELS, "stairs")
+    stairs.write_text(stairs.read_text() + "\n")
+    assert stamp_of(MODELS, "stairs") == before
+
+
+def test_another_target_compiled_and_data_files_change_the_stamp(tmp_path: Path) -> None:
+    from common.plugins import _sha256
+
+    package = tmp_path / "site-packages" / "steps"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    seen = {_sha256("steps:network", "steps"), _sha256("steps:other", "steps")}
+    for name in ("extra.pyc", "fast.so", "table.txt"):
+        (package / name).write_bytes(b"x")
+        seen.add(_sha256("steps:network", "steps"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "deep.py").write_text("")
+    (package / "linked").symlink_to(elsewhere)
+    seen.add(_sha256("steps:network", "steps"))
+    assert len(seen) == 6
+
+
+def test_a_module_without_files_has_no_stamp(stairs: Path) -> None:
+    stairs.unlink()
+    with pytest.raises(BadInput, match="the files of stairs cannot be read"):
+        stamp_of(MODELS, "stairs")
