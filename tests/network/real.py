@@ -53,11 +53,13 @@ south = {list("0123456789")}
 """Three hospitals that label every digit."""
 
 
-def eventually(wanted: Callable[[], T], what: str, within_s: float = WITHIN_S) -> T:
-    """Wait until ``wanted`` returns something true, and return it."""
+def eventually(
+    wanted: Callable[[], T], what: str, within_s: float = WITHIN_S, said: Callable[[], str] = lambda: ""
+) -> T:
+    """Wait until ``wanted`` returns something true, and return it; else fail with what programs said until then."""
     deadline = time.monotonic() + within_s
     while not (found := wanted()):
-        assert time.monotonic() < deadline, f"waited {within_s:.0f} s in vain for this: {what}"
+        assert time.monotonic() < deadline, f"waited {within_s:.0f} s in vain for this: {what}\n{said()}"
         time.sleep(0.05)
     return found
 
@@ -130,7 +132,7 @@ class Program:
 
     def ends(self) -> int:
         """Wait until it ends by itself; its exit code."""
-        eventually(lambda: not self.runs, f"{self._log.stem} ends; so far it said:\n{self.said}")
+        eventually(lambda: not self.runs, f"{self._log.stem} ends", said=lambda: self.said)
         return int(self.process.wait())
 
     def stop(self) -> int:
@@ -376,8 +378,15 @@ class Coordinator:
 
     def sees(self, *sites: Site, state: str = "connected") -> None:
         """Wait until all these are in this state."""
+
+        def said() -> str:
+            log = (self.folder / "logs" / "superlink.log").read_text(encoding="utf-8", errors="replace")
+            return f"{log[-5000:]}\n" + "\n".join(f"{one.name}: {one.program.said[-2000:]}" for one in sites)
+
         for site in sites:
-            eventually(lambda name=site.name: self.now["sites"][name]["state"] == state, f"{site.name} is {state}")
+            eventually(
+                lambda name=site.name: self.now["sites"][name]["state"] == state, f"{site.name} is {state}", said=said
+            )
 
     @property
     def superlink(self) -> psutil.Process:

@@ -5,8 +5,10 @@ The forger is an admitted site with Flower's own stub; the stranger has a fresh 
 
 import datetime as dt
 import json
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -529,6 +531,29 @@ def test_after_a_restart_a_site_goes_on_with_its_messages_and_nobody_else_does(
     assert not any(known.may_push(forger.node_id, part) for part in get_all_nested_objects(reply))
     assert known.may_pull(victim.node_id, name)
     assert not known.may_pull(forger.node_id, name)
+    known.close()
+
+
+def test_after_a_restart_a_name_is_looked_up_while_another_call_holds_the_database(link: Link) -> None:
+    """Two calls that wait for each other would stop the hospital link until its next restart."""
+    with_database, before = threading.Lock(), Owners(link.folder / "owners.db", lambda root: ())
+    before.handed(1, 9, "message", ["object"], 0)
+    before.close()
+
+    def names(root: str) -> tuple[str, ...]:
+        looks.set()
+        with with_database:
+            return ("object",)
+
+    looks, known = threading.Event(), Owners(link.folder / "owners.db", names)
+    with ThreadPoolExecutor(2) as calls:
+        with with_database:  # as a call does that stores a reply
+            pulls = calls.submit(known.may_pull, 1, "object")
+            assert looks.wait(10)
+            asks = calls.submit(known.reply_to, "message")
+            done, _ = wait([asks], timeout=10)
+        assert done == {asks}
+        assert pulls.result(10)
     known.close()
 
 

@@ -1,5 +1,10 @@
 """The guard over real sockets: which connections are closed, and whose stay."""
 
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,9 +12,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from server.deployment.superlink.port_guard import strangers
+from server.deployment.superlink.port_guard import sockets, strangers
 from server.deployment.superlink.port_guard.guard import Guard
-from server.deployment.superlink.port_guard.sockets import Peer, parsed_peer
+from server.deployment.superlink.port_guard.sockets import Accepted, Peer, parsed_peer
 from server.deployment.superlink.port_guard.strangers import REFUSED_CALLS, Limits
 from tests.server.guarded import METHOD, Fleet, accepted, call, closed, eventually, running, still_open
 
@@ -142,3 +147,45 @@ def test_descriptors_are_back_after_a_crowd_has_been_closed(fleet: Fleet) -> Non
 def test_a_peer_is_read_from_what_grpc_says(said: str, peer: Peer, network: str) -> None:
     assert parsed_peer(said) == peer
     assert peer.network == network
+
+
+OTHER_PROCESS = """
+import sqlite3, sys
+with sqlite3.connect(sys.argv[1], timeout=0.2, isolation_level=None) as other:
+    print(other.execute("PRAGMA journal_mode=DELETE").fetchone()[0])
+"""
+"""Leaves the write-ahead log, which SQLite allows only where no other process has the database open."""
+
+
+def what_another_process_gets(database: Path) -> str:
+    done = subprocess.run([sys.executable, "-c", OTHER_PROCESS, database], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or done.stderr.strip().splitlines()[-1]
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Path]:
+    """A database that this process has open, as the SuperLink has its own."""
+    path = tmp_path / "state.db"
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("CREATE TABLE one (two)")
+        yield path
+
+
+def test_the_locks_of_a_database_that_this_process_has_open_stay(database: Path) -> None:
+    assert what_another_process_gets(database) == "sqlite3.OperationalError: database is locked"
+    Accepted(1).peers()
+    assert what_another_process_gets(database) == "sqlite3.OperationalError: database is locked"
+
+
+def test_they_stay_where_the_file_took_the_number_of_a_socket_meanwhile(
+    database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at a descriptor and its use, it was closed and the database was opened under its number."""
+    monkeypatch.setattr(sockets.stat, "S_ISSOCK", lambda mode: True)
+    before = set(os.listdir("/proc/self/fd"))
+    Accepted(1).peers()
+    assert what_another_process_gets(database) == "sqlite3.OperationalError: database is locked"
+    for name in set(os.listdir("/proc/self/fd")) - before:  # what was left open on purpose
+        with contextlib.suppress(OSError):
+            os.close(int(name))

@@ -1,13 +1,14 @@
 """The sockets of this process that were accepted on one port: gRPC lists them nowhere and closes none on request.
 
 Each file descriptor is duplicated before it is looked at, so that it cannot become another file in between, and what is
-asked or shut is the connection that was looked at.
+asked or shut is the connection that was looked at. Only sockets are duplicated, see :func:`_same`.
 """
 
 import ctypes
 import ipaddress
 import os
 import socket
+import stat
 import struct
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -84,8 +85,10 @@ class Accepted:
         for name in os.listdir(_OPEN):
             descriptor = int(name)
             with suppress(OSError):  # closed meanwhile
-                number = os.fstat(descriptor).st_ino
-                before = self._seen.get(descriptor)
+                file = os.fstat(descriptor)
+                if not stat.S_ISSOCK(file.st_mode):
+                    continue
+                number, before = file.st_ino, self._seen.get(descriptor)
                 found[descriptor] = before if before and before[0] == number else (number, self._peer(descriptor))
         self._seen = found
 
@@ -127,12 +130,11 @@ def _deafen(connection: socket.socket) -> None:
 
 @contextmanager
 def _same(number: int) -> Iterator[socket.socket]:
-    """Another descriptor of the same socket."""
-    own = os.dup(number)
-    try:
-        connection = socket.socket(fileno=own)
-    except OSError:
-        os.close(own)
-        raise
-    with connection:
+    """Another descriptor of the same socket.
+
+    Raises:
+        OSError: If it is no socket any more. Then the new descriptor stays open: to close any descriptor of a file
+            removes all POSIX locks of this process on it, and those of SQLite protect the database.
+    """
+    with socket.socket(fileno=os.dup(number)) as connection:
         yield connection
