@@ -1,5 +1,6 @@
 """What ``pyproject.toml`` cannot say: the experiments that need no files travel in the wheel, beside ``polyclinic``."""
 
+import runpy
 import shutil
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
-TRAVELS = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
+EXAMPLES = runpy.run_path(str(ROOT / "polyclinic" / "examples.py"))
 
 
 class WithExperiments(build_py):
@@ -19,13 +20,7 @@ class WithExperiments(build_py):
             return
         goal = Path(self.build_lib, "polyclinic", "experiments")
         shutil.rmtree(goal, ignore_errors=True)
-        goal.mkdir(parents=True)
-        for name in TRAVELS:
-            source = ROOT / "experiments" / name
-            if source.is_dir():
-                shutil.copytree(source, goal / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copyfile(source, goal / name)
+        EXAMPLES["copy_examples"](ROOT / "experiments", goal)
 
 
 setup(cmdclass={"build_py": WithExperiments})

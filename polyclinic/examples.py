@@ -1,9 +1,10 @@
-"""The experiments that come with Polyclinic and need no files, copied to where a user can read and edit them."""
+"""The experiments that come with Polyclinic and need no files, copied to where a user can read and edit them.
+
+``setup.py`` runs :func:`copy_examples` from this file too, where nothing but Python is installed.
+"""
 
 import shutil
 from pathlib import Path
-
-from common.errors import BadInput, Fault
 
 NAMES = ("digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart")
 
@@ -14,16 +15,22 @@ def write_examples(folder: Path) -> list[Path]:
     Raises:
         BadInput: If one is there already: nothing is written over.
     """
-    source = _source()
+    from common.errors import BadInput, Fault
+
     if there := [str(folder / name) for name in NAMES if (folder / name).exists()]:
         raise BadInput([Fault(path, "is there already, and nothing is written over") for path in there])
-    folder.mkdir(parents=True, exist_ok=True)
+    copy_examples(_source(), folder)
+    return [folder / name for name in NAMES]
+
+
+def copy_examples(source: Path, goal: Path) -> None:
+    """Copy them from one folder into another, which is made if it is not there."""
+    goal.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
         if (source / name).is_dir():
-            shutil.copytree(source / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source / name, goal / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
-            shutil.copyfile(source / name, folder / name)
-    return [folder / name for name in NAMES]
+            shutil.copyfile(source / name, goal / name)
 
 
 def _source() -> Path:

@@ -370,7 +370,7 @@ class Link:
         return Node(node_id=self.node_id)
 
     def _call(self, method: Callable[..., Any], request: Any, timeout: float = CALL_TIMEOUT_S) -> Any:
-        return method(request, timeout=timeout, metadata=(*self._version, *headers(self._key)))
+        return method(request, timeout=timeout, metadata=(*self._version, *headers(self._key, self._public_key)))
 
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:

@@ -12,8 +12,7 @@ from functools import lru_cache
 import torch
 
 from common.config import Plan
-from common.errors import BadInput
-from common.models.zoo.registry import new_backbone
+from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from strategies.base.method import Method
 
@@ -94,31 +93,24 @@ def footprint(spec: ModelSpec, rows: int) -> Footprint:
 
 @lru_cache(maxsize=8)
 def _measured(spec: ModelSpec) -> tuple[int, int, int]:
-    """Width, parameters and activations of a network that is not ours, laid out without memory where it can be.
+    """Width, parameters and activations of a network that is not ours.
 
     Raises:
         BadInput: If it cannot be made.
     """
-    try:
-        return _laid_out(spec, "meta")
-    except BadInput:  # code that looks at values, as item() does, cannot run without memory
-        return _laid_out(spec, "cpu")
-
-
-def _laid_out(spec: ModelSpec, device: str) -> tuple[int, int, int]:
-    with torch.random.fork_rng(devices=[]), torch.device(device):
-        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size)
+    module, width = outline(spec.architecture, spec.channels, spec.image_size)
+    device = next((value.device for value in module.parameters()), None)
     held = [0]
 
     def count(module: torch.nn.Module, given: object, came: object) -> None:
         held[0] += came.numel() if isinstance(came, torch.Tensor) else 0
 
-    for module in backbone.module.modules():
-        if not list(module.children()):
-            module.register_forward_hook(count)
+    for part in module.modules():
+        if not list(part.children()):
+            part.register_forward_hook(count)
     with torch.no_grad():
-        backbone.module.eval()(torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device))
-    return backbone.width, sum(value.numel() for value in backbone.module.parameters()), held[0] * FLOAT32
+        module.eval()(torch.zeros(1, spec.channels, spec.image_size, spec.image_size, device=device))
+    return width, sum(value.numel() for value in module.parameters()), held[0] * FLOAT32
 
 
 def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
@@ -160,6 +152,5 @@ def _backbone_parameters(spec: ModelSpec) -> int:
     """Count parameters: built without memory where a dense layer is as wide as the image, else as listed."""
     if (listed := PARAMETERS.get(spec.architecture)) is not None:
         return listed
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
+    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
     return sum(value.numel() for value in backbone.parameters())

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.models.zoo.registry import first_convolution, new_backbone
+from common.models.zoo.registry import first_convolution, outline
 from common.models.zoo.spec import TRAITS, Architecture
 from common.system.files import write_atomically
 
@@ -101,8 +101,7 @@ def _write_weights(architecture: Architecture, tensors: Mapping[str, Tensor], so
         for name, tensor in sorted(tensors.items())
         if not name.startswith(("classifier.", "fc.")) and not name.endswith(_COUNTER)
     }
-    with torch.device("meta"):
-        backbone = new_backbone(architecture, 3, TRAITS[architecture].minimum_size).module
+    backbone = outline(architecture, 3, TRAITS[architecture].minimum_size).module
     stop_on(_tensor_faults(backbone, kept, str(source)))
     content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in kept.items()})
     write_atomically(destination, content)

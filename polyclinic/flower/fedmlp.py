@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from common.config import TrainingSection
@@ -17,7 +18,7 @@ from polyclinic.flower.keys import FEDMLP
 from polyclinic.flower.site import Site
 from polyclinic.flower.strategies import LabelledSites, weight_in
 from strategies.fedmlp.method import FedMLPClient, FedMLPParameters
-from strategies.fedmlp.prototypes import global_difficulty, global_prototypes
+from strategies.fedmlp.prototypes import global_statistics
 from strategies.local.objective import Situation
 from strategies.local.training import Batch, Examples
 
@@ -58,31 +59,18 @@ class FedMLP(LabelledSites):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean of the models; beside it the means of what the sites tell about classes."""
         every = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
-        came = [reply for reply in every if not reply.has_error()]
-        told: dict[str, tuple[int, float, ArrayRecord]] = {}
-        for reply in came:
-            if FEDMLP in reply.content:
-                node, images = reply.metadata.src_node_id, weight_in(reply, self.weighted_by_key)
-                told[f"{node:020d}"] = node, images, cast(ArrayRecord, reply.content.pop(FEDMLP))
+        told, own, images = dict[str, Arrays](), dict[str, NDArray[np.bool_]](), dict[str, float]()
+        for reply in every:
+            if reply.has_content() and FEDMLP in reply.content:
+                node = reply.metadata.src_node_id
+                site = f"{node:020d}"  # sums run in the order of names
+                own[site], images[site] = self.roll_call.annotated(node), weight_in(reply, self.weighted_by_key)
+                record = cast(ArrayRecord, reply.content.pop(FEDMLP))
+                told[site] = {name: array.numpy() for name, array in record.items()}
         if told:
-            self._learn(told)
+            weighting = self.parameters.prototype_weighting
+            self._learned = global_statistics(told, own, images, self._learned, weighting)
         return super().aggregate_train(server_round, every)
-
-    def _learn(self, told: dict[str, tuple[int, float, ArrayRecord]]) -> None:
-        own = {site: self.roll_call.annotated(node) for site, (node, _, _) in told.items()}
-        images = {site: count for site, (_, count, _) in told.items()}
-        samples = self.parameters.prototype_weighting == "samples"
-        weights = images if samples else dict.fromkeys(told, 1.0)
-        seen = {s: np.where(own[s][:, None, None], a["prototypes"].numpy(), np.nan) for s, (_, _, a) in told.items()}
-        sure = {s: np.where(own[s], np.nan, a["difficulty"].numpy().clip(0, 1)) for s, (_, _, a) in told.items()}
-        prototypes, difficulty = global_prototypes(seen, weights), global_difficulty(sure, images)
-        said = np.any([~np.isnan(values) for values in sure.values()], axis=0)
-        self._learned = {
-            "prototypes": np.where(
-                np.isnan(prototypes), self._learned.get("prototypes", prototypes), prototypes
-            ).astype(np.float32),
-            "difficulty": np.where(said, difficulty, self._learned.get("difficulty", difficulty)).astype(np.float32),
-        }
 
 
 class FedMLPSite(Site):
@@ -93,7 +81,7 @@ class FedMLPSite(Site):
 
     Args:
         message: That the ``ClientApp``'s ``train`` function got.
-        context: Likewise.
+        context: That the same function got.
         model: With the received model loaded.
         head: Name of its last layer, a submodule.
         images: All training images as the model takes them, ``(n, ...)``, without augmentation.

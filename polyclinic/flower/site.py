@@ -10,7 +10,7 @@ from torch import Tensor
 from common.models.zoo.spec import Task
 from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
 from strategies.fedsld.weights import WEIGHTED, Reduction
-from strategies.local.losses import Missing, loss_for
+from strategies.local.losses import Missing, filled, loss_for
 
 
 class Site:
@@ -56,10 +56,8 @@ class Site:
             targets: ``(batch, classes)`` of 1, 0, or NaN for unknown; what stands in columns of other classes is
                 ignored.
         """
-        known = self.targets(targets)
+        known, annotated = self.targets(targets), self.annotated.to(logits.device)
         if self._prior is None:
-            annotated = self.annotated.to(logits.device)
             return loss_for(self._task, self._missing)(logits, known, annotated)
-        prior = self._prior.to(logits.device)
-        filled = torch.where(self.annotated.to(known.device), known, 0.0) if self._missing == "negative" else known
-        return WEIGHTED[self._task](logits, filled, prior, self._reduction)
+        labels = filled(known, annotated, self._missing)
+        return WEIGHTED[self._task](logits, labels, self._prior.to(logits.device), self._reduction)

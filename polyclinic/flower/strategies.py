@@ -14,7 +14,7 @@ from common.models.head import Head
 from common.models.zoo.spec import Task
 from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
 from polyclinic.flower.labels import RollCall, UnknownLabels
-from strategies.fedsld.prior import label_prior
+from strategies.fedsld.prior import label_prior, prior_over
 from strategies.fedsld.weights import Reduction
 from strategies.local.losses import Missing
 from strategies.surgical import OwnersMean
@@ -146,12 +146,8 @@ class SurgicalAggregation(LabelledSites):
         owners = OwnersMean(self.classes, head.features)
         for reply in came:
             own = self.roll_call.of(reply.metadata.src_node_id).classes
-            (metrics,) = reply.content.metric_records.values()
             (model,) = reply.content.array_records.values()
-            owners.add(
-                _head_of(model, self.head, self.classes).rows(own),
-                float(metrics[self.weighted_by_key]),  # type: ignore[arg-type]
-            )
+            owners.add(_head_of(model, self.head, self.classes).rows(own), weight_in(reply, self.weighted_by_key))
         weight, bias, sent = owners.mean
         before = _head_of(self._sent, self.head, self.classes)
         for name in partial:
@@ -187,10 +183,8 @@ class FedSLD(LabelledSites):
         annotated = self.roll_call.annotated(node)
         if silent := [n for n, p, own in zip(self.classes, positives.T, annotated, strict=True) if own and _silent(p)]:
             raise UnknownLabels(f"no site says how many images show {silent}: SiteLabels needs positives and images")
-        prior = np.where(annotated, label_prior(positives, images), 0.0)
-        if self.task == "multi_class":
-            prior = prior / max(prior.sum(), 1e-12)
-        return {**super().told(node), PRIOR: prior.astype(np.float32).tolist(), REDUCTION: self.reduction}
+        prior = prior_over(annotated, label_prior(positives, images), self.task)
+        return {**super().told(node), PRIOR: prior.tolist(), REDUCTION: self.reduction}
 
 
 def weight_in(reply: Message, key: str) -> float:

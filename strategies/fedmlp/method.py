@@ -32,7 +32,7 @@ from strategies.base.round_context import RoundContext, finite_by_name
 from strategies.fedmlp.detection import Rounding, Tags, share_tagged, tags, with_tags, z_scores
 from strategies.fedmlp.losses import first_stage, second_stage
 from strategies.fedmlp.prior import adjustment_of
-from strategies.fedmlp.prototypes import cosines, difficulty, global_difficulty, global_prototypes, local_prototypes
+from strategies.fedmlp.prototypes import cosines, difficulty, global_statistics, local_prototypes
 from strategies.local.losses import Loss, loss_for
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch, Losses
@@ -168,21 +168,9 @@ def learned(known: RoundContext, replies: Mapping[str, TrainReply], parameters: 
     if not told:
         return known.statistics
     images = {site: float(reply.train_samples) for site, reply in told.items()}
-    weights = images if parameters.prototype_weighting == "samples" else dict.fromkeys(told, 1.0)
-    own = {site: known.contract.annotated(site) for site in told}  # (classes,) each: of the others a site has no say
-    seen = {site: np.where(own[site][:, None, None], r.statistics["prototypes"], np.nan) for site, r in told.items()}
-    prototypes = global_prototypes(seen, weights)
-    local = {site: np.where(own[site], np.nan, r.statistics["difficulty"].clip(0, 1)) for site, r in told.items()}
-    said = np.any([~np.isnan(values) for values in local.values()], axis=0)
-    before = known.statistics
-    return {
-        "prototypes": _or(~np.isnan(prototypes), prototypes, before.get("prototypes", prototypes)),
-        "difficulty": _or(said, global_difficulty(local, images), before.get("difficulty", np.ones(said.shape))),
-    }
-
-
-def _or(said: NDArray[np.bool_], now: NDArray[np.floating], before: NDArray[np.floating]) -> NDArray[np.float32]:
-    return np.where(said, now, before).astype(np.float32)
+    own = {site: known.contract.annotated(site) for site in told}
+    statistics = {site: reply.statistics for site, reply in told.items()}
+    return global_statistics(statistics, own, images, known.statistics, parameters.prototype_weighting)
 
 
 def difficulty_noted(known: RoundContext) -> dict[str, Any]:

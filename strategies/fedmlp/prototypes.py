@@ -7,6 +7,7 @@ label, the difficulty of a class it does. Means leave NaN out. All sums run in f
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +64,38 @@ def global_difficulty(local: Mapping[str, Floats], weights: Mapping[str, float])
         weights: Site -> its training images.
     """
     return np.nan_to_num(_mean_of_known(local, weights), nan=1.0)
+
+
+def global_statistics(
+    told: Mapping[str, Mapping[str, Floats]],
+    own: Mapping[str, NDArray[np.bool_]],
+    images: Mapping[str, float],
+    before: Mapping[str, Floats],
+    weighting: Literal["samples", "uniform"],
+) -> dict[str, NDArray[np.float32]]:
+    """The global prototypes and difficulties after a round; what nobody says stays as it was.
+
+    Args:
+        told: Site -> its ``prototypes (classes, 2, features)`` and ``difficulty (classes,)``; at least one site.
+        own: Site -> the classes that it labels, ``(classes,)``: of the others' prototypes it has no say, nor of the
+            difficulty of its own.
+        images: Site -> its training images.
+        before: The global ones of the round before; empty where there were none.
+        weighting: Of the prototypes.
+    """
+    weights = images if weighting == "samples" else dict.fromkeys(told, 1.0)
+    seen = {site: np.where(own[site][:, None, None], said["prototypes"], np.nan) for site, said in told.items()}
+    sure = {site: np.where(own[site], np.nan, said["difficulty"].clip(0, 1)) for site, said in told.items()}
+    prototypes, sureness = global_prototypes(seen, weights), global_difficulty(sure, images)
+    known = np.any([~np.isnan(values) for values in sure.values()], axis=0)
+    return {
+        "prototypes": _or(~np.isnan(prototypes), prototypes, before.get("prototypes", prototypes)),
+        "difficulty": _or(known, sureness, before.get("difficulty", sureness)),
+    }
+
+
+def _or(said: NDArray[np.bool_], now: Floats, before: Floats) -> NDArray[np.float32]:
+    return np.where(said, now, before).astype(np.float32)
 
 
 def cosines(vectors: Floats) -> Float64:

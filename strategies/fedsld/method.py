@@ -30,7 +30,7 @@ from strategies.base.method import Parameters, Traffic, Weighting
 from strategies.base.round_context import RoundContext
 from strategies.fedsld.prior import federation_prior, mean_factor, own_prior, uncounted
 from strategies.fedsld.weights import WEIGHTED, WEIGHTS, Reduction
-from strategies.local.losses import Missing, mean_where
+from strategies.local.losses import Missing, filled, mean_where
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch, plain
 from strategies.rounds.strategy import FederatedAveraging
@@ -104,7 +104,7 @@ class FedSLD(FederatedAveraging):
         prior = torch.from_numpy(situation.told["prior"].copy()).to(situation.examples.labels.device)
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            labels = filled(batch, self.parameters.missing)
+            labels = filled(batch.labels, batch.annotated, self.parameters.missing)
             return WEIGHTED[self.task](batch.logits(network, batch.view()), labels, prior, self.parameters.reduction)
 
         return LocalRound(objective)
@@ -138,13 +138,8 @@ class ScaledFedAvg(FederatedAveraging):
         prior = torch.from_numpy(situation.told["prior"].copy()).to(situation.examples.labels.device)
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
-            weights = WEIGHTS[self.task](filled(batch, self.parameters.missing), prior)
+            weights = WEIGHTS[self.task](filled(batch.labels, batch.annotated, self.parameters.missing), prior)
             counted = weights > 0
             return mean_where(counted, weights) * plain(self.loss)(network, batch)
 
         return LocalRound(objective)
-
-
-def filled(batch: Batch, missing: Missing) -> Tensor:
-    """The batch's labels, with what the site does not annotate as ``missing`` says."""
-    return torch.where(batch.annotated, batch.labels, 0.0) if missing == "negative" else batch.labels

@@ -52,8 +52,13 @@ def own_prior(known: RoundContext, everywhere: Float64, site: str) -> NDArray[np
     Args:
         everywhere: The :func:`federation_prior`, the same for all sites.
     """
-    prior = np.where(known.contract.annotated(site), everywhere, 0.0)
-    if known.task == "multi_class":
+    return prior_over(known.contract.annotated(site), everywhere, known.task)
+
+
+def prior_over(annotated: NDArray[np.bool_], everywhere: Float64, task: Task) -> NDArray[np.float32]:
+    """:func:`own_prior` of a site that annotates these classes, bool ``(classes,)``."""
+    prior = np.where(annotated, everywhere, 0.0)
+    if task == "multi_class":
         prior = prior / max(prior.sum(), 1e-12)
     return prior.astype(np.float32)
 

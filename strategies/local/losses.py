@@ -44,6 +44,11 @@ def known_entries(logits: Tensor, labels: Tensor, annotated: Tensor, positive_we
     return torch.where(known, entries, 0.0).sum() / known.sum().clamp(min=1)
 
 
+def filled(labels: Tensor, annotated: Tensor, missing: Missing) -> Tensor:
+    """The labels ``(batch, rows)``, with what the site does not annotate as ``missing`` says."""
+    return torch.where(annotated, labels, 0.0) if missing == "negative" else labels
+
+
 def positive_weights(labels: Tensor) -> Tensor:
     """Known entries of each class over its positives, ``(rows,)``; 1 where there is no positive.
 
@@ -61,7 +66,7 @@ def missing_as_negative(logits: Tensor, labels: Tensor, annotated: Tensor) -> Te
 
     An uncertain label of a class that the site does annotate stays unknown.
     """
-    return known_entries(logits, torch.where(annotated, labels, 0.0), annotated)
+    return known_entries(logits, filled(labels, annotated, "negative"), annotated)
 
 
 def among_all(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:

@@ -179,7 +179,7 @@ def train_epoch(
         images, labels = examples.images[rows], examples.labels[rows]
         batch = Batch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
         value = exercise.objective(network, batch)
-        if number % spec.accumulate == 1 or spec.accumulate == 1:
+        if (number - 1) % spec.accumulate == 0:
             optimizer.zero_grad(set_to_none=True)
         (value if spec.accumulate == 1 else value / spec.accumulate).backward()  # type: ignore[no-untyped-call]
         if number % spec.accumulate == 0 or number == len(parts):

@@ -4,12 +4,10 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 
-import torch
-
 from common.config import Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
 from common.models.network import BATCH_NORM
-from common.models.zoo.registry import new_backbone
+from common.models.zoo.registry import outline
 from common.models.zoo.spec import ModelSpec
 from strategies.base.method import Method
 from strategies.privacy.accounting import Steps, noise_multiplier_for
@@ -88,7 +86,7 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
     level = experiment.privacy.level
     if level == "none":
         return []
-    trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model.architecture)
+    trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model)
     found = _faults_of_updates(method, trains_norm)
     if level == "sample":
         found = _faults_of_images(method, trains_norm) + _faults_of_steps(experiment.training)
@@ -135,9 +133,11 @@ def _faults_of_updates(method: Method, trains_norm: bool) -> list[str]:
 
 
 @lru_cache
-def has_batch_norm(architecture: str) -> bool:
-    """Whether an architecture has any, as published."""
-    spec = ModelSpec.model_validate({"architecture": architecture, "image_size": 64})
-    with torch.device("meta"):
-        backbone = new_backbone(spec.architecture, spec.channels, spec.image_size).module
+def has_batch_norm(spec: ModelSpec) -> bool:
+    """Whether the backbone of a model has any as published, before ``norm`` replaces it.
+
+    Raises:
+        BadInput: If it is an external network that cannot be built.
+    """
+    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
     return any(isinstance(module, BATCH_NORM) for module in backbone.modules())

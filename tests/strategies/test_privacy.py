@@ -257,7 +257,12 @@ def test_a_table_that_contradicts_itself_is_refused(overrides: tuple[str, ...], 
 
 
 def test_it_is_known_which_architectures_have_batch_normalisation() -> None:
-    assert [has_batch_norm(name) for name in ("densenet121", "tiny_cnn", "fedsld_cnn")] == [True, True, False]
+    specs = [
+        ModelSpec.model_validate({"architecture": name, "image_size": 64})
+        for name in ("densenet121", "tiny_cnn", "fedsld_cnn", "timm:resnet18", "timm:vit_tiny_patch16_224")
+    ]
+    specs[-1] = specs[-1].model_copy(update={"image_size": 224})
+    assert list(map(has_batch_norm, specs)) == [True, True, False, True, False]
 
 
 # ---------------------------------------------------------------------- a whole run

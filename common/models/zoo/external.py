@@ -113,17 +113,13 @@ def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
 
 def _without_classifier(network: nn.Module, name: str) -> None:
     """Take off the last dense layer; what comes before it in the classifier stays."""
-    place = next((name for name in CLASSIFIERS if hasattr(network, name)), None)
-    layers = [] if place is None else [n for n, m in network.named_modules() if n.split(".")[0] == place and _dense(m)]
+    place = next((part for part in CLASSIFIERS if hasattr(network, part)), "")
+    layers = [n for n, m in network.named_modules() if n.split(".")[0] == place and isinstance(m, nn.Linear)]
     if not layers:
         problem = f"{name} has no dense layer at its end that could be taken off."
         raise BadInput([Fault("model.architecture", problem, 'Try the same network as "timm:...".')])
     parent, _, last = layers[-1].rpartition(".")
     setattr(network.get_submodule(parent), last, nn.Identity())
-
-
-def _dense(module: nn.Module) -> bool:
-    return isinstance(module, nn.Linear)
 
 
 def _with_channels(network: nn.Module, channels: int) -> None:

@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Literal, NamedTuple, cast
 
+import torch
 from torch import nn
 
+from common.errors import BadInput
 from common.models.zoo.batch_norm import make_steady
 from common.models.zoo.efficientnet_lite import WIDTH, EfficientNetLite0
 from common.models.zoo.external import external_backbone
@@ -75,6 +77,24 @@ def new_backbone(architecture: Architecture, channels: int, image_size: int) -> 
         backbone = _BACKBONES[architecture](channels, image_size)
     make_steady(backbone.module)
     return backbone
+
+
+def outline(architecture: Architecture, channels: int, image_size: int) -> Backbone:
+    """Return a backbone to be looked at, for its names and shapes: on the meta device, whose tensors take no memory.
+
+    Only a plug-in whose code looks at values, as ``item`` does, is made with memory. torch's random state stays.
+
+    Raises:
+        BadInput: If it is one of others' and cannot be made.
+    """
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return new_backbone(architecture, channels, image_size)
+        except BadInput:
+            if not architecture.startswith("plugin:"):
+                raise
+            return new_backbone(architecture, channels, image_size)
 
 
 def first_convolution(backbone: nn.Module) -> str:
