@@ -7,7 +7,7 @@ what differs; ``--set section.key=value`` overrides any key. The part that a hos
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -16,9 +16,12 @@ from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import ModelSpec
-from common.plugins import MODELS, PluginStamp, stamp_of
+from common.plugins import LOSSES, MODELS, PLUGIN, PluginStamp, stamp_of
 from common.system.files import is_file
 from common.system.toml import Section, explained, parsed_toml, read_toml
+
+PluginName = Annotated[str, Field(pattern=r"^plugin:[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+Exponent = Annotated[float, Field(ge=0, le=20)]
 
 
 class RunSection(Section):
@@ -43,6 +46,11 @@ class TrainingSection(Section):
         reset_optimizer: Start each round with a fresh optimiser state; else a site keeps it on its disk (specs S7).
         schedule: How the learning rate goes over the run's rounds: ``constant``, or ``cosine`` down to nearly 0.
         schedule_warm_up: Rounds in which it first rises in equal steps.
+        loss: What is minimised: the method's plain loss, ``focal``, ``asymmetric``, or ``plugin:NAME``.
+        class_weights: Whether the positives of a class, or its images, weigh more where a site has few of them.
+        focal_gamma: Exponent of the focal loss.
+        asymmetric_gammas: Exponents of the asymmetric loss, for positives and for negatives.
+        asymmetric_margin: By how much the asymmetric loss lowers the probability of a negative.
         clip_gradients: Longest Euclidean length of a step's gradient; None for any.
         accumulate: Batches whose gradients are added up to one step, for batches that memory does not hold.
         threads: Threads per site. Part of the experiment, because their number changes float sums.
@@ -58,6 +66,11 @@ class TrainingSection(Section):
     reset_optimizer: bool = False
     schedule: Literal["constant", "cosine"] = "constant"
     schedule_warm_up: int = Field(0, ge=0)
+    loss: Literal["plain", "focal", "asymmetric"] | PluginName = "plain"
+    class_weights: bool = False
+    focal_gamma: float = Field(2.0, ge=0, le=20)
+    asymmetric_gammas: tuple[Exponent, Exponent] = (1.0, 4.0)
+    asymmetric_margin: float = Field(0.05, ge=0, lt=1)
     clip_gradients: float | None = Field(None, gt=0)
     accumulate: int = Field(1, ge=1, le=4096)
     threads: int = Field(1, ge=1, le=1024)
@@ -251,18 +264,18 @@ def plan_of(experiment: Experiment) -> Plan:
         augmentation=experiment.augmentation,
         evaluation=experiment.evaluation,
         privacy=experiment.privacy,
-        plugins=plugins_of(model.architecture),
+        plugins=plugins_of(model.architecture, experiment.training.loss),
     )
 
 
-def plugins_of(architecture: str) -> tuple[PluginStamp, ...]:
-    """The stamps of the plug-ins that a network's name stands for, as this machine has them.
+def plugins_of(architecture: str, loss: str) -> tuple[PluginStamp, ...]:
+    """The stamps of the plug-ins among an experiment's names, as this machine has them.
 
     Raises:
         BadInput: If one is not installed.
     """
-    source, _, name = architecture.partition(":")
-    return (stamp_of(MODELS, name),) if source == "plugin" else ()
+    named = ((MODELS, architecture), (LOSSES, loss))
+    return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in named if name.startswith(PLUGIN))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Parts that a site or a coordinator installed itself as a Python package, found by name.
 
-A package names them as entry points, for a network in the group ``polyclinic.models``. Code never travels: a plan holds
-the name, the package, its version and the hash of its files, and a site runs what it has itself, if that is the same.
+A package names them as entry points: a network in the group ``polyclinic.models``, a loss in ``polyclinic.losses``, a
+data set in ``polyclinic.datasets``.
+Code never travels: a plan holds the name, the package, its version and the hash of its files, and a site runs what it
+has itself, if that is the same.
 """
 
 import hashlib
@@ -15,19 +17,23 @@ from typing import Any
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.system.toml import Section
 
-MODELS = "polyclinic.models"
+MODELS, LOSSES, DATASETS = "polyclinic.models", "polyclinic.losses", "polyclinic.datasets"
+PLUGIN = "plugin:"
+"""Before the name of an entry point, wherever an experiment may name a plug-in or something of ours."""
 
 
 class PluginStamp(Section):
     """Which code a name stands for.
 
     Attributes:
+        group: Of the entry point.
         name: Of the entry point.
         package: That brings it.
         version: Of the package.
         sha256: Over what the entry point names, and the names and contents of all files of its top module.
     """
 
+    group: str
     name: str
     package: str
     version: str
@@ -87,7 +93,7 @@ def stamp_of(group: str, name: str) -> PluginStamp:
     if not sha256:
         problem = f"the files of {point.module} cannot be read: it lies in an archive, or is not there."
         raise BadInput([Fault(f"plugin:{name}", problem, "Install its package with pip.")])
-    return PluginStamp(name=name, package=point.dist.name, version=point.dist.version, sha256=sha256)
+    return PluginStamp(group=group, name=name, package=point.dist.name, version=point.dist.version, sha256=sha256)
 
 
 _at_load: dict[tuple[str, str], PluginStamp] = {}

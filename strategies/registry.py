@@ -20,6 +20,7 @@ from strategies.comparators.fednoro.method import FedNoRo
 from strategies.comparators.rscfed import RSCFed
 from strategies.fedmlp.method import FedMLP
 from strategies.fedsld.method import FedSLD, ScaledFedAvg
+from strategies.local.training_losses import loss_faults
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions
 from strategies.rounds.strategy import FederatedAveraging
@@ -107,6 +108,8 @@ def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
             method needs more than sums.
     """
     method = method_named(experiment.run.method, experiment.method, experiment.model.task)
+    training, level = experiment.training, experiment.privacy.level
+    stop_on(loss_faults(training, experiment.model.task, method.chooses_loss, level))
     stop_on(privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
         stop_on(contradictions(method))

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from client.site.settings import Settings
 from common.data.base.image_set import ImageSet, Skipped
-from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec
+from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
 from common.data.splits.patient_disjoint import Names
+from common.data.tables.labels import own_patients
 
 PARTS = ("train", "validation", "test")
 
@@ -66,7 +67,7 @@ def open_source(settings: Settings) -> Source:
         BadInput: With every fault.
     """
     spec = settings.file.data
-    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec):
+    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | PluginSpec):
         return _of_arrays(settings)
     table = open_table(spec, settings.folder)
     return Source(
@@ -95,14 +96,17 @@ def _of_arrays(settings: Settings) -> Source:
         return pixels
 
     spec = settings.file.data
+    patients = np.concatenate([one.patients for one in sets])
+    # A plug-in's images are numbered where it names no patients.
+    numbered = isinstance(spec, PluginSpec) and set(patients) == set(own_patients(len(patients)))
     return Source(
         names=tuple(f"{part}[{row}]" for part, one in zip(PARTS, sets, strict=True) for row in range(len(one))),
         labels=np.concatenate([one.labels for one in sets]),
         class_names=splits.class_names,
-        patients=np.concatenate([one.patients for one in sets]),
+        patients=patients,
         parts=np.repeat(np.array(PARTS), [len(one) for one in sets]),
         read=read,
-        patients_known=not isinstance(spec, NpzSpec) or spec.patient_key is not None,
+        patients_known=not numbered and (not isinstance(spec, NpzSpec) or spec.patient_key is not None),
         skipped=tuple(skip for one in sets for skip in one.skipped),
     )
 

@@ -171,7 +171,7 @@ def _tried(trial: TrainingTrial) -> Tried:
     plan, network = trial.work.plan, trial.network
     pixels = channels_first(trial.images.images).to(trial.device)
     examples = examples_of(trial.images, pixels, network.class_names)
-    local = LocalRound(plain(trial.method.loss))
+    local = LocalRound(plain(trial.method.training_loss(examples, plan.training)))
     exercise = Exercise(examples, local.objective, plan.training, plan.augmentation, Frozen())
     received = read_state(network)
     with reproducible(0, plan.training.threads) as generator:

@@ -13,9 +13,9 @@ from client.gate.cost_limits import LIMIT_RULES
 from client.gate.plan_costs import footprint
 from client.gate.requested_work import RequestedWork
 from client.site.policy import GROUPS, Policy
-from common.config import plugins_of
 from common.errors import BadInput, quoted
 from common.models.zoo.spec import is_external
+from common.plugins import LOSSES, MODELS, PLUGIN, stamp_of
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
 from strategies.local.clipping import norm_of
@@ -43,17 +43,33 @@ def _networks(policy: Policy, asked: RequestedWork) -> str:
     name = asked.plan.model.architecture
     if not is_external(name):
         return ""
-    if not any(fnmatchcase(name, pattern) for pattern in policy.networks):
-        return f'it does not have "{name}"'
+    if fault := _plugin_fault(MODELS, name, policy.networks, asked):
+        return fault
     try:
-        own = plugins_of(name)
-        if own != asked.plan.plugins:
-            theirs = quoted(str(one) for one in asked.plan.plugins) or "none"
-            return f"the coordinator has {theirs}, this site {quoted(str(one) for one in own) or 'none'}"
         footprint(asked.plan.model, asked.rows)
     except BadInput as bad:
         return f"it cannot be made here: {bad.faults[0]}"
     return ""
+
+
+def _losses(policy: Policy, asked: RequestedWork) -> str:
+    """As of networks; Polyclinic's own losses need no leave."""
+    name = asked.plan.training.loss
+    return _plugin_fault(LOSSES, name, policy.losses, asked) if name.startswith(PLUGIN) else ""
+
+
+def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], asked: RequestedWork) -> str:
+    """Why a name is not built or run here; empty for one that is allowed and means the same at both ends."""
+    if not any(fnmatchcase(name, pattern) for pattern in allowed):
+        return f'it does not have "{name}"'
+    theirs = [stamp for stamp in asked.plan.plugins if stamp.group == group]
+    try:
+        own = [stamp_of(group, name.removeprefix(PLUGIN))] if name.startswith(PLUGIN) else []
+    except BadInput as bad:
+        return f"it cannot be made here: {bad.faults[0]}"
+    if own == theirs:
+        return ""
+    return f"the coordinator has {quoted(map(str, theirs)) or 'none'}, this site {quoted(map(str, own)) or 'none'}"
 
 
 def _parts(policy: Policy, asked: RequestedWork) -> str:
@@ -88,6 +104,7 @@ def _masked(policy: Policy, asked: RequestedWork) -> str:
 REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
     "policy.networks": _networks,
+    "policy.losses": _losses,
     **LIMIT_RULES,
     "policy.parts": _parts,
     "policy.statistics": _statistics,

@@ -135,7 +135,8 @@ def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> Non
     if not method.warm_up.epochs:
         return
     optimizer = optimizer_for(network, spec, method.warm_up.lr)
-    exercise = work.exercise(LocalRound(plain(method.loss)), backbone_frozen=True)
+    minimised = method.training_loss(work.examples("train"), spec) if method.chooses_loss else method.loss
+    exercise = work.exercise(LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
     for _ in range(method.warm_up.epochs):
         train_epoch(network, exercise, optimizer, generator)

@@ -13,6 +13,7 @@ from common.data.base.spec import (
     NihSpec,
     NpzSpec,
     PhantomSpec,
+    PluginSpec,
 )
 from common.data.images.reading import IN_MEMORY, ImageStore
 from common.data.sources.digits import load_digits
@@ -20,6 +21,7 @@ from common.data.sources.folder import open_folder
 from common.data.sources.mixture import load_mixture, mixture_faults
 from common.data.sources.npz import load_npz, open_npz
 from common.data.sources.phantom import load_phantom
+from common.data.sources.plugin import load_plugin, plugin_faults
 from common.data.tables.labels import LabelTable, load_pictures
 from common.data.tables.presets import open_chexpert, open_mimic, open_nih
 from common.errors import BadInput, Fault
@@ -40,6 +42,8 @@ def faults(spec: DataSpec, base: Path) -> list[Fault]:
                 open_npz(spec, base)
             case MixtureSpec():
                 return mixture_faults(spec, base)
+            case PluginSpec():
+                return plugin_faults(spec)
             case DigitsSpec() | PhantomSpec():
                 pass
             case _:
@@ -68,6 +72,8 @@ def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
             return load_digits(spec)
         case PhantomSpec():
             return load_phantom(spec)
+        case PluginSpec():
+            return load_plugin(spec, base)
         case _:
             return load_pictures(open_table(spec, base), spec, store)
 

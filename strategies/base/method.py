@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 from flwr.serverapp.strategy import Strategy
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.config import TrainingSection
 from common.contract import LabelContract
 from common.data.base.image_set import Splits
 from common.errors import BadInput, Fault, quoted
@@ -21,7 +22,8 @@ from strategies.base.round_context import RoundContext
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss, Missing, loss_for
 from strategies.local.objective import LocalRound, Situation, proximal
-from strategies.local.training import plain
+from strategies.local.training import Examples, plain
+from strategies.local.training_losses import chosen_loss
 
 TrunkRule = Literal["fedavg", "fedbn", "fedbn_plus"]
 """How the trunk is averaged (specs 1.5 step 2).
@@ -148,6 +150,7 @@ class Method(Strategy):
         sequential: Whether the model goes from hospital to hospital instead of being averaged.
         hospitals_train: Whether hospitals train at all.
         ranks_sites: Whether every site trains once before round 1, to be put into an order.
+        chooses_loss: Whether ``[training]`` may choose another loss; False where the method's own is part of it.
     """
 
     name: ClassVar[str]
@@ -162,6 +165,7 @@ class Method(Strategy):
     sequential: ClassVar[bool] = False
     hospitals_train: ClassVar[bool] = True
     ranks_sites: ClassVar[bool] = False
+    chooses_loss: ClassVar[bool] = True
     parameters: Parameters
 
     def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
@@ -177,9 +181,22 @@ class Method(Strategy):
         return self.declared
 
     @property
+    def counts_missing_as(self) -> Missing:
+        """What a class counts as in the loss that a site does not annotate."""
+        return getattr(self.parameters, "missing", self.missing)
+
+    @property
     def loss(self) -> Loss:
-        """What validation measures, and what a plain client minimises."""
-        return loss_for(self.task, getattr(self.parameters, "missing", self.missing))
+        """What validation measures, and what a plain client minimises where ``[training]`` chooses no other."""
+        return loss_for(self.task, self.counts_missing_as)
+
+    def training_loss(self, examples: Examples, spec: TrainingSection) -> Loss:
+        """What a plain client minimises: see :mod:`strategies.local.training_losses`.
+
+        Raises:
+            BadInput: If a plug-in is named that is not installed.
+        """
+        return chosen_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
 
     @property
     def pooled(self) -> Pooled:
@@ -242,7 +259,7 @@ class Method(Strategy):
 
     def client(self, situation: Situation) -> LocalRound:
         """What a site minimises in this round, sends beside its update, and keeps for the next."""
-        return LocalRound(plain(self.loss))
+        return LocalRound(plain(self.training_loss(situation.examples, situation.spec)))
 
     def local_round(self, situation: Situation) -> LocalRound:
         """:meth:`client`, with the pull back to the received model where ``proximal_mu`` is set."""

@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from strategies.base.method import Parameters, Pooled, Traffic, TrunkRule, Weighting
-from strategies.local.losses import Loss, Missing, loss_for
+from strategies.local.losses import Missing
 from strategies.rounds.strategy import FederatedAveraging
 
 
@@ -79,9 +79,9 @@ class Centralised(FederatedAveraging):
     parameters: CentralisedParameters
 
     @property
-    def loss(self) -> Loss:
+    def counts_missing_as(self) -> Missing:
         """Entries that stay unknown when the images are pooled are left out."""
-        return loss_for(self.task, "masked")
+        return "masked"
 
     @property
     def pooled(self) -> Pooled:

@@ -93,6 +93,7 @@ class FedLSR(FederatedAveraging):
     table = FedLSRParameters
     parameters: FedLSRParameters
     plain_client = False
+    chooses_loss = False
     multi_class = False
 
     def client(self, situation: Situation) -> LocalRound:

@@ -104,6 +104,7 @@ class FedMLP(FederatedAveraging):
         )
     )
     plain_client = False
+    chooses_loss = False
     multi_class = False
 
     @property

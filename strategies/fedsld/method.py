@@ -74,6 +74,7 @@ class FedSLD(FederatedAveraging):
     parameters: FedSLDParameters
     declared = Traffic(label_counts=True)
     plain_client = False
+    chooses_loss = False
 
     @property
     def traffic(self) -> Traffic:
@@ -133,13 +134,14 @@ class ScaledFedAvg(FederatedAveraging):
 
     def client(self, situation: Situation) -> LocalRound:
         """The plain loss, with longer steps."""
+        loss = self.training_loss(situation.examples, situation.spec)
         if self.parameters.scale == "federation":
-            return LocalRound(plain(self.loss), lr_factor=float(situation.told["factor"][0]))
+            return LocalRound(plain(loss), lr_factor=float(situation.told["factor"][0]))
         prior = torch.from_numpy(situation.told["prior"].copy()).to(situation.examples.labels.device)
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
             weights = WEIGHTS[self.task](filled(batch.labels, batch.annotated, self.parameters.missing), prior)
             counted = weights > 0
-            return mean_where(counted, weights) * plain(self.loss)(network, batch)
+            return mean_where(counted, weights) * plain(loss)(network, batch)
 
         return LocalRound(objective)

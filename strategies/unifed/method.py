@@ -115,7 +115,7 @@ class UniFed(SequentialPassing):
         def slope(network: SplitNetwork, losses: Losses) -> Arrays:
             return {"slope": np.array([loss_slope(losses.tolist(), self.parameters.slope)], np.float32)}
 
-        return LocalRound(plain(self.loss), slope)
+        return LocalRound(plain(self.training_loss(situation.examples, situation.spec)), slope)
 
 
 class SequentialTraining(SequentialPassing):

@@ -92,7 +92,8 @@ class OwnTraining:
         if not spec.reset_optimizer:
             restore_optimizer(self.network, optimizer, optimizer_state)
         frozen = Frozen(norm=self.method.frozen_norm)
-        exercise = Exercise(self.train, plain(self.method.loss), spec, self.plan.augmentation, frozen)
+        objective = plain(self.method.training_loss(self.train, spec))
+        exercise = Exercise(self.train, objective, spec, self.plan.augmentation, frozen)
         judge = Judge(self.validation, self.method.loss, server.settling)
         with reproducible(seed_of(self.plan.run.seed, server_round, "\0", COORDINATOR), spec.threads) as generator:
             done = train_until_settled(self.network, exercise, optimizer, generator, judge)

@@ -8,6 +8,7 @@ from client.gate.policy_rules import REQUEST_RULES
 from client.gate.requested_work import RequestedWork
 from client.site.policy import WITHOUT_LIMITS, Policy
 from common.config import Plan, plan_of
+from common.plugins import MODELS
 from strategies.registry import method_of
 from tests.federations import experiment
 from tests.third_parties import install
@@ -18,8 +19,8 @@ def asked(folder: Path, *overrides: str) -> RequestedWork:
     return RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
 
 
-def refusal(policy: Policy, work: RequestedWork) -> str:
-    return REQUEST_RULES["policy.networks"](policy, work)
+def refusal(policy: Policy, work: RequestedWork, rule: str = "policy.networks") -> str:
+    return REQUEST_RULES[rule](policy, work)
 
 
 def test_our_own_networks_need_no_permission(tmp_path: Path) -> None:
@@ -82,3 +83,31 @@ def test_the_limits_count_a_network_that_is_not_ours(tmp_path: Path) -> None:
     rule = REQUEST_RULES["policy.maximum_parameters"]
     assert rule(Policy(maximum_parameters=12_000_000), work) == ""
     assert "11,1" in rule(Policy(maximum_parameters=11_000_000), work)
+
+
+def test_a_loss_of_a_plug_in_is_declined_until_it_is_listed_and_when_its_files_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = install(tmp_path / "site-packages", monkeypatch)
+    work = asked(tmp_path, "training.loss=plugin:absolute")
+    assert refusal(Policy(), work, "policy.losses") == 'it does not have "plugin:absolute"'
+    assert refusal(Policy(losses=("plugin:absolute",)), work, "policy.losses") == ""
+    assert refusal(Policy.model_validate(WITHOUT_LIMITS), work, "policy.losses") == ""
+    module.write_text(module.read_text() + "\n")
+    said = refusal(Policy(losses=("plugin:absolute",)), work, "policy.losses")
+    assert said.count("absolute of stairs 1.0 (files ") == 2
+
+
+def test_a_stamp_of_a_network_does_not_stand_for_a_loss_of_the_same_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site-packages", monkeypatch)
+    work = asked(tmp_path, "training.loss=plugin:absolute")
+    stamps = tuple(one.model_copy(update={"group": MODELS}) for one in work.plan.plugins)
+    forged = RequestedWork(work.plan.model_copy(update={"plugins": stamps}), work.method)
+    assert refusal(Policy(losses=("*",)), forged, "policy.losses").startswith("the coordinator has none, this site ")
+
+
+@pytest.mark.parametrize("loss", ["plain", "focal", "asymmetric"])
+def test_our_own_losses_need_no_permission(loss: str, tmp_path: Path) -> None:
+    assert refusal(Policy(), asked(tmp_path, f"training.loss={loss}"), "policy.losses") == ""

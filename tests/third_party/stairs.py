@@ -1,6 +1,13 @@
-"""Somebody's own network as a plug-in of Polyclinic."""
+"""Somebody's own network, losses and data set as plug-ins of Polyclinic."""
 
-from torch import nn
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from polyclinic.data import Pictures
 
 
 def network(channels: int, image_size: int) -> nn.Module:
@@ -10,3 +17,24 @@ def network(channels: int, image_size: int) -> nn.Module:
         *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.LayerNorm([32, image_size // 4, image_size // 4]), nn.GELU()),
         *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 64), nn.Tanh()),
     )
+
+
+def absolute(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    """Mean absolute error over the known entries; ``labels (batch, rows)`` are NaN where unknown."""
+    known = ~labels.isnan()
+    return (logits.sigmoid() - labels.nan_to_num()).abs()[known].mean()
+
+
+def by_image(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    """A mistake: one number an image, and not a scalar."""
+    return logits.mean(dim=1)
+
+
+def stripes(folder: Path, options: Mapping[str, Any]) -> Pictures:
+    """Grey images with horizontal stripes, vertical stripes, both or none; two of each patient."""
+    random, count = np.random.default_rng(options.get("seed", 0)), options.get("images", 300)
+    labels = random.integers(0, 2, (count, 2)).astype(np.float32)
+    images = random.integers(0, 60, (count, 16, 16), dtype=np.uint8)
+    images[labels[:, 0] == 1, ::4] += 150
+    images[labels[:, 1] == 1, :, ::4] += 40
+    return Pictures(images, labels, ("horizontal", "vertical"), [f"patient {row // 2}" for row in range(count)])

@@ -4,7 +4,7 @@ Paths are relative to the folder of the file that names them. Nothing is read he
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -192,6 +192,23 @@ class PhantomSpec(Spec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
+class PluginSpec(Spec):
+    """A data set that an installed package of the user's own reads.
+
+    Attributes:
+        name: Of the entry point in the group ``polyclinic.datasets``.
+        options: Handed to the plug-in as they are.
+        image_size: Height and width in pixels; the plug-in's own where None.
+    """
+
+    kind: Literal["plugin"]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    image_size: Side | None = None
+    resize: Resize = "pad"
+    split_seed: LegacySeed = SPLIT_SEED
+
+
 class MixtureSpec(Spec):
     """Several data sets as tasks of one: images of one size and colour, the classes of all tasks side by side.
 
@@ -216,6 +233,6 @@ class MixtureSpec(Spec):
 
 
 DataSpec = Annotated[
-    NpzSpec | FolderSpec | NihSpec | ChexpertSpec | MimicSpec | DigitsSpec | PhantomSpec | MixtureSpec,
+    NpzSpec | FolderSpec | NihSpec | ChexpertSpec | MimicSpec | DigitsSpec | PhantomSpec | MixtureSpec | PluginSpec,
     Field(discriminator="kind"),
 ]

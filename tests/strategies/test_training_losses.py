@@ -1,0 +1,213 @@
+"""The losses that ``[training]`` offers: what they compute, against others' code, and where they are refused."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from timm.loss import AsymmetricLossMultiLabel
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torchvision.ops import sigmoid_focal_loss
+
+from common.config import TrainingSection
+from common.errors import BadInput
+from common.models.zoo.spec import Task
+from strategies.base.round_record import TooFewSites
+from strategies.local.losses import Loss, Missing, loss_for
+from strategies.local.training_losses import chosen_loss
+from strategies.registry import STRATEGIES, method_of
+from tests.federations import experiment, federation
+from tests.third_parties import install
+
+NAN = float("nan")
+ROWS, EVERY = 3, torch.tensor([True, True, True])
+
+
+def drawn(images: int = 40) -> tuple[Tensor, Tensor]:
+    """Logits and labels of a site that annotates every class."""
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(images, ROWS, generator=generator)
+    return logits.requires_grad_(), (torch.rand(images, ROWS, generator=generator) < 0.3).float()
+
+
+def of_classes(images: int = 40) -> tuple[Tensor, Tensor]:
+    logits, _ = drawn(images)
+    truth = torch.arange(images) % 7 % ROWS  # 0 more often than the others
+    return logits, torch.eye(ROWS)[truth]
+
+
+def chosen(labels: Tensor, task: Task = "multi_label", missing: Missing = "masked", **training: object) -> Loss:
+    spec = TrainingSection.model_validate(training)
+    return chosen_loss(spec, loss_for(task, missing), task, missing, labels)
+
+
+def test_without_a_choice_it_is_the_methods_own_loss() -> None:
+    plain = loss_for("multi_label", "masked")
+    assert chosen_loss(TrainingSection(), plain, "multi_label", "masked", drawn()[1]) is plain
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 5.0])
+def test_focal_is_torchvisions_without_alpha(gamma: float) -> None:
+    logits, labels = drawn()
+    ours = chosen(labels, loss="focal", focal_gamma=gamma)(logits, labels, EVERY)
+    assert torch.allclose(ours, sigmoid_focal_loss(logits, labels, alpha=-1, gamma=gamma, reduction="mean"))
+
+
+@pytest.mark.parametrize("gammas", [(1.0, 4.0), (0.0, 4.0), (0.0, 0.0)])
+@pytest.mark.parametrize("margin", [0.0, 0.05, 0.3])
+def test_asymmetric_is_timms(gammas: tuple[float, float], margin: float) -> None:
+    logits, labels = drawn()
+    ours = chosen(labels, loss="asymmetric", asymmetric_gammas=gammas, asymmetric_margin=margin)
+    theirs = AsymmetricLossMultiLabel(gamma_neg=gammas[1], gamma_pos=gammas[0], clip=margin, reduction="mean")
+    assert torch.allclose(ours(logits, labels, EVERY), theirs(logits, labels), rtol=1e-4)
+
+
+def test_class_weights_are_torchs_positive_weights() -> None:
+    logits, labels = drawn()
+    weights = len(labels) / labels.sum(dim=0)
+    entries = binary_cross_entropy_with_logits(logits, labels, pos_weight=weights)
+    assert torch.allclose(chosen(labels, class_weights=True)(logits, labels, EVERY), entries)
+
+
+@pytest.mark.parametrize("gamma", [None, 2.0])
+def test_class_weights_of_exclusive_classes_are_torchs_weights(gamma: float | None) -> None:
+    logits, labels = of_classes()
+    counts = labels.sum(dim=0)
+    weights, truth = len(labels) / (ROWS * counts), labels.argmax(dim=1)
+    focal = {"loss": "focal", "focal_gamma": gamma} if gamma else {}
+    ours = chosen(labels, "multi_class", class_weights=True, **focal)(logits, labels, EVERY)
+    if gamma is None:
+        assert torch.allclose(ours, cross_entropy(logits, truth, weight=weights))
+    else:
+        p = logits.softmax(dim=1).gather(1, truth[:, None])[:, 0]
+        terms = weights[truth] * (1 - p) ** gamma * -p.log()
+        assert torch.allclose(ours, terms.sum() / weights[truth].sum())
+    assert torch.allclose(weights[truth].sum(), torch.tensor(float(len(labels))))
+
+
+KINDS: list[dict[str, object]] = [
+    {"loss": "focal"},
+    {"loss": "asymmetric"},
+    {"class_weights": True},
+    {"loss": "focal", "class_weights": True},
+    {"loss": "asymmetric", "class_weights": True},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_an_unknown_entry_moves_nothing(kind: dict[str, object]) -> None:
+    logits, labels = drawn()
+    labels[3:20, 1] = NAN
+    loss = chosen(labels, **kind)(logits, labels, EVERY)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None
+    assert not logits.grad[3:20, 1].any()
+    assert logits.grad[:3].any()
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_class_that_counts_as_absent_does(kind: dict[str, object]) -> None:
+    logits, labels = drawn()
+    labels[:, 2] = NAN
+    annotated = torch.tensor([True, True, False])
+    absent = torch.where(annotated, labels, 0.0)
+    weighed = chosen(labels, missing="negative", **kind)(logits, labels, annotated)
+    assert torch.equal(weighed, chosen(labels, **kind)(logits, absent, EVERY))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("logit", [-200.0, 200.0])
+def test_sure_logits_give_finite_losses_and_gradients(kind: dict[str, object], logit: float) -> None:
+    logits, labels = torch.full((4, ROWS), logit, requires_grad=True), torch.eye(4)[:, :ROWS]
+    loss = chosen(labels, **kind)(logits, labels, EVERY)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert loss.isfinite()
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
+def test_a_batch_of_which_nothing_is_known_gives_0() -> None:
+    logits, labels = drawn()
+    nothing = torch.full_like(labels, NAN)
+    for task, kinds in (("multi_label", KINDS), ("multi_class", [{"loss": "focal"}, {"class_weights": True}])):
+        for kind in kinds:
+            assert chosen(labels, task, **kind)(logits, nothing, EVERY) == 0  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- in an experiment
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fault"),
+    [
+        (("training.loss=asymmetric", "model.task=multi_class", "run.method=fedavg"), "here classes exclude others"),
+        (("training.class_weights=true", "run.method=fedmlp"), "the method has a loss of its own"),
+        (("training.loss=focal", "run.method=fedsld"), "the method has a loss of its own"),
+        (("training.loss=hinge",), "training.loss"),
+        (("training.loss=plugin:",), "training.loss"),
+        (("training.loss=plugin:nobodys", "training.class_weights=true"), "gets no weights"),
+        (("training.focal_gamma=-1",), "training.focal_gamma"),
+        (
+            ("training.loss=focal", "privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.result=last",
+             "model.norm=group"),
+            "each image's plain loss is minimised",
+        ),
+        (
+            ("training.class_weights=true", "privacy.level=update", "privacy.noise_multiplier=1",
+             "evaluation.result=last", "model.norm=group"),
+            "no noise covers that",
+        ),
+    ],
+)  # fmt: skip
+def test_what_makes_no_sense_is_refused_before_anything_is_trained(
+    overrides: tuple[str, ...], fault: str, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        method_of(experiment(tmp_path, *overrides).experiment)
+    assert fault in str(refused.value)
+
+
+def test_every_method_says_whether_it_takes_another_loss() -> None:
+    taking = {name for name, one in STRATEGIES.items() if one.chooses_loss}
+    assert taking == {
+        "surgical", "vanilla", "partial_loss", "pfl", "individual", "centralised", "fedavg", "fedbn", "fedbn_plus",
+        "fedprox", "fedavg_scaled", "unifed", "fedseq", "server_only",
+    }  # fmt: skip
+
+
+def hash_of(out: Path, *overrides: str) -> str:
+    done = federation(out.parent, "run.rounds=1", *overrides, out=out.name)
+    return str(done["model_sha256"])
+
+
+@pytest.mark.slow
+def test_each_choice_trains_another_model_and_a_plug_in_of_the_plain_loss_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path / "site-packages", monkeypatch)
+    run = partial(hash_of, tmp_path / "run")
+    hashes = {
+        json.dumps(sets): hash_of(tmp_path / f"run-{number}", *sets)
+        for number, sets in enumerate(
+            [
+                (),
+                ("training.loss=focal",),
+                ("training.loss=focal", "training.focal_gamma=1"),
+                ("training.loss=asymmetric",),
+                ("training.class_weights=true",),
+                ("training.loss=plugin:absolute",),
+            ]
+        )
+    }
+    assert len(set(hashes.values())) == len(hashes)
+    assert run("training.loss=focal", "training.focal_gamma=0") == hashes["[]"]
+
+
+@pytest.mark.slow
+def test_a_loss_that_returns_no_scalar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site-packages", monkeypatch)
+    with pytest.raises(TooFewSites, match=r'"plugin:by_image" returned a tensor of shape \(64,\), not a scalar'):
+        federation(tmp_path, "run.rounds=1", "training.loss=plugin:by_image")
