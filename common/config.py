@@ -16,9 +16,10 @@ from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import ModelSpec
-from common.plugins import LOSSES, MODELS, PLUGIN, PluginStamp, stamp_of
+from common.plugins import LOSSES, METRICS, MODELS, PLUGIN, PluginStamp, stamp_of
 from common.system.files import is_file
 from common.system.toml import Section, explained, parsed_toml, read_toml
+from common.wire.bounds import MOST_METRICS
 
 PluginName = Annotated[str, Field(pattern=r"^plugin:[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Exponent = Annotated[float, Field(ge=0, le=20)]
@@ -86,12 +87,14 @@ class EvaluationSection(Section):
         pooled: Ask every site, with the test of the model that the run ends with, how scores are spread over its test
             part, so that AUROCs over all sites' images can be told; a hospital's policy decides whether it answers.
         result: The model that a run ends with: ``best`` by validation loss, or that of the ``last`` round.
+        metrics: Metrics of plug-ins, computed of each class on test images beside ours.
         sample_grid: Whether the report of a simulation shows some test images; None does where they are nobody's.
     """
 
     test_each_round: bool = False
     pooled: bool = True
     result: Literal["best", "last"] = "best"
+    metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None
 
 
@@ -264,17 +267,17 @@ def plan_of(experiment: Experiment) -> Plan:
         augmentation=experiment.augmentation,
         evaluation=experiment.evaluation,
         privacy=experiment.privacy,
-        plugins=plugins_of(model.architecture, experiment.training.loss),
+        plugins=plugins_of(model.architecture, experiment.training.loss, experiment.evaluation.metrics),
     )
 
 
-def plugins_of(architecture: str, loss: str) -> tuple[PluginStamp, ...]:
+def plugins_of(architecture: str, loss: str, metrics: Sequence[str]) -> tuple[PluginStamp, ...]:
     """The stamps of the plug-ins among an experiment's names, as this machine has them.
 
     Raises:
         BadInput: If one is not installed.
     """
-    named = ((MODELS, architecture), (LOSSES, loss))
+    named = ((MODELS, architecture), (LOSSES, loss), *((METRICS, metric) for metric in metrics))
     return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in named if name.startswith(PLUGIN))
 
 

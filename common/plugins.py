@@ -1,9 +1,8 @@
 """Parts that a site or a coordinator installed itself as a Python package, found by name.
 
 A package names them as entry points: a network in the group ``polyclinic.models``, a loss in ``polyclinic.losses``, a
-data set in ``polyclinic.datasets``.
-Code never travels: a plan holds the name, the package, its version and the hash of its files, and a site runs what it
-has itself, if that is the same.
+data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``. Code never travels: a plan holds the name, the
+package, its version and the hash of its files, and a site runs what it has itself, if that is the same.
 """
 
 import hashlib
@@ -17,7 +16,8 @@ from typing import Any
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.system.toml import Section
 
-MODELS, LOSSES, DATASETS = "polyclinic.models", "polyclinic.losses", "polyclinic.datasets"
+MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
+DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
 PLUGIN = "plugin:"
 """Before the name of an entry point, wherever an experiment may name a plug-in or something of ours."""
 

@@ -6,6 +6,7 @@ import shutil
 import sys
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -30,3 +31,8 @@ def install(folder: Path, patched: pytest.MonkeyPatch) -> Path:
     patched.setattr(plugins, "_at_load", {})
     importlib.invalidate_caches()
     return Path(module)
+
+
+def stairs() -> ModuleType:
+    """The installed module."""
+    return importlib.import_module("stairs")

@@ -86,6 +86,9 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "allows it, and none kept back by `smallest_count`",
         "positive_scores": "of each, how many test images that show it got a score in each of 1,024 bins",
         "negative_scores": "likewise of those that do not show it",
+        "metric_names": "metrics of plug-ins, where the experiment asks for them and `metrics` allows them",
+        "metric_values": "what they say of each class, on the test images; nothing of a class kept back by "
+        "`smallest_count`",
     },
     "RefusalNoted": {
         "run": _RUN,

@@ -15,7 +15,7 @@ from client.gate.requested_work import RequestedWork
 from client.site.policy import GROUPS, Policy
 from common.errors import BadInput, quoted
 from common.models.zoo.spec import is_external
-from common.plugins import LOSSES, MODELS, PLUGIN, stamp_of
+from common.plugins import LOSSES, METRICS, MODELS, PLUGIN, stamp_of
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
 from strategies.local.clipping import norm_of
@@ -53,18 +53,25 @@ def _networks(policy: Policy, asked: RequestedWork) -> str:
 
 
 def _losses(policy: Policy, asked: RequestedWork) -> str:
-    """As of networks; Polyclinic's own losses need no leave."""
+    """A plug-in's loss is held to the list and to this site's own files; Polyclinic's own losses need no entry."""
     name = asked.plan.training.loss
     return _plugin_fault(LOSSES, name, policy.losses, asked) if name.startswith(PLUGIN) else ""
+
+
+def _metrics(policy: Policy, asked: RequestedWork) -> str:
+    """Every metric is a plug-in's, and held to the list and to this site's own files."""
+    faults = (_plugin_fault(METRICS, name, policy.metrics, asked) for name in asked.plan.evaluation.metrics)
+    return next(filter(None, faults), "")
 
 
 def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], asked: RequestedWork) -> str:
     """Why a name is not built or run here; empty for one that is allowed and means the same at both ends."""
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
-    theirs = [stamp for stamp in asked.plan.plugins if stamp.group == group]
+    inner = name.removeprefix(PLUGIN)
+    theirs = [stamp for stamp in asked.plan.plugins if (stamp.group, stamp.name) == (group, inner)]
     try:
-        own = [stamp_of(group, name.removeprefix(PLUGIN))] if name.startswith(PLUGIN) else []
+        own = [stamp_of(group, inner)] if name.startswith(PLUGIN) else []
     except BadInput as bad:
         return f"it cannot be made here: {bad.faults[0]}"
     if own == theirs:
@@ -105,6 +112,7 @@ REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
     "policy.networks": _networks,
     "policy.losses": _losses,
+    "policy.metrics": _metrics,
     **LIMIT_RULES,
     "policy.parts": _parts,
     "policy.statistics": _statistics,
@@ -197,6 +205,11 @@ def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
+def _metrics_asked(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    named = reply.metric_names if isinstance(reply, EvaluateReply) else ()
+    return _beyond(named, asked.plan.evaluation.metrics, "the plan does not ask for")
+
+
 def _outside_privacy(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if asked.plan.privacy.level == "none" or not isinstance(reply, TrainReply | EvaluateReply):
         return ""
@@ -216,6 +229,7 @@ REPLY_RULES: Mapping[str, ReplyRule] = {
     "policy.score_histograms": _scores,
     "policy.smallest_count": _small_counts,
     "policy.test_metrics": _test_metrics,
+    "evaluation.metrics": _metrics_asked,
     "policy.metrics_outside_privacy": _outside_privacy,
 }
 

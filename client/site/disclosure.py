@@ -15,6 +15,7 @@ lists then tell parts of the same, and their difference tells nothing.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -96,9 +97,9 @@ def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) ->
 def told_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
     """A class's test result, as it may leave."""
     if hidden or metrics.positives is None or metrics.negatives is None:
-        return ClassMetrics(None, None, None, None, None)
-    counts = (told_count(count, policy) for count in (metrics.positives, metrics.negatives))
-    return ClassMetrics(metrics.auroc, metrics.average_precision, metrics.balanced_accuracy, *counts)
+        return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
+    positives, negatives = (told_count(count, policy) for count in (metrics.positives, metrics.negatives))
+    return replace(metrics, positives=positives, negatives=negatives)
 
 
 def told_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:

@@ -27,6 +27,7 @@ WITHOUT_LIMITS: dict[str, Any] = {
     **dict.fromkeys((f"maximum_{name}" for name in LIMITS), None),
     "networks": ("*",),
     "losses": ("*",),
+    "metrics": ("*",),
 }
 """For a simulation: who writes the plan there owns the machine."""
 
@@ -39,6 +40,7 @@ class Policy(Section):
         networks: Networks that are not Polyclinic's own and that it builds, ``*`` standing for any letters; a plug-in
             is allowed only where it is listed, ``plugin:NAME``.
         losses: Losses of plug-ins that it minimises, ``plugin:NAME``; Polyclinic's own need not be listed.
+        metrics: Metrics of plug-ins that it computes on its test images and sends, ``plugin:NAME``.
         maximum_rounds: Most rounds of a run that it takes part in.
         maximum_epochs: Most local epochs in one round, those of a method that trains until its loss settles included.
         maximum_total_epochs: Most local epochs in a whole run, warm-up epochs included.
@@ -78,6 +80,7 @@ class Policy(Section):
     methods: tuple[str, ...] | None = None
     networks: tuple[str, ...] = ("timm:*", "torchvision:*")
     losses: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
     maximum_rounds: int | None = Field(10_000, ge=1)
     maximum_epochs: int | None = Field(500, ge=1)
     maximum_total_epochs: int | None = Field(100_000, ge=1)

@@ -12,6 +12,7 @@ from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import parts_in_best_round
 from client.training.score_release import NOTHING_TOLD, ToldScores, told_scores
 from common.metrics.multi_label import ClassMetrics, per_class
+from common.metrics.plugin import metrics_of
 from common.models.inference import label_matrix, scores_of
 from common.models.saved import save_model
 from common.models.state import layout_of, read_state, state_sha256
@@ -65,8 +66,10 @@ def _tested(work: Work) -> tuple[dict[str, ClassMetrics], ToldScores]:
     names = tuple(network.class_names[row] for row in rows)
     own, labels = scores[:, rows], label_matrix(test, names).numpy()
     hidden, policy = work.site.hides("test"), work.site.policy
+    more = metrics_of(work.plan.evaluation.metrics)
     metrics = {
-        name: told_metrics(one, policy, hidden=name in hidden) for name, one in per_class(own, labels, names).items()
+        name: told_metrics(one, policy, hidden=name in hidden)
+        for name, one in per_class(own, labels, names, more).items()
     }
     return metrics, told_scores(policy, own, labels, names, hidden) if work.plan.evaluation.pooled else NOTHING_TOLD
 
@@ -75,6 +78,7 @@ def _evaluation(
     request: EvaluateRequest, site: str, found: Validation, metrics: dict[str, ClassMetrics], sha256: str
 ) -> EvaluateReply:
     names = tuple(metrics)
+    more = tuple(next((one.more for one in metrics.values()), ()))
     column: Callable[[str], tuple[float, ...]] = lambda key: tuple(_columns(metrics, key))  # noqa: E731
     return EvaluateReply(
         run=request.run,
@@ -89,6 +93,8 @@ def _evaluation(
         positives=tuple(_count(metrics[name].positives) for name in names),
         negatives=tuple(_count(metrics[name].negatives) for name in names),
         model_sha256=sha256,
+        metric_names=more,
+        metric_values=tuple(_number(one.more[name]) for one in metrics.values() for name in more),
     )
 
 
@@ -98,5 +104,8 @@ def _count(count: int | None) -> int:
 
 def _columns(metrics: dict[str, ClassMetrics], key: str) -> Iterator[float]:
     for one in metrics.values():
-        value = getattr(one, key)
-        yield np.nan if value is None else float(value)
+        yield _number(getattr(one, key))
+
+
+def _number(value: float | None) -> float:
+    return np.nan if value is None else float(value)

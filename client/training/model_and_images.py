@@ -14,15 +14,7 @@ from common.wire.errors import WireError
 from common.wire.records import EvaluateRequest, Groups, TrainRequest
 from strategies.base.method import Method
 from strategies.local.objective import LocalRound
-from strategies.local.training import (
-    Epoch,
-    Examples,
-    Exercise,
-    Frozen,
-    Validation,
-    examples_of,
-    validate,
-)
+from strategies.local.training import Epoch, Examples, Exercise, Frozen, Validation, examples_of, validate
 from strategies.registry import method_of
 
 

@@ -13,12 +13,7 @@ from client.training.personal_parts import Kept, keep
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
-from common.wire.records import (
-    Arrays,
-    Groups,
-    TrainReply,
-    TrainRequest,
-)
+from common.wire.records import Arrays, Groups, TrainReply, TrainRequest
 from strategies.base.method import Method
 from strategies.local.clipping import clipped
 from strategies.local.compression import compressed

@@ -5,7 +5,8 @@ the test set holds no positive or no negative of it, is ``None``: neither 0 nor 
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,11 +14,14 @@ from numpy.typing import NDArray
 from common.errors import Diverged
 from common.metrics.bootstrap import Intervals
 from common.metrics.multi_class import MultiClass
+from common.metrics.plugin import Metric, value_of
 from common.metrics.pooled import Pooled
 from common.metrics.quality import Quality
 from common.metrics.score_histograms import THRESHOLD
 
 Floats = NDArray[np.floating]
+
+NO_METRICS: Mapping[str, Metric] = MappingProxyType({})
 
 GLOBAL_MODEL = "global model"
 """The note of a test of the one model that a run ends with."""
@@ -29,6 +33,7 @@ class ClassMetrics:
 
     Attributes:
         positives, negatives: ``None`` where the site that has the images does not tell.
+        more: Metrics of plug-ins by name.
     """
 
     auroc: float | None
@@ -36,6 +41,7 @@ class ClassMetrics:
     balanced_accuracy: float | None
     positives: int | None
     negatives: int | None
+    more: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def images(self) -> int | None:
@@ -57,6 +63,7 @@ class Summary:
     """The ``test`` part of ``summary.json``; ``dataclasses.asdict`` gives its JSON.
 
     Attributes:
+        mean_more: Of each plug-in's metric, over the classes for which it is defined.
         shared_classes: Those that every site annotates.
         unique_classes: Those that exactly one of several sites annotates.
         note: What was scored: ``"global model"`` or ``"mean over the owning sites' own models"``.
@@ -74,28 +81,33 @@ class Summary:
     shared_classes: ClassGroup
     unique_classes: ClassGroup
     note: str = "global model"
+    mean_more: Mapping[str, float | None] = field(default_factory=dict)
     multi_class: MultiClass | None = None
     intervals: Intervals | None = None
     quality: Quality | None = None
     pooled: Pooled | None = None
 
 
-def per_class(scores: Floats, labels: Floats, class_names: Sequence[str]) -> dict[str, ClassMetrics]:
+def per_class(
+    scores: Floats, labels: Floats, class_names: Sequence[str], more: Mapping[str, Metric] = NO_METRICS
+) -> dict[str, ClassMetrics]:
     """Score every class by itself.
 
     Args:
         scores: Probabilities, ``(n, classes)``; looked at only where the label is known.
         labels: 1, 0 or NaN for unknown, ``(n, classes)``.
         class_names: Names of the columns.
+        more: Metrics of plug-ins by name.
 
     Raises:
+        BadInput: Naming a plug-in that fails or returns no number.
         Diverged: Naming the class, for a score that is not finite.
         ValueError: Naming the class, for a label that is none of 0, 1 and NaN; or if the shapes do not fit.
     """
     if not scores.shape == labels.shape == (len(scores), len(class_names)):
         expected = f"two arrays of (n, {len(class_names)})"
         raise ValueError(f"Expected {expected} for {len(class_names)} classes, got {scores.shape} and {labels.shape}.")
-    return {name: _of_class(name, scores[:, c], labels[:, c]) for c, name in enumerate(class_names)}
+    return {name: _of_class(name, scores[:, c], labels[:, c], more) for c, name in enumerate(class_names)}
 
 
 def mean_auroc(scores: Floats, labels: Floats) -> float | None:
@@ -138,6 +150,7 @@ def summarise(
         shared_classes=group(results, shared),
         unique_classes=group(results, unique),
         note=note,
+        mean_more=mean_more(results.values()),
     )
 
 
@@ -147,16 +160,23 @@ def group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> Clas
     return ClassGroup(*mean_and_sd(results[name].auroc for name in classes), classes)
 
 
+def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:
+    """The mean of each plug-in's metric over the results for which it is defined."""
+    every = list(results)
+    names = {name: None for result in every for name in result.more}
+    return {name: mean_and_sd(result.more.get(name) for result in every)[0] for name in names}
+
+
 def _mean(results: Mapping[str, ClassMetrics], measure: Callable[[ClassMetrics], float | None]) -> float | None:
     return mean_and_sd(measure(result) for result in results.values())[0]
 
 
-def _of_class(name: str, scores: Floats, labels: Floats) -> ClassMetrics:
+def _of_class(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metric]) -> ClassMetrics:
     scores, labels = _known(name, scores, labels)
     positives = int(np.sum(labels == 1))
     negatives = len(labels) - positives
     if not positives or not negatives:
-        return ClassMetrics(None, None, None, positives, negatives)
+        return ClassMetrics(None, None, None, positives, negatives, dict.fromkeys(more))
     from sklearn.metrics import average_precision_score  # here: a hospital's start need not wait for scikit-learn
 
     sensitivity = float(np.mean(scores[labels == 1] > THRESHOLD))
@@ -167,6 +187,7 @@ def _of_class(name: str, scores: Floats, labels: Floats) -> ClassMetrics:
         balanced_accuracy=(sensitivity + specificity) / 2,
         positives=positives,
         negatives=negatives,
+        more={name: value_of(name, metric, scores, labels) for name, metric in more.items()},
     )
 
 

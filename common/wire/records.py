@@ -28,6 +28,8 @@ from common.wire.bounds import (
     ClassNames,
     Counts,
     Each,
+    Figures,
+    MetricNames,
     Range,
     RoundNumber,
     Shares,
@@ -214,6 +216,8 @@ class EvaluateReply:
         positives, negatives: :data:`UNKNOWN_COUNT` for a class of which the site tells nothing.
         told_classes: Those whose scores the site tells of, where the plan asks for it and the site's policy allows it.
         positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
+        metric_names: Of plug-ins' metrics.
+        metric_values: Of each class as many, one class after the other.
     """
 
     run: Text
@@ -233,10 +237,13 @@ class EvaluateReply:
     told_classes: ClassNames = ()
     positive_scores: ScoreCounts = ()
     negative_scores: ScoreCounts = ()
+    metric_names: MetricNames = ()
+    metric_values: Figures = ()
 
     def __post_init__(self) -> None:
         _check_correct(self.test_images, self.test_correct)
         self._check_columns()
+        self._check_metrics()
         self._check_scores()
 
     @property
@@ -251,6 +258,11 @@ class EvaluateReply:
             raise WireError("each metric must have one entry a class.")
         if len(set(self.class_names)) < len(self.class_names):
             raise WireError("a class must be tested once.")
+
+    def _check_metrics(self) -> None:
+        names = self.metric_names
+        if len(set(names)) < len(names) or len(self.metric_values) != len(names) * len(self.class_names):
+            raise WireError("each plug-in's metric must be named once, and have one value a class.")
 
     def _check_scores(self) -> None:
         told = self.told_classes

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from common.config import Plan
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import channels_first
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
-from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, Summary, mean_and_sd, per_class, summarise
+from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, Summary, mean_and_sd, mean_more, per_class, summarise
+from common.metrics.plugin import metrics_of
 from common.metrics.pooled import pooled
 from common.metrics.quality import quality
 from common.models.inference import Precision, label_matrix, scores_of
@@ -104,7 +106,7 @@ def outcome_of(
         sha256 = _save(network, strategy.result, known, setting)
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
-            test = _tested(network, setting, groups, strategy.plan.run.seed)
+            test = _tested(network, setting, groups, strategy.plan)
     else:
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = _joint_sha256(answers)
@@ -131,7 +133,7 @@ def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, set
 
 
 def _tested(
-    network: SplitNetwork, setting: Setting, groups: tuple[Collection[str], Collection[str]], seed: int
+    network: SplitNetwork, setting: Setting, groups: tuple[Collection[str], Collection[str]], plan: Plan
 ) -> Summary:
     """The global model on the coordinator's test images; ``groups`` are the shared and the unique classes."""
     assert setting.test is not None
@@ -139,9 +141,10 @@ def _tested(
     images, names, task = channels_first(setting.test.images), network.class_names, network.spec.task
     scores = scores_of(network, images.to(setting.device), setting.precision)
     labels = label_matrix(setting.test, names).numpy()
-    generator = np.random.default_rng(seed_of(seed, "intervals"))
+    generator = np.random.default_rng(seed_of(plan.run.seed, "intervals"))
+    more = metrics_of(plan.evaluation.metrics)
     return replace(
-        summarise(per_class(scores, labels, names), *groups, GLOBAL_MODEL),
+        summarise(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
         multi_class=multi_class(scores, labels) if task == "multi_class" else None,
         intervals=auroc_intervals(scores, labels, setting.test.patients, names, generator),
         quality=quality(scores, labels, names, task),
@@ -164,6 +167,7 @@ def _mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
         balanced_accuracy=mean_and_sd(one.balanced_accuracy for one in metrics)[0],
         positives=_most(one.positives for one in metrics),
         negatives=_most(one.negatives for one in metrics),
+        more=mean_more(metrics),
     )
 
 
@@ -183,6 +187,10 @@ def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:
             balanced_accuracy=_defined(answer.balanced_accuracy[row]),
             positives=_told(answer.positives[row]),
             negatives=_told(answer.negatives[row]),
+            more={
+                metric: _defined(answer.metric_values[row * len(answer.metric_names) + column])
+                for column, metric in enumerate(answer.metric_names)
+            },
         )
         for row, name in enumerate(answer.class_names)
     }

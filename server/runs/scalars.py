@@ -62,9 +62,13 @@ def _of_test(summary: Mapping[str, Any]) -> Iterator[tuple[str, float | None]]:
     yield "test/mean auroc, unique classes", test["unique_classes"]["mean_auroc"]
     yield "test/mean average precision", test["mean_average_precision"]
     yield "test/mean balanced accuracy", test["mean_balanced_accuracy"]
+    for name, value in test.get("mean_more", {}).items():
+        yield f"test/mean {name}", value
     for measure in ("accuracy", "sensitivity", "specificity", "f1"):
         yield f"test/{measure}", (test["multi_class"] or {}).get(measure)
     for name, result in test["per_class"].items():
         yield f"test auroc/{name}", result["auroc"]
         yield f"test average precision/{name}", result["average_precision"]
         yield f"test balanced accuracy/{name}", result["balanced_accuracy"]
+        for metric, value in result.get("more", {}).items():
+            yield f"test {metric}/{name}", value

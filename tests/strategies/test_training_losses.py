@@ -19,7 +19,7 @@ from strategies.local.losses import Loss, Missing, loss_for
 from strategies.local.training_losses import chosen_loss
 from strategies.registry import STRATEGIES, method_of
 from tests.federations import experiment, federation
-from tests.third_parties import install
+from tests.third_parties import install, stairs
 
 NAN = float("nan")
 ROWS, EVERY = 3, torch.tensor([True, True, True])
@@ -209,5 +209,6 @@ def test_each_choice_trains_another_model_and_a_plug_in_of_the_plain_loss_the_sa
 @pytest.mark.slow
 def test_a_loss_that_returns_no_scalar_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path / "site-packages", monkeypatch)
-    with pytest.raises(TooFewSites, match=r'"plugin:by_image" returned a tensor of shape \(64,\), not a scalar'):
-        federation(tmp_path, "run.rounds=1", "training.loss=plugin:by_image")
+    monkeypatch.setattr(stairs(), "absolute", lambda logits, labels, annotated: logits.mean(dim=1))
+    with pytest.raises(TooFewSites, match=r'"plugin:absolute" returned a tensor of shape \(64,\), not a scalar'):
+        federation(tmp_path, "run.rounds=1", "training.loss=plugin:absolute")

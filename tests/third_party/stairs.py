@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from polyclinic.data import Pictures
+from polyclinic.data import LabelledImages
 
 
 def network(channels: int, image_size: int) -> nn.Module:
@@ -25,16 +25,17 @@ def absolute(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     return (logits.sigmoid() - labels.nan_to_num()).abs()[known].mean()
 
 
-def by_image(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
-    """A mistake: one number an image, and not a scalar."""
-    return logits.mean(dim=1)
-
-
-def stripes(folder: Path, options: Mapping[str, Any]) -> Pictures:
+def stripes(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
     """Grey images with horizontal stripes, vertical stripes, both or none; two of each patient."""
     random, count = np.random.default_rng(options.get("seed", 0)), options.get("images", 300)
     labels = random.integers(0, 2, (count, 2)).astype(np.float32)
     images = random.integers(0, 60, (count, 16, 16), dtype=np.uint8)
     images[labels[:, 0] == 1, ::4] += 150
     images[labels[:, 1] == 1, :, ::4] += 40
-    return Pictures(images, labels, ("horizontal", "vertical"), [f"patient {row // 2}" for row in range(count)])
+    return LabelledImages(images, labels, ("horizontal", "vertical"), [f"patient {row // 2}" for row in range(count)])
+
+
+def youden(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Largest sensitivity plus specificity less 1 over all thresholds, of one class."""
+    marks = np.unique(scores)[:, None]
+    return float(((scores >= marks)[:, labels == 1].mean(1) - (scores >= marks)[:, labels == 0].mean(1)).max())

@@ -22,7 +22,7 @@ PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
-class Pictures:
+class LabelledImages:
     """What a data set's plug-in returns; rows of all arrays belong together.
 
     Attributes:
@@ -43,7 +43,7 @@ class Pictures:
     sources: Sequence[str] | NDArray[np.str_] | None = None
 
 
-DatasetPlugin = Callable[[Path, Mapping[str, Any]], Pictures]
+DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages]
 """Called with the folder of the file that names the data set, and with ``data.options``."""
 
 
@@ -60,7 +60,7 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
     """Run the plug-in, check what it returns, and split it.
 
     Raises:
-        BadInput: If it is not installed, raises, or returns something else than :class:`Pictures` that fit together.
+        BadInput: If it is not installed, raises, or returns something else than :class:`LabelledImages` that fit.
     """
     read: DatasetPlugin = loaded(DATASETS, spec.name)
     where = f"data.name: plugin:{spec.name}"
@@ -70,8 +70,8 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
         raise
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
         raise BadInput([Fault(where, f"failed: {type(error).__name__}: {error}.")]) from error
-    if not isinstance(pictures, Pictures):
-        problem = f"returned {type(pictures).__name__}, not polyclinic.data.Pictures."
+    if not isinstance(pictures, LabelledImages):
+        problem = f"returned {type(pictures).__name__}, not polyclinic.data.LabelledImages."
         raise BadInput([Fault(where, problem)])
     stop_on([Fault(where, problem) for problem in _problems(pictures)])
     everything = _image_set(pictures, spec)
@@ -82,7 +82,7 @@ def load_plugin(spec: PluginSpec, base: Path) -> Splits:
     return Splits(*(everything.rows(np.flatnonzero(parts == part)) for part in PARTS))
 
 
-def _image_set(pictures: Pictures, spec: PluginSpec) -> ImageSet:
+def _image_set(pictures: LabelledImages, spec: PluginSpec) -> ImageSet:
     count = len(pictures.images)
     unknown = np.full(count, "")
     return ImageSet(
@@ -94,7 +94,7 @@ def _image_set(pictures: Pictures, spec: PluginSpec) -> ImageSet:
     )
 
 
-def _problems(pictures: Pictures) -> Iterator[str]:
+def _problems(pictures: LabelledImages) -> Iterator[str]:
     """What does not fit, each as a sentence."""
     images, labels, names = pictures.images, np.asarray(pictures.labels), list(pictures.class_names)
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:

@@ -15,7 +15,7 @@ from common.data.base.spec import PluginSpec
 from common.data.load import faults, load
 from common.data.sources import plugin
 from common.errors import BadInput
-from polyclinic.data import Pictures
+from polyclinic.data import LabelledImages
 from tests.federations import federation
 from tests.third_parties import install
 
@@ -67,7 +67,7 @@ def test_a_name_that_cannot_be_one_is_refused(name: str) -> None:
         spec(name=name)
 
 
-GOOD = Pictures(np.zeros((6, 8, 8), np.uint8), np.eye(6, 2, dtype=np.float32), ("a", "b"))
+GOOD = LabelledImages(np.zeros((6, 8, 8), np.uint8), np.eye(6, 2, dtype=np.float32), ("a", "b"))
 
 
 def loads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, read: Callable[..., object]) -> None:
@@ -102,12 +102,12 @@ def test_what_does_not_fit_together_is_said(
 
 
 def test_one_that_fails_or_returns_something_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(folder: Path, options: Mapping[str, Any]) -> Pictures:
+    def fails(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
         raise KeyError("column")
 
     with pytest.raises(BadInput, match=r"plugin:stripes: failed: KeyError: 'column'"):
         loads(monkeypatch, tmp_path, fails)
-    with pytest.raises(BadInput, match=r"returned tuple, not polyclinic\.data\.Pictures"):
+    with pytest.raises(BadInput, match=r"returned tuple, not polyclinic\.data\.LabelledImages"):
         loads(monkeypatch, tmp_path, lambda folder, options: (1, 2))
 
 

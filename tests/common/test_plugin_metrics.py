@@ -1,0 +1,152 @@
+"""Metrics of a user's own package: computed by class at the sites and at the coordinator, told where it is allowed."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from client.gate.policy_rules import REPLY_RULES, REQUEST_RULES
+from client.gate.requested_work import RequestedWork
+from client.site.disclosure import told_metrics
+from client.site.policy import WITHOUT_LIMITS, Policy
+from common.config import EvaluationSection, plan_of
+from common.errors import BadInput
+from common.metrics.multi_label import ClassMetrics, mean_more, per_class
+from common.wire.errors import WireError
+from common.wire.records import EvaluateReply
+from strategies.registry import method_of
+from tests.federations import experiment, federation
+from tests.third_parties import install, stairs
+
+YOUDEN = "plugin:youden"
+
+
+@pytest.fixture(autouse=True)
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path / "site-packages", monkeypatch)
+
+
+def scored() -> tuple[np.ndarray, np.ndarray]:
+    scores = np.array([[0.9, 0.2], [0.6, 0.3], [0.4, 0.8], [0.1, 0.9]])
+    return scores, np.array([[1, 0], [1, np.nan], [0, 0], [0, 0.0]])
+
+
+def test_it_is_computed_of_each_class_over_the_known_labels() -> None:
+    seen = list[tuple[list[float], list[float]]]()
+
+    def metric(scores: np.ndarray, labels: np.ndarray) -> float:
+        seen.append((scores.tolist(), labels.tolist()))
+        return 7
+
+    of_class = per_class(*scored(), ("a", "b"), {"plugin:seven": metric})
+    assert seen == [([0.9, 0.6, 0.4, 0.1], [1, 1, 0, 0])]  # of "b" there is no positive
+    assert [of_class[name].more for name in "ab"] == [{"plugin:seven": 7.0}, {"plugin:seven": None}]
+    assert mean_more(of_class.values()) == {"plugin:seven": 7.0}
+
+
+def test_a_plug_in_cannot_change_what_ours_are_computed_of() -> None:
+    def rude(scores: np.ndarray, labels: np.ndarray) -> float:
+        scores[:], labels[:] = 0, 0
+        return 0
+
+    scores, labels = scored()
+    assert per_class(scores, labels, ("a", "b"), {"plugin:rude": rude})["a"].auroc == 1
+    assert scores[0, 0] == 0.9
+
+
+def fails(scores: np.ndarray, labels: np.ndarray) -> float:
+    raise ValueError("patient Jane Roe")
+
+
+@pytest.mark.parametrize(
+    ("metric", "problem"),
+    [
+        (fails, "failed: ValueError."),
+        (lambda scores, labels: "much", "failed: ValueError."),
+        (lambda scores, labels: scores, "failed: TypeError."),
+        (lambda scores, labels: float("inf"), "returned inf"),
+        (lambda scores, labels: -1e12, "returned -1e+12"),
+    ],
+)
+def test_one_that_fails_is_named_without_its_words(metric: Callable[..., float], problem: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        per_class(*scored(), ("a", "b"), {"plugin:bad": metric})
+    assert f"evaluation.metrics: plugin:bad: {problem}" in str(refused.value)
+    assert "Roe" not in str(refused.value)
+
+
+def test_nothing_is_told_of_a_class_of_few_patients() -> None:
+    metrics = ClassMetrics(0.5, 0.5, 0.5, 20, 30, {YOUDEN: 0.25})
+    assert told_metrics(metrics, Policy(), hidden=False).more == {YOUDEN: 0.25}
+    assert told_metrics(metrics, Policy(), hidden=True).more == {YOUDEN: None}
+
+
+@pytest.mark.parametrize("names", [("youden",), ("plugin:",), tuple(f"plugin:{n}" for n in range(21)), 3])
+def test_names_that_cannot_be_are_refused(names: object) -> None:
+    with pytest.raises(ValidationError):
+        EvaluationSection.model_validate({"metrics": names})
+
+
+@pytest.mark.slow
+def test_a_run_ends_with_it_in_summary_report_and_tensorboard_and_in_the_same_model(tmp_path: Path) -> None:
+    plain = federation(tmp_path, "run.rounds=1")
+    asked = f'evaluation.metrics=["{YOUDEN}"]'
+    federation(tmp_path, "run.rounds=1", asked, out="asked", pages=True)
+    summary = json.loads((tmp_path / "asked" / "summary.json").read_text())
+    assert summary["model_sha256"] == plain["model_sha256"]
+    of_class = {name: one["more"][YOUDEN] for name, one in summary["test"]["per_class"].items()}
+    defined = [value for value in of_class.values() if value is not None]
+    assert summary["test"]["mean_more"][YOUDEN] == pytest.approx(np.mean(defined))
+    assert all(0 <= value <= 1 for value in defined)
+    for site in summary["per_site"].values():
+        assert all(set(one["more"]) == {YOUDEN} for one in site["per_class"].values())
+    assert f'<th scope="col">{YOUDEN}</th>' in (tmp_path / "asked" / "report.html").read_text()
+
+
+# ---------------------------------------------------------------------- the hospital's policy
+
+
+def asked_for(tmp_path: Path) -> RequestedWork:
+    file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}"]')
+    return RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
+
+
+def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: Path) -> None:
+    work, rule = asked_for(tmp_path), REQUEST_RULES["policy.metrics"]
+    assert rule(Policy(), work) == f'it does not have "{YOUDEN}"'
+    assert rule(Policy(metrics=(YOUDEN,)), work) == ""
+    assert rule(Policy.model_validate(WITHOUT_LIMITS), work) == ""
+    module = Path(str(stairs().__file__))
+    module.write_text(module.read_text() + "\n")
+    assert rule(Policy(metrics=("*",)), work).count("youden of stairs 1.0 (files ") == 2
+
+
+REPLY = EvaluateReply(
+    run="r", round=1, site="east", validation_loss=None, validation_auroc=None, class_names=("a", "b"),
+    auroc=(0.5, 0.5), average_precision=(0.5, 0.5), balanced_accuracy=(0.5, 0.5), positives=(20, 20),
+    negatives=(20, 20), model_sha256="", metric_names=(YOUDEN,), metric_values=(0.1, float("nan")),
+)  # fmt: skip
+
+
+def test_a_reply_tells_no_metric_that_the_plan_did_not_ask_for(tmp_path: Path) -> None:
+    rule, work = REPLY_RULES["evaluation.metrics"], asked_for(tmp_path)
+    assert rule(Policy(metrics=("*",)), work, REPLY) == ""
+    more = replace(REPLY, metric_names=("plugin:other",))
+    assert rule(Policy(metrics=("*",)), work, more) == 'the plan does not ask for "plugin:other"'
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metric_values": (0.1,)},
+        {"metric_names": (YOUDEN, YOUDEN), "metric_values": (0.1,) * 4},
+        {"metric_names": ()},
+    ],
+)
+def test_a_reply_whose_metrics_do_not_fit_is_refused(change: dict[str, tuple[object, ...]]) -> None:
+    with pytest.raises(WireError, match="one value a class"):
+        replace(REPLY, **change)  # type: ignore[arg-type]
