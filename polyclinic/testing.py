@@ -1,0 +1,159 @@
+"""Checks that the author of a plug-in runs in the package's own tests; each raises AssertionError and says what fails.
+
+::
+
+    from polyclinic import testing
+
+    def test_my_plug_ins(tmp_path):
+        testing.check_network("stairs", channels=1, image_size=16)
+        testing.check_loss("absolute")
+        testing.check_dataset("stripes", tmp_path, {"images": 100})
+        testing.check_metric("youden")
+
+The package has to be installed (``pip install -e .``): a name is that of its entry point. A plug-in that passes may
+still be wrong; one that fails does not train the same model in simulation and over the network, or stops a run.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from common.data.base.image_set import ImageSet, Splits
+from common.data.base.spec import PluginSpec
+from common.data.load import load
+from common.errors import BadInput
+from common.metrics.plugin import metrics_of, value_of
+from common.models.network import SplitNetwork, build
+from common.models.state import layout_of, read_state, state_sha256, write_state
+from common.models.zoo.spec import ModelSpec
+from common.plugins import LOSSES, PLUGIN, loaded
+
+CLASSES = ("first", "second", "third")
+
+
+def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int = 4) -> None:
+    """Check an entry point of ``polyclinic.models``.
+
+    It is built the same for the same seed, its state can be read and written, each image's features are its own in
+    evaluation, and a loss reaches every parameter that learns.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed, or does not take such images.
+    """
+    spec = ModelSpec.model_validate(
+        {"architecture": PLUGIN + name, "channels": channels, "image_size": image_size, "dropout": 0.0}
+    )
+    first, second, other = (build(spec, CLASSES, seed) for seed in (1, 1, 2))
+    same = _sha256(first) == _sha256(second)
+    assert same, f"{name}: two networks of one seed differ; it must draw all its numbers from torch's generator"
+    state = read_state(first)
+    write_state(other, trunk=state.trunk, norm=state.norm, head=state.head)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (batch, channels, image_size, image_size), generator=generator).float()
+    with torch.no_grad():
+        together, copied = first.eval()(images), other.eval()(images)
+        alone = torch.cat([first(image[None]) for image in images])
+    assert together.isfinite().all(), f"{name}: some features are not finite"
+    assert torch.allclose(together, copied, atol=1e-4), (
+        f"{name}: with the state of another it says something else; what it holds beside parameters and running "
+        "statistics is lost when a model travels"
+    )
+    assert torch.allclose(together, alone, atol=1e-3), f"{name}: in evaluation an image's features depend on others"
+    first.train()(images).square().sum().backward()
+    idle = [key for key, value in first.named_parameters() if value.requires_grad and value.grad is None]
+    assert not idle, f"{name}: no gradient reaches {', '.join(idle[:5])}; freeze them with requires_grad_(False)"
+
+
+def check_loss(name: str, images: int = 16) -> None:
+    """Check an entry point of ``polyclinic.losses``.
+
+    It returns a finite scalar, the same twice, depends on no unknown label, and leaves what it is given as it was.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed.
+    """
+    loss, generator = loaded(LOSSES, name), torch.Generator().manual_seed(1)
+    logits = torch.randn(images, len(CLASSES), generator=generator, requires_grad=True)
+    labels = (torch.rand(images, len(CLASSES), generator=generator) < 0.5).float()
+    labels[::3, 1] = float("nan")
+    annotated, before = torch.tensor([True, True, False]), labels.clone()
+    labels[:, 2] = before[:, 2] = float("nan")
+    value = loss(logits, labels, annotated)
+    assert isinstance(value, Tensor), f"{name}: returns {type(value).__name__}, not a tensor"
+    assert value.ndim == 0, f"{name}: returns a tensor of shape {tuple(value.shape)}, not a scalar"
+    assert value.isfinite(), f"{name}: is {float(value.detach())}; labels are NaN where they are unknown"
+    value.backward()  # type: ignore[no-untyped-call]
+    assert logits.grad is not None, f"{name}: does not depend on the logits"
+    assert logits.grad.isfinite().all(), f"{name}: has a gradient that is not finite"
+    assert not logits.grad[labels.isnan()].any(), f"{name}: moves logits whose label is unknown"
+    assert torch.equal(labels.nan_to_num(-1), before.nan_to_num(-1)), f"{name}: changes the labels that it is given"
+    assert torch.equal(loss(logits, labels, annotated), value), f"{name}: says something else the second time"
+
+
+def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:
+    """Check an entry point of ``polyclinic.datasets`` with data that are there.
+
+    It is read the same twice, and the training part has images of every class that is known.
+
+    Args:
+        folder: In the place of the experiment's, or of the hospital's.
+        options: As ``[data.options]``.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed, or returns arrays that do not fit.
+    """
+    spec = PluginSpec.model_validate({"kind": "plugin", "name": name, "options": dict(options or {})})
+    first, second = load(spec, folder), load(spec, folder)
+    for part in ("train", "validation", "test"):
+        one, other = getattr(first, part), getattr(second, part)
+        assert len(one), f"{name}: there is no image in the {part} part"
+        assert _same_images(one, other), f"{name}: the {part} part differs when it is read again"
+    assert _any_of_both_kinds(first), f"{name}: no class has a positive and a negative training image"
+
+
+def check_metric(name: str, images: int = 50) -> None:
+    """Check an entry point of ``polyclinic.metrics``.
+
+    It returns a number or "not defined" for scores of any kind, ties and sure ones too, in any order of the images.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed, fails, or returns no number that can be told.
+    """
+    key = PLUGIN + name
+    metric, random = metrics_of([key])[key], np.random.default_rng(1)
+    labels = np.arange(images) % 2.0
+    for scores in (random.random(images), np.full(images, 0.5), labels.copy(), 1 - labels):
+        order = random.permutation(images)
+        one, other = value_of(key, metric, scores, labels), value_of(key, metric, scores[order], labels[order])
+        same = one == other or (one is not None and other is not None and np.isclose(one, other))
+        assert same, f"{name}: is {one}, and {other} with the images in another order"
+    for count in (1, 2):  # fewest images that a class can be tested on
+        value_of(key, metric, np.array([0.2, *[0.7] * count]), np.array([0.0, *[1.0] * count]))
+
+
+def _any_of_both_kinds(splits: Splits) -> bool:
+    """Whether a class has a positive and a negative training image."""
+    return bool(((splits.train.labels == 1).any(axis=0) & (splits.train.labels == 0).any(axis=0)).any())
+
+
+def _sha256(network: SplitNetwork) -> str:
+    return state_sha256(read_state(network), layout_of(network))
+
+
+def _same_images(one: ImageSet, other: ImageSet) -> bool:
+    return (
+        np.array_equal(one.images, other.images)
+        and np.array_equal(one.labels, other.labels, equal_nan=True)
+        and np.array_equal(one.patients, other.patients)
+    )
+
+
+__all__ = ["BadInput", "check_dataset", "check_loss", "check_metric", "check_network"]
