@@ -21,11 +21,11 @@ TOGETHER = {
     "test_refusals.py": "one coordinator",
     "test_loopback_only.py": "one coordinator",
     "test_status.py": "one coordinator",
-    "test_same_model.py": "same model",
+    "test_same_model.py": "one federation",
     "test_limits.py": "one federation",
     "test_flood.py": "one federation",
     "test_forger.py": "one federation",
-    "test_kills.py": "kills",
+    "test_kills.py": "one federation",
     "test_named_kills.py": "named kills",
     "test_harm.py": "harm",
 }

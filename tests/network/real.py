@@ -249,11 +249,6 @@ class Site:
         return bool(self._programs)
 
     @property
-    def first(self) -> Program:
-        """The one begun first."""
-        return self._programs[0]
-
-    @property
     def toml(self) -> Path:
         return self.folder / "site.toml"
 
@@ -349,11 +344,19 @@ class Coordinator:
     def revoke(self, site: Site) -> Ended:
         return flwr_server("revoke", self.folder, site.name, "--yes")
 
-    def run(self, experiment: Path, out: Path, *overrides: str, sites: int = 0, options: Sequence[str] = ()) -> Program:
-        """``flwr-server run``, begun."""
+    def run(
+        self,
+        experiment: Path,
+        out: Path,
+        *overrides: str,
+        sites: int = 0,
+        options: Sequence[str] = (),
+        pages: bool = False,
+    ) -> Program:
+        """``flwr-server run``, begun; with its pages where a test reads them."""
         sets = [part for override in overrides for part in ("--set", override)]
         command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *sets, *options)
-        return self.lead("-m", "server.cli", *command)
+        return self.lead("-m", "server.cli" if pages else "tests.network.without_pages", *command)
 
     def lead(self, *arguments: object) -> Program:
         """A run that is begun in another way."""

@@ -1,6 +1,5 @@
 """What happens to a run when a program dies, hangs, comes late or goes: it goes on, or says why not."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,21 +21,15 @@ from tests.network.real import PARTIAL, lines_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
-    """The sites come first."""
-    with admitted(tmp_path_factory.mktemp("kills"), PARTIAL) as federation:
+@pytest.mark.network
+def test_sites_that_start_before_the_coordinator_wait_for_it(tmp_path: Path) -> None:
+    with admitted(tmp_path, PARTIAL) as federation:
         for site in federation.sites:
             site.start().says("no connection to")
         federation.coordinator.start()
-        yield federation
-
-
-@pytest.mark.network
-def test_sites_that_start_before_the_coordinator_wait_for_it(federation: Federation) -> None:
-    for site in federation.sites:
-        assert "Connection refused; trying again for as long as it takes" in site.first.said
-        site.first.says("connected to trial")
+        for site in federation.sites:
+            assert "Connection refused; trying again for as long as it takes" in site.program.said
+            site.program.says("connected to trial")
 
 
 def test_a_site_killed_in_a_round_takes_its_work_up_again_and_the_model_is_as_if_nothing_had_been(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from cryptography.hazmat.primitives import serialization
@@ -14,7 +15,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from strategies.registry import STRATEGIES, method_named
 from tests.federations import needs_of
-from tests.network.real import FULL, PARTIAL, ROOT, Coordinator, exported, flwr_server, flwr_sim, machine, written
+from tests.network.federated import Federation as Connected
+from tests.network.real import FULL, ROOT, Coordinator, exported, flwr_server, flwr_sim, machine, written
 from tests.server.commands import needs_real_data
 
 pytestmark = pytest.mark.slow
@@ -29,11 +31,12 @@ class Federation:
     coordinator: Coordinator
     experiment: Path
 
-    def models(self, out: Path, *overrides: str) -> tuple[str, str]:
+    def models(self, out: Path, *overrides: str, pages: bool = False) -> tuple[str, str]:
         """The hash of the model over the network, and of the one in simulation."""
-        run = self.coordinator.run(self.experiment, out / "network", *overrides)
+        run = self.coordinator.run(self.experiment, out / "network", *overrides, pages=pages)
         sets = [part for override in overrides for part in ("--set", override)]
-        simulation = flwr_sim("run", self.experiment, "--backend", "inline", "--out", out / "simulation", *sets)
+        with patch("server.federation.set_up.write_pages"):  # those of the network say the same
+            simulation = flwr_sim("run", self.experiment, "--backend", "inline", "--out", out / "simulation", *sets)
         assert simulation.code == 0, simulation.err
         assert run.ends() == 0, run.said
         first, second = (json.loads((out / name / "summary.json").read_text()) for name in ("network", "simulation"))
@@ -55,11 +58,10 @@ def connected(experiment: Path, folder: Path) -> Iterator[Federation]:
         yield Federation(coordinator, experiment)
 
 
-@pytest.fixture(scope="module")
-def partly(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+@pytest.fixture
+def partly(federation: Connected) -> Federation:
     """Each site labels other digits."""
-    with connected(written(PARTIAL, folder := tmp_path_factory.mktemp("partly")), folder / "machine") as federation:
-        yield federation
+    return Federation(federation.coordinator, federation.experiment)
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +115,7 @@ def private_forms(pem: bytes) -> list[bytes]:
 def test_under_secure_aggregation_too_and_no_private_key_is_in_anything_else_that_was_written_or_said(
     partly: Federation, tmp_path: Path
 ) -> None:
-    over_network, simulated = partly.models(tmp_path, "privacy.secure_aggregation=true")
+    over_network, simulated = partly.models(tmp_path, "privacy.secure_aggregation=true", pages=True)
     assert over_network == simulated
 
     coordinator = partly.coordinator

@@ -61,7 +61,7 @@ def test_what_cannot_be_does_not_count_and_is_said_without_any_control_character
             program = "tests.network.loose_talker" if site.name == LIAR else "client.cli"
             site.start_by("-m", program, "start", site.folder)
         coordinator.sees(*sites)
-        run = coordinator.run(experiment, out, *CHANGES)
+        run = coordinator.run(experiment, out, *CHANGES, pages=True)
         eventually(lambda: not run.runs, "the run ends", within_s=600)
         assert run.ends() == 0, run.said
         status, took_s = timed_status(coordinator)

@@ -1,8 +1,10 @@
 """One hospital sends what harms: it is named and left out, nobody else is, and the run ends as without it."""
 
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,20 +139,29 @@ KILLS = {
 }
 
 
+IN_TWO_ROUNDS = (*MASKED, "run.rounds=2")
+
+
+@cache
+def condemned_through() -> str:
+    """The model of :data:`IN_TWO_ROUNDS` where nothing is killed; call it while one site lies."""
+    with tempfile.TemporaryDirectory() as folder:
+        return str(federation(Path(folder), *IN_TWO_ROUNDS)["model_sha256"])
+
+
 @pytest.mark.parametrize("point", KILLS)
 def test_killed_in_a_rollback_it_ends_in_the_same_model(
     point: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lied(monkeypatch, LIES["1e30"])
-    choices = (*MASKED, "run.rounds=2")
-    through = federation(tmp_path, *choices, out="through")
+    through = condemned_through()
     owner, name, call, after = KILLS[point]
     with pytest.MonkeyPatch.context() as patched:
         kill_at(patched, owner, name, call, after=after)
         with pytest.raises(Killed):
-            federation(tmp_path, *choices, out="killed")
-    resumed = federation(tmp_path, *choices, out="killed", resume=True)
-    assert resumed["model_sha256"] == through["model_sha256"]
+            federation(tmp_path, *IN_TWO_ROUNDS, out="killed")
+    resumed = federation(tmp_path, *IN_TWO_ROUNDS, out="killed", resume=True)
+    assert resumed["model_sha256"] == through
     assert list(resumed["condemned"]) == [LIAR]
     assert not verify(tmp_path / "killed").faults
 

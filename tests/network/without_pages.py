@@ -1,0 +1,21 @@
+"""``flwr-server``, whose runs draw no report and no model card: that takes longer than to run a test's federation.
+
+python -m tests.network.without_pages run ...
+"""
+
+import sys
+from pathlib import Path
+
+import server.cli
+import server.federation.set_up
+from server.deployment.processes import supervisor
+
+
+def no_pages(out: Path) -> None:
+    """Draw nothing."""
+
+
+if __name__ == "__main__":
+    supervisor.PROGRAM = (sys.executable, "-m", "tests.network.without_pages")  # what leads the run is a child of this
+    server.federation.set_up.write_pages = no_pages
+    server.cli.main()
