@@ -528,3 +528,18 @@ def test_a_tested_class_that_the_site_does_not_annotate_is_refused() -> None:
     ran = run((replace(EAST, tested=("a", "c")), NORTH, replace(SOUTH, tested=("b", "q"))))
     assert set(ran.tested.accepted) == {"east", "north"}
     assert dict(ran.tested.absent) == {"south": 'tested "q", which it does not annotate'}
+
+
+def test_a_metric_that_the_plan_does_not_ask_for_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    judged = Peer.judged
+
+    def more(peer: Peer, request: EvaluateRequest) -> EvaluateReply:
+        reply = judged(peer, request)
+        names = ("plugin:<b>best</b>",) if peer.site == "south" and request.test else ()
+        return replace(reply, metric_names=names, metric_values=(1.0,) * len(names) * len(reply.class_names))
+
+    monkeypatch.setattr(Peer, "judged", more)
+    ran = run((EAST, NORTH, replace(SOUTH, tested=("b",))))
+    assert set(ran.tested.accepted) == {"east", "north"}
+    reason = 'sent the metrics "plugin:<b>best</b>", which the plan does not ask for'
+    assert dict(ran.tested.absent) == {"south": reason}

@@ -16,12 +16,7 @@ from common.config import Plan
 from common.errors import quoted
 from common.system.plain_text import shown
 from common.wire.codec import payload_bytes
-from common.wire.records import (
-    Arrays,
-    EvaluateReply,
-    Groups,
-    TrainReply,
-)
+from common.wire.records import Arrays, EvaluateReply, Groups, TrainReply
 from strategies.aggregation.largest_share import counted_images
 from strategies.base.method import Method
 from strategies.base.round_record import Arrival
@@ -103,7 +98,10 @@ def mismatch(requests: Requests, record: TrainReply | EvaluateReply, site: str) 
             or too_long(record, requests.sent_at.get(site))
         )
     strangers = sorted(set(record.class_names) - set(known.contract.sites[site]))
-    return f"tested {quoted(strangers)}, which it does not annotate" if strangers else ""
+    if strangers:
+        return f"tested {quoted(strangers)}, which it does not annotate"
+    unasked = sorted(set(record.metric_names) - set(requests.plan.evaluation.metrics))
+    return f"sent the metrics {quoted(unasked)}, which the plan does not ask for" if unasked else ""
 
 
 def fault_in(update: Groups, sent: Groups) -> str:
