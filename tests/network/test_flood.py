@@ -25,7 +25,7 @@ from tests.signing import SignsCalls
 pytestmark = pytest.mark.slow
 
 MOST_MB = 100.0
-SHORT, FULL = (60, 25.0), (400, 90.0)
+SHORT, FULL = (60, 15.0), (400, 90.0)
 """Connections and seconds."""
 
 

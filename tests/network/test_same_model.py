@@ -76,8 +76,8 @@ def own_needs(method: str) -> tuple[str, ...]:
     return tuple(need for need in needs_of(method) if not need.startswith("partition."))
 
 
-SHORT = {"surgical", "unifed"}
-"""What ``make test`` tries; ``make test-network`` tries all."""
+SHORT = {"unifed"}
+"""What ``make test`` tries here; ``make test-network`` tries all. Surgical aggregation is compared in test_flood."""
 
 
 def tried(*, fully: bool) -> list[Any]:

@@ -26,7 +26,7 @@ onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not
 pytest.importorskip("onnxscript", reason="the export extra is not installed")
 
 CLASSES = ("edema", "mass", "nodule")
-SHORT = {"densenet121", "fedsld_cnn"}
+SHORT = {"resnet18", "fedsld_cnn"}
 ARCHITECTURES = [name for name in get_args(Architecture) if name != "tiny_cnn"]
 
 

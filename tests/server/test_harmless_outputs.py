@@ -161,7 +161,8 @@ def test_at_a_site_words_of_the_coordinator_hold_none() -> None:
 
 
 def test_a_record_of_any_length_makes_a_short_line_of_the_audit(tmp_path: Path) -> None:
-    many = [RecordField(f"{ALL} {n}", (2,) * 100_000, 8) for n in range(3_000)]
+    shape = (2,) * 100_000
+    many = [RecordField(f"{ALL} {n}", shape, 8) for n in range(3_000)]
     fields = listed(many)
     assert len(json_text(fields).encode()) < LISTED_BYTES + 500
     assert fields[-1] == [f"... {3_000 - len(fields) + 1:,} more", None, 8 * (3_000 - len(fields) + 1)]
