@@ -15,13 +15,12 @@ from client.check.source import Source
 from client.connection.exit_codes import ExitCode
 from client.site.last_plan import last_plan
 from client.site.settings import Settings
-from client.training.network_cache import empty_network
 from client.training.train_round import difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.models.inference import logits_of
-from common.models.network import SplitNetwork
+from common.models.network import SplitNetwork, build
 from common.models.state import read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.codec import encode, payload_bytes
@@ -99,7 +98,7 @@ def trial_of(
         source.patients[rows],
         np.full(len(rows), ""),
     )
-    network = empty_network(work.plan.model, canonical, device)
+    network = build(work.plan.model, canonical, seed=0).to(device)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
     return TrainingTrial(work, method_of(work.plan), network, images, device, totals)
 

@@ -5,12 +5,14 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
 
+from client.check import training
 from client.check.data import check_data
 from client.check.findings import AreaFindings, Result, fault, note, warning
 from client.check.labels import ClassCounts
@@ -21,9 +23,10 @@ from client.check.training import work_of
 from client.connection.exit_codes import ExitCode
 from client.site.last_plan import remember
 from client.site.settings import read_file_only
+from client.training import network_cache
 from common.config import Plan, plan_of, read_experiment
 from common.data.sources.phantom import phantoms
-from common.models.network import build
+from common.models.network import SplitNetwork, build
 from common.wire.roll_call import RollCall
 from server.deployment.processes.supervisor import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
@@ -237,3 +240,30 @@ def test_both_pages_for_hospitals_list_the_codes_of_start_alike() -> None:
     text = (ROOT / "docs" / "hospital-it.md").read_text(encoding="utf-8").split("## When it ends")[1]
     ours = [int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)]
     assert ours == [int(code) for code in ExitCode if code < 20]
+
+
+def test_the_step_is_tried_on_a_network_with_initial_values_and_not_on_whatever_the_memory_held(
+    hospital: Hospital, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = network_cache._headed
+
+    def of_nothing(*arguments: Any) -> SplitNetwork:
+        network = made(*arguments)
+        for parameter in network.head.parameters():
+            parameter.data.fill_(torch.nan)
+        return network
+
+    monkeypatch.setattr(network_cache, "_headed", of_nothing)
+    trained = list[float]()
+    epoch = training.train_epoch
+
+    def watched(*arguments: Any) -> Any:
+        losses = epoch(*arguments)
+        trained.extend(losses.tolist())
+        return losses
+
+    monkeypatch.setattr(training, "train_epoch", watched)
+    result = hospital.checked(offline=True)
+    assert any("a step on cpu works" in line for line in result.areas[-1].passed)
+    assert trained
+    assert np.isfinite(trained).all()
