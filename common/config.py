@@ -277,7 +277,7 @@ def plugins_of(architecture: str, loss: str, metrics: Sequence[str]) -> tuple[Pl
     Raises:
         BadInput: If one is not installed.
     """
-    named = ((MODELS, architecture), (LOSSES, loss), *((METRICS, metric) for metric in metrics))
+    named = ((MODELS, architecture), (LOSSES, loss), *((METRICS, metric) for metric in dict.fromkeys(metrics)))
     return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in named if name.startswith(PLUGIN))
 
 

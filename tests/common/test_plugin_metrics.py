@@ -125,6 +125,12 @@ def test_it_is_declined_until_it_is_listed_and_when_its_files_differ(tmp_path: P
     assert rule(Policy(metrics=("*",)), work).count("youden of stairs 1.0 (files ") == 2
 
 
+def test_one_that_is_named_twice_is_stamped_once(tmp_path: Path) -> None:
+    file = experiment(tmp_path, f'evaluation.metrics=["{YOUDEN}", "{YOUDEN}"]')
+    work = RequestedWork(plan_of(file.experiment), method_of(file.experiment), images=100)
+    assert REQUEST_RULES["policy.metrics"](Policy(metrics=("*",)), work) == ""
+
+
 REPLY = EvaluateReply(
     run="r", round=1, site="east", validation_loss=None, validation_auroc=None, class_names=("a", "b"),
     auroc=(0.5, 0.5), average_precision=(0.5, 0.5), balanced_accuracy=(0.5, 0.5), positives=(20, 20),
