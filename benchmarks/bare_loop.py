@@ -18,6 +18,7 @@ from common.models.network import build
 from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import images_of, simulated_data
 from common.system.seeds import seed_of
+from strategies.local.training import batches
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def trained(
     network.train()
     optimizer = torch.optim.SGD(network.parameters(), lr=lr, fused=True)
     for _ in range(epochs):
-        for rows in torch.split(torch.randperm(len(site.images), generator=generator), batch_size):
+        for rows in batches(len(site.images), batch_size, generator):  # a last batch of one joins its neighbour
             loss = functional.cross_entropy(network(site.images[rows]), site.classes[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -103,8 +104,9 @@ def test_a_process_killed_while_it_takes_a_message_leaves_the_one_before_whole(t
 # ---------------------------------------------------------------------- at work
 
 
+@cache
 def bundle() -> bytes:
-    """An app that is a name and nothing more."""
+    """An app that is a name and nothing more; always the same one: an archive holds the time at which it was made."""
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as packed:
         packed.writestr("pyproject.toml", "")
