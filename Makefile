@@ -35,7 +35,7 @@ OLDEST_FLOWER := 1.39.0
 $(VENV)/flower-$(OLDEST_FLOWER): $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps --target $@ flwr==$(OLDEST_FLOWER)
 
-test-oldest-flower: $(VENV)/flower-$(OLDEST_FLOWER)  ## what depends on Flower's inside, and both hashes, with the oldest Flower
+test-oldest-flower: $(VENV)/flower-$(OLDEST_FLOWER)  ## with the oldest Flower: all tests that depend on its internals, and the model hashes
 	PYTHONPATH=$(abspath $(VENV)/flower-$(OLDEST_FLOWER)) $(BIN)/pytest -n 2 -m "not torture and not network and not long" tests/network tests/polyclinic tests/server/test_superlink_program.py tests/server/test_fleet.py tests/server/test_hello.py tests/server/test_loopback_secret.py tests/server/test_backends.py tests/strategies/test_stock_call.py tests/strategies/test_masking.py tests/strategies/test_secure_aggregation.py
 
 quick: $(VENV)/installed  ## tests without whole federations
@@ -48,7 +48,7 @@ endurance: $(VENV)/installed  ## 200 rounds of ten sites under random faults; me
 	$(BIN)/pytest -s -m endurance
 
 FUZZ_SECONDS ?= 60
-fuzz: $(VENV)/installed  ## whatever reads bytes of the other side or of a disk, under coverage-guided fuzzing; 24 min
+fuzz: $(VENV)/installed  ## coverage-guided fuzzing of all code that parses received messages or stored files; 24 min
 	$(BIN)/pip install --quiet --editable '.[fuzz]'
 	for target in $$($(BIN)/python -m tests.fuzz.run); do $(BIN)/python -m tests.fuzz.run $$target $(FUZZ_SECONDS) || exit 1; done
 

@@ -15,13 +15,13 @@ from common.data.augmentation.spec import AugmentationSpec
 from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
+from common.metrics.plugin import MOST_METRICS
 from common.models.zoo.spec import ModelSpec
-from common.plugins import LOSSES, METRICS, MODELS, PLUGIN, PluginStamp, stamp_of
+from common.plugins import LOSSES, METRICS, MODELS, NAME_PATTERN, PLUGIN, PluginStamp, stamp_of
 from common.system.files import is_file
 from common.system.toml import Section, explained, parsed_toml, read_toml
-from common.wire.bounds import MOST_METRICS
 
-PluginName = Annotated[str, Field(pattern=r"^plugin:[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 Exponent = Annotated[float, Field(ge=0, le=20)]
 
 
@@ -267,17 +267,14 @@ def plan_of(experiment: Experiment) -> Plan:
         augmentation=experiment.augmentation,
         evaluation=experiment.evaluation,
         privacy=experiment.privacy,
-        plugins=plugins_of(model.architecture, experiment.training.loss, experiment.evaluation.metrics),
+        plugins=_plugins_of(experiment),
     )
 
 
-def plugins_of(architecture: str, loss: str, metrics: Sequence[str]) -> tuple[PluginStamp, ...]:
-    """The stamps of the plug-ins among an experiment's names, as this machine has them.
-
-    Raises:
-        BadInput: If one is not installed.
-    """
-    named = ((MODELS, architecture), (LOSSES, loss), *((METRICS, metric) for metric in dict.fromkeys(metrics)))
+def _plugins_of(experiment: Experiment) -> tuple[PluginStamp, ...]:
+    """The stamps of the plug-ins that an experiment names, as this machine has them."""
+    named = [(MODELS, experiment.model.architecture), (LOSSES, experiment.training.loss)]
+    named += [(METRICS, metric) for metric in dict.fromkeys(experiment.evaluation.metrics)]
     return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in named if name.startswith(PLUGIN))
 
 

@@ -18,6 +18,8 @@ from common.system.toml import Section
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
 DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
+NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
+"""Of the name of an entry point, and of others' networks."""
 PLUGIN = "plugin:"
 """Before the name of an entry point, wherever an experiment may name a plug-in or something of ours."""
 

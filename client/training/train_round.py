@@ -130,7 +130,7 @@ def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> Non
     if not method.warm_up.epochs:
         return
     optimizer = optimizer_for(network, spec, method.warm_up.lr)
-    minimised = method.training_loss(work.examples("train"), spec) if method.chooses_loss else method.loss
+    minimised = method.training_loss(work.examples("train"), spec)
     exercise = work.exercise(LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
     for _ in range(method.warm_up.epochs):

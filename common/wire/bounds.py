@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from common.metrics.plugin import MOST, MOST_METRICS
 from common.system.plain_text import is_plain, shown, shown_lines
 from common.wire.errors import WireError
 
@@ -19,8 +20,6 @@ MOST_IMAGES = 10**9
 """Of one site: more is a slip or a lie, and would outweigh every other site."""
 MOST_CLASSES = 2_000
 """Of one site; the largest public set of labels of chest images has 193."""
-MOST_METRICS = 20
-"""Of plug-ins, in one run."""
 MOST_SITES = 10_000
 MOST_ROUNDS = 10**9
 MOST_LOSS = 1e6
@@ -117,7 +116,7 @@ ClassNames = Annotated[tuple[str, ...], Each(MOST_CLASSES, NAME)]
 SiteNames = Annotated[tuple[str, ...], Each(MOST_SITES, NAME)]
 RoundNumber = Annotated[int, ROUND]
 Count = Annotated[int, COUNT]
-Figures = Annotated[tuple[float, ...], Each(MOST_CLASSES * MOST_METRICS, Range(-MOST_STATISTIC, MOST_STATISTIC))]
+Figures = Annotated[tuple[float, ...], Each(MOST_CLASSES * MOST_METRICS, Range(-MOST, MOST))]
 MetricNames = Annotated[tuple[str, ...], Each(MOST_METRICS, NAME)]
 Counts = Annotated[tuple[int, ...], Each(MOST_CLASSES, COUNT_OR_UNKNOWN)]
 Shares = Annotated[tuple[float, ...], Each(MOST_CLASSES, SHARE)]

@@ -20,6 +20,7 @@ from common.data.base.spec_base import (
     Side,
     Spec,
 )
+from common.plugins import NAME_PATTERN
 
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 
@@ -202,7 +203,7 @@ class PluginSpec(Spec):
     """
 
     kind: Literal["plugin"]
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
+    name: Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
     options: Mapping[str, Any] = Field(default_factory=dict)
     image_size: Side | None = None
     resize: Resize = "pad"

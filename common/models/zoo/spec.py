@@ -14,6 +14,7 @@ from pydantic import (
     field_validator,
 )
 
+from common.plugins import NAME_PATTERN
 from common.system.toml import SHA256_PATTERN
 
 Architecture = Literal[
@@ -28,7 +29,7 @@ Architecture = Literal[
     "tiny_cnn",
 ]
 
-_EXTERNAL = re.compile(r"(timm|torchvision|plugin):[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_EXTERNAL = re.compile(f"(timm|torchvision|plugin):{NAME_PATTERN}")
 
 
 def is_external(architecture: str) -> bool:
