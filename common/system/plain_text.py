@@ -108,7 +108,7 @@ def json_text(value: Any, indent: int | None = None, *, allow_nan: bool = False)
     ``json`` alone leaves C1 controls, bidirectional marks and line separators raw.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=allow_nan, indent=indent)
-    if is_plain(text):
+    if is_plain(text.replace("\n", "")):
         return text
     return "".join(one if one == "\n" or _plain(one) else _in_json(one) for one in text)
 

@@ -42,9 +42,13 @@ class Range:
     least: float
     most: float
 
+    def holds(self, value: Any) -> bool:
+        """Whether it is a number within the range."""
+        return bool(self.least <= value <= self.most)
+
     def fault(self, value: Any) -> str:
         """What is wrong, or an empty string."""
-        if self.least <= value <= self.most or (isinstance(value, float) and math.isnan(value)):
+        if self.holds(value) or (isinstance(value, float) and math.isnan(value)):
             return ""
         return f"must be from {_number(self.least)} to {_number(self.most)}, not {_number(value)}"
 
@@ -93,6 +97,8 @@ class Each:
     def fault(self, value: Any) -> str:
         if len(value) > self.most:
             return f"must have at most {self.most:,} entries, not {len(value):,}"
+        if isinstance(self.bound, Range) and value and self.bound.holds(min(value)) and self.bound.holds(max(value)):
+            return ""  # a NaN comes out of min and max or is passed over, so it hides no other number
         return next((f"entry {n}: {fault}" for n, one in enumerate(value, 1) if (fault := self.bound.fault(one))), "")
 
 

@@ -10,6 +10,7 @@ database several times for each: hence the small groups among the fields.
 """
 
 import dataclasses
+import functools
 import json
 import math
 import types
@@ -119,7 +120,7 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
             hundred sites is written and hashed once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
-    for name, kind in typing.get_type_hints(type(record)).items():
+    for name, kind in _hints(type(record)).items():
         value = getattr(record, name)
         if kind is Groups:
             _write_groups(content, fields, name, value, {} if written is None else written)
@@ -144,7 +145,7 @@ def decode(content: RecordDict, expected: type[R]) -> R:
         WireError: Naming what came and what was expected.
     """
     fields = _checked_fields(content, expected.__name__)
-    hints = typing.get_type_hints(expected)
+    hints = _hints(expected)
     grouped: list[str] = [name for name, kind in hints.items() if kind is Groups]
     integers: list[str] = [name for name, kind in hints.items() if kind == Integers]
     _refuse_unknown(content, {_FIELDS, *grouped, *integers}, expected.__name__)
@@ -157,6 +158,12 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     record = expected(**harmless(expected, values))
     refuse_out_of_bounds(record)
     return record
+
+
+@functools.cache
+def _hints(record: type) -> dict[str, Any]:
+    """The types of a record's fields, by name."""
+    return typing.get_type_hints(record)
 
 
 def _checked_fields(content: RecordDict, expected: str) -> dict[str, Any]:
