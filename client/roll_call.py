@@ -36,6 +36,7 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
         positives=positives,
         negatives=negatives,
         smallest_count=site.policy.smallest_count,
+        holds_frozen=site.frozen_parts.holds(plan.model),
     )
 
 

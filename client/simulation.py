@@ -58,6 +58,7 @@ def _site(sites: SimulatedSites, index: int) -> Site:
         ),
         durable=False,
         repeatable_noise=True,
+        frozen_folder=sites.run_folder / "frozen",
     )
 
 

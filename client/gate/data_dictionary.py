@@ -47,6 +47,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "it, -1 for a class kept back by `smallest_count`",
         "negatives": "how many do not show it; likewise",
         "smallest_count": "this site's `smallest_count`, so that others can write “hidden (<10)”",
+        "holds_frozen": "whether the frozen part of the plan's model is on this site's disk, so that it need not be "
+        "sent",
     },
     "TrainReply": {
         "run": _RUN,

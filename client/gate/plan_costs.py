@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from common.config import Plan
+from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from strategies.base.method import Method
@@ -68,10 +69,12 @@ class Footprint:
 
     Attributes:
         parameters: How many numbers it has.
+        trained: How many of them are trained.
         activations: Bytes that one image of a training batch holds until its gradient is known, in float32.
     """
 
     parameters: int
+    trained: int
     activations: int
 
 
@@ -87,8 +90,23 @@ def footprint(spec: ModelSpec, rows: int) -> Footprint:
         width, backbone = WIDTHS[spec.architecture], _backbone_parameters(spec)
         activations = ACTIVATIONS[spec.architecture] * spec.image_size**2
     features = spec.neck or width
-    neck = (width + 1) * spec.neck if spec.neck else 0
-    return Footprint(backbone + neck + (features + 1) * rows, activations)
+    behind = ((width + 1) * spec.neck if spec.neck else 0) + (features + 1) * rows
+    trained = behind + (backbone if spec.train == "all" else _trained_of_backbone(spec))
+    return Footprint(backbone + behind, trained, activations if spec.train == "all" else 0)
+
+
+@lru_cache(maxsize=8)
+def _trained_of_backbone(spec: ModelSpec) -> int:
+    """Numbers of the backbone that are trained where not all are.
+
+    Raises:
+        BadInput: If ``model.train`` names more layers than there are.
+    """
+    if spec.backbone_frozen:
+        return 0
+    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
+    layers = [backbone.get_submodule(name) for name in trained_layers(backbone, spec.train)]
+    return sum(value.numel() for layer in layers for value in layer.parameters(recurse=False))
 
 
 @lru_cache(maxsize=8)
@@ -125,19 +143,25 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
     narrow = training.precision == "bf16" or (training.precision == "auto" and device == "cuda")
     of_batch = batch * size.activations // (2 if narrow else 1)
     if plan.privacy.level == "sample":
-        of_batch += batch * size.parameters * FLOAT32  # a gradient an image
+        of_batch += batch * size.trained * FLOAT32  # a gradient an image
     moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS
-    return (COPIES_AT_WORK + moments) * size.parameters * FLOAT32 + of_batch
+    frozen = size.parameters - size.trained
+    return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32 + of_batch
 
 
 def disk_bytes(plan: Plan, method: Method, rows: int) -> int:
-    """The most that one run leaves on a site's disk: the message at work, its memory of two rounds, its own model."""
-    model = footprint(plan.model, rows).parameters * FLOAT32
+    """The most that one run leaves on a site's disk.
+
+    The message at work, its memory of two rounds, its own model; of a frozen part, the message and the file.
+    """
+    size = footprint(plan.model, rows)
+    model, frozen = size.trained * FLOAT32, (size.parameters - size.trained) * FLOAT32
     copies = 3 if method.keeps_local_parts else 0  # as trained, as evaluated, of the best round
     if not plan.training.reset_optimizer:
         copies += 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
     copies += method.parameters.compress_update != "float32"
-    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts)
+    whole = frozen * (2 + method.keeps_local_parts)
+    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole
 
 
 @lru_cache(maxsize=8)

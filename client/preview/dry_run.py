@@ -24,6 +24,7 @@ from client.gate.data_dictionary import meaning
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, Plan, plan_of, read_experiment
 from common.errors import BadInput, Fault
+from common.models.frozen import FrozenPart, built_frozen, naming
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.system.files import write_atomically
@@ -123,16 +124,19 @@ def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordD
         BadInput: If the method cannot serve this site's labels, or needs what its policy does not tell.
     """
     plan = plan_of(experiment)
+    frozen = built_frozen(plan.model, plan.run.seed, Path())
+    plan = plan.model_copy(update={"model": naming(plan.model, frozen)})
     with tempfile.TemporaryDirectory() as folder:
         grid = OneSite(replace(site, folder=Path(folder), durable=False))
         with suppress(TooFewSites):  # it declined, and said why
-            _lead(grid, plan)
+            _lead(grid, plan, frozen)
         return grid.left, grid.errors
 
 
-def _lead(grid: OneSite, plan: Plan) -> None:
+def _lead(grid: OneSite, plan: Plan, frozen: FrozenPart | None) -> None:
     """Roll call, one round, test: in a pass, too, a site is asked like this."""
-    strategy = method_of(plan).prepare(plan, ParticipationSection(round_deadline_s=DEADLINE_S), "preview")
+    participation = ParticipationSection(round_deadline_s=DEADLINE_S)
+    strategy = method_of(plan).prepare(plan, participation, "preview", frozen=frozen)
     contract = strategy.sites.roll_call(grid, 1)
     network = build(plan.model, contract.class_names, plan.run.seed)
     strategy.settle_model(layout_of(network))

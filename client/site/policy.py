@@ -56,6 +56,8 @@ class Policy(Section):
         maximum_run_hours: Longest time of work on one run, all its requests together.
         maximum_plan_kb: Largest plan, in units of 1,000 bytes.
         maximum_method_number: Largest whole number in a plan's ``[method]`` table.
+        keep_features: Whether the features of a frozen backbone are kept on its disk, encrypted with its key; else they
+            are computed again after each start.
         test_each_round: Whether it takes part in runs that test the model on its own test part every round.
         parts: Groups of the network whose change may leave.
         statistics: What a method may be told beside the change of the network, by name; where left out, what the
@@ -95,6 +97,7 @@ class Policy(Section):
     maximum_run_hours: float | None = Field(720.0, gt=0)
     maximum_plan_kb: float | None = Field(64.0, gt=0)
     maximum_method_number: int | None = Field(10_000, ge=1)
+    keep_features: bool = True
     test_each_round: bool = True
     parts: tuple[Group, ...] = GROUPS
     statistics: tuple[str, ...] | None = None

@@ -204,6 +204,7 @@ def open_site(settings: Settings) -> Site:
         device=settings.device,
         hidden=_hidden(splits, declaration, settings.file.policy.smallest_count),
         policy=settings.file.policy,
+        weights_folder=settings.folder / "weights",
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from client.site.disclosure import hidden_classes, tells_of, told_count
+from client.site.frozen_parts import FrozenParts
 from client.site.policy import Policy
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
@@ -30,6 +31,8 @@ class Site:
             see :mod:`client.site.disclosure`.
         repeatable_noise: In simulation noise comes from the run's seeds; a hospital's must not, for others know them.
         tell: Prints one line for the person who looks after it.
+        frozen_folder: Where frozen parts of models lie; in its own folder where None. Simulated sites share one.
+        weights_folder: Where the hospital puts weights files; none are looked for where None.
     """
 
     declaration: Declaration
@@ -44,11 +47,18 @@ class Site:
     hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     repeatable_noise: bool = False
     tell: Callable[[str], None] = lambda text: None
+    frozen_folder: Path | None = None
+    weights_folder: Path | None = None
 
     @cached_property
     def train_samples(self) -> int:
         """How many training images the site says it has."""
         return told_count(len(self.train), self.policy)
+
+    @cached_property
+    def frozen_parts(self) -> FrozenParts:
+        """Frozen parts of models that are here."""
+        return FrozenParts(self.frozen_folder or self.folder / "frozen", self.weights_folder, durable=self.durable)
 
     def hides(self, part: str) -> frozenset[str]:
         """Classes of which nothing is told, of one part of its data."""

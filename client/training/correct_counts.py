@@ -30,7 +30,7 @@ def tally_of(work: Work) -> TestCounts:
     known = labels.any(axis=1)
     if not known.any():
         return TestCounts(test_images=0, test_correct=0)
-    scores = scores_of(network, work.site.pixels("test"), work.plan.training.precision)
+    scores = scores_of(network, work.seen("test"), work.plan.training.precision)
     right = scores.argmax(axis=1) == labels.argmax(axis=1)
     images, correct = (told_count(int(count), work.site.policy) for count in (known.sum(), (right & known).sum()))
     return TestCounts(test_images=images, test_correct=correct)

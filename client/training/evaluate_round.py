@@ -37,7 +37,7 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
         tally = tally_of(work) if counts_right_images(work) and not request.test else NOT_TESTED
         if request.test and method.keeps_local_parts:
             found = _put_best(work, request, validation, found)
-            save_model(site.folder / "model", network, label_contract_sha256=request.contract)
+            save_model(site.folder / "model", work.whole, label_contract_sha256=request.contract)
         metrics, spread = _tested(work) if request.test else ({}, NOTHING_TOLD)
     found = found if site.tells("validation") else Validation()
     reply = _evaluation(request, site.name, found, metrics, state_sha256(read_state(network), layout_of(network)))
@@ -61,7 +61,7 @@ def _tested(work: Work) -> tuple[dict[str, ClassMetrics], ToldScores]:
     test, network = work.site.test, work.network
     if not len(test) or not work.site.policy.test_metrics:
         return {}, NOTHING_TOLD
-    scores = scores_of(network, work.site.pixels("test"), work.plan.training.precision)
+    scores = scores_of(network, work.seen("test"), work.plan.training.precision)
     rows = [row for row, name in enumerate(network.class_names) if name in test.class_names]
     names = tuple(network.class_names[row] for row in rows)
     own, labels = scores[:, rows], label_matrix(test, names).numpy()

@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass, field, replace
 
+from torch import Tensor
+
 from client.site.site import Site
 from client.site.site_state import Memory, MemoryFolder
-from client.training.network_cache import empty_network
+from client.training.features import NetworkOnFeatures, features_of, trains_on_features
+from client.training.network_cache import empty_network, fill_frozen_part
 from common.config import Plan
 from common.data.base.image_set import ImageSet
+from common.data.images.pixels import Pixels
 from common.errors import quoted
 from common.models.network import SplitNetwork
 from common.models.state import ModelState, write_state
@@ -23,6 +27,8 @@ class Work:
     """One request, unpacked: who does what with which network.
 
     Attributes:
+        network: What is trained: the whole, or what is behind its frozen backbone.
+        whole: The network from pixels to logits, around the same neck and head.
         received: The model as sent, with the parts that never left this site put back.
     """
 
@@ -30,6 +36,7 @@ class Work:
     plan: Plan
     method: Method
     network: SplitNetwork
+    whole: SplitNetwork
     received: ModelState
     folder: MemoryFolder
     memory: Memory
@@ -39,8 +46,13 @@ class Work:
         """Images of ``train`` or ``validation`` with the labels of the rows the network has; made once a request."""
         if part not in self._examples:
             images: ImageSet = getattr(self.site, part)
-            self._examples[part] = examples_of(images, self.site.pixels(part), self.network.class_names)
+            self._examples[part] = examples_of(images, self.seen(part), self.network.class_names)
         return self._examples[part]
+
+    def seen(self, part: str) -> Tensor | Pixels:
+        """What the network receives of each image of one part: its pixels, or its features."""
+        pixels, features = self.site.pixels(part), self.network is not self.whole
+        return features_of(self.site).of(self.whole, part, pixels, self.plan) if features else pixels
 
     def exercise(self, local: LocalRound, *, backbone_frozen: bool = False, epoch: Epoch | None = None) -> Exercise:
         """What is trained on, and how."""
@@ -53,7 +65,8 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
     """Fill the network with a request's model and with the parts of it that never left this site.
 
     Raises:
-        WireError: If the request's head rows are not those that this site holds in this method.
+        WireError: If the request's head rows are not those that this site holds in this method, or the frozen part of
+            the model is missing or another one than the plan names.
     """
     plan = Plan.model_validate_json(request.plan)
     method = method_of(plan)
@@ -63,10 +76,12 @@ def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
     memory = folder.recall(request.counted, site.tell, forget=isinstance(request, TrainRequest))
     network = empty_network(plan.model, request.class_names, site.device)
+    fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.over(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))
     put(network, Groups.of_model(received))
-    return Work(site, plan, method, network, received, folder, memory)
+    trained = NetworkOnFeatures(network) if trains_on_features(plan, method) else network
+    return Work(site, plan, method, trained, network, received, folder, memory)
 
 
 def put(network: SplitNetwork, groups: Groups) -> None:

@@ -1,11 +1,28 @@
 """The network that a process trains with: built once, and filled by every request anew."""
 
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from torch import nn
 
-from common.models.network import SplitNetwork, build
+from client.site.site import Site
+from common.models.frozen import FrozenPart
+from common.models.network import SplitNetwork, build, unfreeze
 from common.models.zoo.spec import ModelSpec
+from common.wire.errors import WireError
+from common.wire.records import Groups
+
+
+@dataclass
+class KeptNetworks:
+    """Networks by their head's rows, all around one backbone.
+
+    Attributes:
+        frozen_sha256: Of the frozen part that the backbone holds; empty where it is not filled yet.
+    """
+
+    by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
+    frozen_sha256: str = ""
 
 
 def empty_network(spec: ModelSpec, class_names: tuple[str, ...], device: str) -> SplitNetwork:
@@ -13,21 +30,38 @@ def empty_network(spec: ModelSpec, class_names: tuple[str, ...], device: str) ->
 
     Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
     """
-    networks = _networks(spec, device)
+    networks = _networks(spec, device).by_rows
     if class_names not in networks:
         networks[class_names] = _headed(next(iter(networks.values())), class_names, device)
     network = networks[class_names]
-    network.requires_grad_(True).zero_grad(set_to_none=True)
+    unfreeze(network)
+    network.zero_grad(set_to_none=True)
     return network
 
 
-@lru_cache(maxsize=1)
-def _networks(spec: ModelSpec, device: str) -> dict[tuple[str, ...], SplitNetwork]:
-    """Networks by their head's rows, all around one backbone.
+def fill_frozen_part(network: SplitNetwork, site: Site, came: Groups) -> None:
+    """Fill what nobody trains of a network of :func:`empty_network`: from the request, or from the site's disk.
 
-    Only those of the newest model are kept, so that a process that lasts for many runs does not fill the memory.
+    Raises:
+        WireError: If it is neither here nor there, or another one than the plan names.
+        ValueError: If it is not of this network.
     """
-    return {(): build(spec, ("",), seed=0).to(device)}
+    if (sha256 := network.spec.frozen_sha256) is None:
+        if network.frozen or came.trunk is not None:
+            raise WireError("the plan does not name the frozen part of its model.")
+        return
+    if came.trunk is not None:
+        site.frozen_parts.keep(FrozenPart(came.trunk), sha256)
+    kept = _networks(network.spec, site.device)
+    if kept.frozen_sha256 != sha256:
+        site.frozen_parts.read(sha256).write_to(network)
+        kept.frozen_sha256 = sha256
+
+
+@lru_cache(maxsize=1)
+def _networks(spec: ModelSpec, device: str) -> KeptNetworks:
+    """Only those of the newest model are kept, so that a process that lasts for many runs does not fill the memory."""
+    return KeptNetworks({(): build(spec, ("",), seed=0).to(device)})
 
 
 def _headed(kept: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:

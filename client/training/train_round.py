@@ -10,6 +10,7 @@ from client.site.site import Site
 from client.training.correct_counts import NOT_TESTED, TestCounts, counts_right_images, tally_of
 from client.training.model_and_images import Work, unpack, validated
 from client.training.personal_parts import Kept, keep
+from common.models.network import unfreeze
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
@@ -155,7 +156,7 @@ def fine_tune(
         validation: None for the one epoch of a ranking.
     """
     spec, method, network = work.plan.training, work.method, work.network
-    network.requires_grad_(True)
+    unfreeze(network)
     factor = local.lr_factor * rate_factor(spec, server_round, work.plan.run.rounds)
     optimizer = optimizer_for(network, spec, spec.lr * factor)
     if not spec.reset_optimizer:

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from common.errors import BadInput, Fault
 from common.models.head import initial_head
+from common.models.trained import frozen_names, standardising, trained_layers
 from common.models.weights import copy_into_backbone, read_backbone_weights
 from common.models.zoo.batch_norm import make_grouped
 from common.models.zoo.registry import new_backbone, outline
@@ -26,8 +27,10 @@ class SplitNetwork(nn.Module):
         spec: What it was built from.
         class_names: Names of the head's rows, in their order.
         backbone: Images to vectors.
-        neck: Identity, or a dense layer with ReLU and dropout; averaged over sites like the backbone.
+        neck: Identity, or a dense layer with ReLU and dropout; averaged over sites like the backbone. Behind a frozen
+            backbone it begins with the layer that standardises features.
         head: One row per class.
+        frozen: Names of the tensors that nobody trains, see :attr:`ModelSpec.train`.
     """
 
     pixel_mean: Tensor
@@ -43,6 +46,7 @@ class SplitNetwork(nn.Module):
         self.backbone = backbone
         self.neck = neck
         self.head = head
+        self.frozen = frozen_names(backbone, spec)
         normalisation = spec.normalisation
         # Not persistent: they follow from the spec and are no part of a model's state.
         self.register_buffer("pixel_mean", _per_channel(normalisation.mean), persistent=False)
@@ -90,7 +94,7 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
         neck = _neck(width, spec)
     if spec.weights is not None:
         copy_into_backbone(backbone, read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256))
-    if spec.norm == "group":
+    if spec.norm == "group" and not spec.backbone_frozen:  # frozen, it mixes no images and must stay as published
         make_grouped(backbone)
     head = _head(class_names, spec.neck or width, seed)
     # Convolutions and poolings read channels last faster, on a CPU too.
@@ -104,10 +108,11 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
 
     An image size below the architecture's minimum is refused by :class:`ModelSpec` already.
     """
-    if spec.weights is None and not is_external(spec.architecture):
+    if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
         backbone = outline(spec.architecture, spec.channels, spec.image_size).module
+        trained_layers(backbone, spec.train)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:
@@ -119,14 +124,28 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     return []
 
 
+def unfreeze(network: SplitNetwork) -> None:
+    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: all is trained that ``model.train`` names."""
+    network.requires_grad_(True).train()
+    _keep_frozen(network)
+
+
+def _keep_frozen(network: SplitNetwork) -> None:
+    """No gradients in frozen layers, which behave as in evaluation; no dropout of the backbone is at work then."""
+    if not network.frozen:
+        return
+    for name, parameter in network.named_parameters():
+        if name in network.frozen:
+            parameter.requires_grad_(False)
+    training = network.training
+    network.backbone.eval()
+    for name in trained_layers(network.backbone, network.spec.train):
+        network.backbone.get_submodule(name).train(training)
+
+
 def freeze_backbone(network: SplitNetwork) -> None:
     """Train neck and head only: no gradients in the backbone, its BatchNorm and dropout as in evaluation."""
     network.backbone.requires_grad_(False).eval()
-
-
-def unfreeze(network: SplitNetwork) -> None:
-    """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`; all is trained."""
-    network.requires_grad_(True).train()
 
 
 def freeze_batch_norm(network: SplitNetwork) -> None:
@@ -142,11 +161,12 @@ def freeze_batch_norm(network: SplitNetwork) -> None:
 def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
     """Go into training; call it wherever one would call ``network.train()``.
 
-    The two flags alone decide what of the backbone is trained, whatever was frozen before; neck and head keep their
-    ``requires_grad``.
+    ``model.train`` and the two flags alone decide what of the backbone is trained, whatever was frozen before; neck and
+    head keep their ``requires_grad``.
     """
     network.train()
     network.backbone.requires_grad_(True)
+    _keep_frozen(network)
     if frozen_backbone:
         freeze_backbone(network)
     if frozen_batch_norm:
@@ -154,9 +174,9 @@ def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen
 
 
 def _neck(width: int, spec: ModelSpec) -> nn.Module:
-    if spec.neck is None:
-        return nn.Identity()
-    return nn.Sequential(nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout))
+    dense = [nn.Linear(width, spec.neck), nn.ReLU(), nn.Dropout(spec.dropout)] if spec.neck else []
+    layers = [*standardising(width, spec), *dense]
+    return nn.Sequential(*layers) if layers else nn.Identity()
 
 
 def _head(class_names: Sequence[str], features: int, seed: int) -> nn.Linear:

@@ -4,11 +4,13 @@ import hashlib
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
+import numpy as np
 import safetensors.numpy
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
+from common.models.frozen import FrozenPart, frozen_tensors
 from common.models.network import SplitNetwork, build
 from common.models.state import (
     Array,
@@ -68,7 +70,10 @@ def save_model(folder: Path, network: SplitNetwork, *, label_contract_sha256: st
     A crash between the two leaves a pair that :func:`load_model` refuses, so give each checkpoint a folder of its own.
     """
     state, layout = read_state(network), layout_of(network)
-    content = safetensors.numpy.save(named_tensors(state, layout))
+    frozen = {
+        name: np.ascontiguousarray(tensor.detach().cpu().numpy()) for name, tensor in frozen_tensors(network).items()
+    }
+    content = safetensors.numpy.save({**named_tensors(state, layout), **frozen})
     saved = SavedModel(
         model=_self_contained(network.spec),
         class_names=network.class_names,
@@ -138,13 +143,33 @@ def _read_tensors(path: Path, sha256: str) -> dict[str, Array]:
 
 
 def _write_tensors(network: SplitNetwork, tensors: dict[str, Array], path: Path) -> None:
-    layout = layout_of(network)
+    layout, own = layout_of(network), dict(tensors)
+    frozen = {name: own.pop(name) for name in frozen_tensors(network) if name in own}
     try:
-        state = state_of_named(tensors, layout, network.class_names)
+        _write_frozen(network, frozen)
+        state = state_of_named(own, layout, network.class_names)
     except ValueError as error:
         problem = f"is not the {layout.architecture} of {DESCRIPTION}: {error}."
         raise BadInput([Fault(str(path), problem, _WRITTEN_TOGETHER)]) from None
     write_state(network, state.trunk, state.norm, state.head)
+
+
+def _write_frozen(network: SplitNetwork, frozen: dict[str, Array]) -> None:
+    """Put the tensors that nobody trained in place.
+
+    Raises:
+        ValueError: If one is missing or has another shape, or the model names another hash for them.
+    """
+    live = frozen_tensors(network)
+    if not live:
+        return
+    wrong = [name for name, tensor in live.items() if name not in frozen or frozen[name].shape != tuple(tensor.shape)]
+    if wrong:
+        raise ValueError(f"{len(wrong)} frozen tensors are missing or of another shape, the first is {wrong[0]}")
+    part = FrozenPart(np.concatenate([frozen[name].reshape(-1) for name in live]))
+    if part.sha256 != network.spec.frozen_sha256:
+        raise ValueError(f"its frozen part has SHA-256 {part.sha256}, the model names {network.spec.frozen_sha256}")
+    part.write_to(network)
 
 
 def _content(path: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""A network's state as three named groups of plain arrays: for the wire, for the maths, for hashes.
+"""What is trained of a network, as three named groups of plain arrays: for the wire, for the maths, for hashes.
 
 ``trunk`` and ``norm`` are flat; a :class:`Layout` says which tensor stands where. BatchNorm's ``num_batches_tracked``
 is left out: it is used only where momentum is None, and ours is a number everywhere.
@@ -58,12 +58,16 @@ class Layout:
         features: Width of a head row.
         trunk: Tensors of backbone and neck that are not BatchNorm's.
         norm: Weight, bias, running mean and running variance of every BatchNorm.
+        train: What is trained, as :attr:`ModelSpec.train` has it; trunk and norm hold nothing else.
+        frozen_sha256: The hash of the rest; empty where there is none, or where it is not known.
     """
 
     architecture: str
     features: int
     trunk: tuple[TensorShape, ...]
     norm: tuple[TensorShape, ...]
+    train: str = "all"
+    frozen_sha256: str = ""
 
     @property
     def trunk_size(self) -> int:
@@ -79,7 +83,8 @@ class Layout:
     def signature(self) -> str:
         """SHA-256 of all of it: models may be averaged if, and only if, this is equal."""
         groups = [[[tensor.name, *tensor.shape] for tensor in group] for group in (self.trunk, self.norm)]
-        return hashlib.sha256(json.dumps([self.architecture, self.features, *groups]).encode()).hexdigest()
+        frozen = [] if self.train == "all" else [self.train, self.frozen_sha256]
+        return hashlib.sha256(json.dumps([self.architecture, self.features, *groups, *frozen]).encode()).hexdigest()
 
     def slices(self) -> dict[str, slice]:
         """Where each tensor stands in the flat array of its own group."""
@@ -112,7 +117,9 @@ class ModelState:
 def layout_of(network: SplitNetwork) -> Layout:
     """Describe a network's state."""
     trunk, norm = _groups(network)
-    return Layout(network.spec.architecture, network.head.in_features, _shapes(trunk), _shapes(norm))
+    spec = network.spec
+    shapes = _shapes(trunk), _shapes(norm)
+    return Layout(spec.architecture, network.head.in_features, *shapes, spec.train, spec.frozen_sha256 or "")
 
 
 def read_state(network: SplitNetwork) -> ModelState:
@@ -177,8 +184,11 @@ def state_of_named(tensors: Mapping[str, Array], layout: Layout, class_names: Se
 
 
 def state_sha256(state: ModelState, layout: Layout) -> str:
-    """Hash names, types, shapes and little-endian bytes in the order of names; equal values, equal hash in any file."""
-    digest = hashlib.sha256()
+    """Hash names, types, shapes and little-endian bytes in the order of names; equal values, equal hash in any file.
+
+    The frozen part goes in by its own hash.
+    """
+    digest = hashlib.sha256(layout.frozen_sha256.encode())
     for name, values in sorted(named_tensors(state, layout).items()):
         digest.update(f"{name}\0float32\0{list(values.shape)}\0".encode())
         digest.update(values.astype("<f4").tobytes())
@@ -191,7 +201,7 @@ def _groups(network: SplitNetwork) -> tuple[dict[str, Tensor], dict[str, Tensor]
     tensors = {
         name: tensor
         for name, tensor in network.state_dict().items()
-        if tensor.is_floating_point() and not name.startswith("head.")
+        if tensor.is_floating_point() and not name.startswith("head.") and name not in network.frozen
     }
     norm = {name: tensor for name, tensor in tensors.items() if name.rpartition(".")[0] in normed}
     return {name: tensor for name, tensor in tensors.items() if name not in norm}, norm

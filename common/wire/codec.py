@@ -120,7 +120,7 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
             hundred sites is written and hashed once.
     """
     content, fields = RecordDict(), ConfigRecord({_VERSION: WIRE_VERSION, _RECORD: type(record).__name__})
-    for name, kind in _hints(type(record)).items():
+    for name, kind in _hints(typing.cast(type, type(record))).items():
         value = getattr(record, name)
         if kind is Groups:
             _write_groups(content, fields, name, value, {} if written is None else written)
@@ -145,7 +145,7 @@ def decode(content: RecordDict, expected: type[R]) -> R:
         WireError: Naming what came and what was expected.
     """
     fields = _checked_fields(content, expected.__name__)
-    hints = _hints(expected)
+    hints = _hints(typing.cast(type, expected))
     grouped: list[str] = [name for name, kind in hints.items() if kind is Groups]
     integers: list[str] = [name for name, kind in hints.items() if kind == Integers]
     _refuse_unknown(content, {_FIELDS, *grouped, *integers}, expected.__name__)

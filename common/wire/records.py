@@ -127,6 +127,7 @@ class Request:
         counted: Last round in which this site's reply counted, 0 for none: its memory of that round becomes final.
         best: Round after which the model was best so far, -1 for none yet: the site keeps its own parts of that model.
         left_out: Why this site's last reply did not count, with the round; empty where it did.
+        frozen: The frozen part of the model as its trunk, for a site that does not have it; empty else.
     """
 
     run: Text
@@ -138,6 +139,7 @@ class Request:
     best: Annotated[int, Range(-1, MOST_ROUNDS)]
     left_out: Annotated[str, Words()]
     model: Groups
+    frozen: Groups = field(default=Groups(), kw_only=True)
 
     def __post_init__(self) -> None:
         check_run(self.run)

@@ -47,6 +47,7 @@ class RollCallAnswer:
         positives, negatives: Training images known to show each class, and known not to; empty where the method does
             not ask or the site's policy does not tell, :data:`UNKNOWN_COUNT` where it keeps one class's count.
         smallest_count: It tells no count of fewer patients than this.
+        holds_frozen: Whether the frozen part of the plan's model is on its disk, so that it need not be sent.
     """
 
     run: Text
@@ -61,6 +62,7 @@ class RollCallAnswer:
     positives: Counts = ()
     negatives: Counts = ()
     smallest_count: Count = 0
+    holds_frozen: bool = False
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.class_names):

@@ -149,6 +149,8 @@ def refuse_another(checkpoint: Checkpoint, experiment: Experiment, out: Path) ->
     began, now = dict(checkpoint.experiment), experiment.model_dump(mode="json")
     rounds = now["run"]["rounds"]
     began["run"] = {**began["run"], "rounds": rounds, "name": now["run"]["name"]}
+    if now["model"]["frozen_sha256"] is None:  # known when the network is built; compared then
+        now["model"] = {**now["model"], "frozen_sha256": began["model"].get("frozen_sha256")}
     changed = sorted(
         name for name in began.keys() | now.keys() if name not in _MAY_CHANGE and began.get(name) != now.get(name)
     )

@@ -8,11 +8,14 @@ from flwr.serverapp import Grid
 
 from common.config import Experiment, plan_of
 from common.contract import LabelContract
+from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
+from common.models.frozen import FrozenPart, built_frozen, naming
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state
 from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import Books
+from server.federation.checkpoints import Checkpoint
 from server.federation.evaluation import Outcome, Setting, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
 from strategies.base.callbacks import Callbacks
@@ -30,8 +33,10 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         BadInput: If labels contradict one another or the method does not fit.
     """
     began = time.monotonic()
+    frozen = built_frozen(experiment.model, experiment.run.seed, setting.base)
+    experiment = _naming(experiment, frozen, setting.resumed)
     recorder = Recorder(experiment, setting, watcher)
-    strategy = strategy_of(experiment, setting, recorder)
+    strategy = strategy_of(experiment, setting, recorder, frozen)
     contract, network = _gathered(grid, experiment, setting, strategy)
     if setting.own is not None:
         strategy.use_images(setting.own, contract.class_names, setting.device)
@@ -64,7 +69,25 @@ def _gathered(
             return contract, network
 
 
-def strategy_of(experiment: Experiment, setting: Setting, callbacks: Callbacks) -> FederatedAveraging:
+def _naming(experiment: Experiment, frozen: FrozenPart | None, resumed: Checkpoint | None) -> Experiment:
+    """The experiment whose model names its frozen part by the hash.
+
+    Raises:
+        BadInput: If it, or the run that goes on, names another already.
+    """
+    if frozen is None:
+        return experiment
+    began = resumed.experiment["model"].get("frozen_sha256") if resumed else None
+    named = experiment.model.frozen_sha256 or began
+    if named not in (None, frozen.sha256):
+        problem = f"is {named}, and the frozen part of this model has {frozen.sha256}."
+        raise BadInput([Fault("model.frozen_sha256", problem, "The weights file is another one than was meant.")])
+    return experiment.model_copy(update={"model": naming(experiment.model, frozen)})
+
+
+def strategy_of(
+    experiment: Experiment, setting: Setting, callbacks: Callbacks, frozen: FrozenPart | None
+) -> FederatedAveraging:
     """The experiment's method, ready to coordinate the run."""
     return method_of(experiment).prepare(
         plan_of(experiment),
@@ -74,6 +97,7 @@ def strategy_of(experiment: Experiment, setting: Setting, callbacks: Callbacks) 
         registered=setting.registered,
         claims=setting.claims,
         scratch=setting.folder.path,
+        frozen=frozen,
     )
 
 

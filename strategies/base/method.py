@@ -142,6 +142,8 @@ class Method(Strategy):
         declared: The traffic, as far as no parameter changes it.
         missing: What a class counts as in the loss that a site does not annotate, where no parameter says so.
         plain_client: Whether a site minimises the mean loss of each image alone; False where :meth:`client` does more.
+        looks_at_images: Whether :meth:`client` looks at images, or draws views of them, beside the network's features;
+            then a frozen backbone sees them in every batch.
         weighs_updates: Whether :meth:`site_weights` looks at what the updates are; then all of them are kept until the
             round is decided.
         full_coverage: Refuse a run in which a site does not annotate every class.
@@ -158,6 +160,7 @@ class Method(Strategy):
     declared: ClassVar[Traffic] = Traffic()
     missing: ClassVar[Missing] = "masked"
     plain_client: ClassVar[bool] = True
+    looks_at_images: ClassVar[bool] = False
     weighs_updates: ClassVar[bool] = False
     full_coverage: ClassVar[bool] = False
     multi_class: ClassVar[bool] = True

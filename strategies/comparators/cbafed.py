@@ -88,6 +88,7 @@ class CBAFed(FederatedAveraging):
         statistics=(Statistic("entries", "counts", "how many images it took for present or absent, class by class"),)
     )
     plain_client = False
+    looks_at_images = True
     chooses_loss = False
     weighs_updates = True
     multi_class = False

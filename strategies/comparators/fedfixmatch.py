@@ -65,6 +65,7 @@ class FedFixMatch(FederatedAveraging):
     table = FedFixMatchParameters
     parameters: FedFixMatchParameters
     plain_client = False
+    looks_at_images = True
     chooses_loss = False
     multi_class = False
 

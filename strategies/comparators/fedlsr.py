@@ -93,6 +93,7 @@ class FedLSR(FederatedAveraging):
     table = FedLSRParameters
     parameters: FedLSRParameters
     plain_client = False
+    looks_at_images = True
     chooses_loss = False
     multi_class = False
 

@@ -79,6 +79,7 @@ class RSCFed(FederatedAveraging):
     table = RSCFedParameters
     parameters: RSCFedParameters
     plain_client = False
+    looks_at_images = True
     chooses_loss = False
     weighs_updates = True
     multi_class = False

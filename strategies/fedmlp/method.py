@@ -104,6 +104,7 @@ class FedMLP(FederatedAveraging):
         )
     )
     plain_client = False
+    looks_at_images = True
     chooses_loss = False
     multi_class = False
 

@@ -134,10 +134,12 @@ def _faults_of_updates(method: Method, trains_norm: bool) -> list[str]:
 
 @lru_cache
 def has_batch_norm(spec: ModelSpec) -> bool:
-    """Whether the backbone of a model has any as published, before ``norm`` replaces it.
+    """Whether a model that is trained has any as published, before ``norm`` replaces it.
 
     Raises:
         BadInput: If it is an external network that cannot be built.
     """
+    if spec.backbone_frozen:
+        return True  # it standardises the features
     backbone = outline(spec.architecture, spec.channels, spec.image_size).module
     return any(isinstance(module, BATCH_NORM) for module in backbone.modules())

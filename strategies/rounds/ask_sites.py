@@ -13,15 +13,17 @@ from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
 from common.contract import LabelContract
+from common.models.frozen import FrozenPart
 from common.models.state import Layout, ModelState
 from common.wire.records import Arrays
 from strategies.base.callbacks import Callbacks
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
-from strategies.base.round_record import FederationValidation, TooFewSites, Waiting
+from strategies.base.round_record import FederationValidation, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.guarded_mean import RoundGuard
 from strategies.rounds.messages.deadline import Patience, exchange
+from strategies.rounds.messages.frozen_supply import FrozenSupply
 from strategies.rounds.messages.refused_replies import received
 from strategies.rounds.messages.replies import Replies, Reply
 from strategies.rounds.messages.requests import Requests
@@ -51,6 +53,7 @@ class Exchanges(Method):
         registered: Registered | None = None,
         claims: ClaimsBySite = no_lists,
         scratch: Path | None = None,
+        frozen: FrozenPart | None = None,
     ) -> Self:
         """Make ready to coordinate one run; a hospital never does.
 
@@ -61,10 +64,12 @@ class Exchanges(Method):
             registered: The names of nodes; None in simulation.
             claims: What each site was admitted for.
             scratch: Folder for what must wait on disk; the system's own for temporary files where None.
+            frozen: The part of the model that nobody trains, whose hash the plan names.
         """
         self.plan, self.participation, self.run = plan, participation, run
         self.callbacks, self._scratch = callbacks or Callbacks(), scratch
         self._resumed: FederationState | None = None
+        self.frozen = FrozenSupply.of(plan.model, frozen)
         self.guard = RoundGuard(self, plan, participation, self.callbacks)
         self.sites = Membership(
             self, plan, participation, run, callbacks=self.callbacks, registered=registered, claims=claims
@@ -120,6 +125,7 @@ class Exchanges(Method):
             best=self.result_round,
             nodes={site: member.node_id for site, member in self.sites.members.items()},
             total_down=self.sites.bytes_down,
+            frozen=self.frozen,
         )
         return self.requests
 
@@ -198,9 +204,3 @@ class Exchanges(Method):
         """
         out = condemned + (len(came.unfit) if self.guard.on else 0)
         return max(self.sites.needed(len(self.requests.expected) - out), 1)
-
-
-def too_few(what: str, came: Replies[Reply], wanted: int) -> TooFewSites:
-    """Who replied to what, and why the others did not."""
-    reasons = "; ".join(f"{site}: {why}" for site, why in came.absent.items())
-    return TooFewSites(f"{what}: {len(came.accepted)} of {wanted} sites replied. {reasons}")

@@ -26,10 +26,10 @@ from strategies.base.robust_state import Merged
 from strategies.base.round_record import RoundRecord
 from strategies.base.state import FederationState, Means, after_round, with_absent, with_validation
 from strategies.privacy.secure_aggregation.supported import largest_change
-from strategies.rounds.ask_sites import Exchanges, too_few
+from strategies.rounds.ask_sites import Exchanges
 from strategies.rounds.guard.verdict import Judged
 from strategies.rounds.guarded_mean import ModelBroken
-from strategies.rounds.messages.replies import Replies, round_record, validation_of
+from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
 from strategies.rounds.secure_aggregation import Questions, Unmasked, unmasked_mean
 
 

@@ -21,10 +21,9 @@ from strategies.base.aggregator import passed_on
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import CoordinatorRound, FederationValidation, RunStopped
 from strategies.base.state import after_round, with_validation
-from strategies.rounds.ask_sites import too_few
 from strategies.rounds.guard.odd_updates import Signs, impossible
 from strategies.rounds.guard.verdict import ABSURD, odd
-from strategies.rounds.messages.replies import Replies, round_record, validation_of
+from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
 from strategies.rounds.strategy import FederatedAveraging
 from strategies.unifed.server_training import OwnTraining, ServerTraining, mixture
 
@@ -57,7 +56,7 @@ class SequentialPassing(FederatedAveraging):
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
         """Receive the coordinator's own images; they validate, and train where :attr:`server` says how."""
-        self.own = OwnTraining(own, self.plan, self, class_names, device)
+        self.own = OwnTraining(own, self.plan, self, class_names, device, self.frozen.part)
 
     @property
     def server(self) -> ServerTraining | None:

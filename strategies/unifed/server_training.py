@@ -9,8 +9,9 @@ import numpy as np
 from common.config import Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_of
+from common.models.frozen import FrozenPart
 from common.models.head import Head
-from common.models.network import SplitNetwork, build
+from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from strategies.aggregation.interpolation import mixed
@@ -62,10 +63,13 @@ class OwnTraining:
     method: Method
     class_names: tuple[str, ...]
     device: str = "cpu"
+    frozen: FrozenPart | None = None
     network: SplitNetwork = field(init=False)
 
     def __post_init__(self) -> None:
         network = build(self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed)
+        if self.frozen is not None:
+            self.frozen.write_to(network)
         self.network = network.to(self.device)
         self.train = self._examples(self.images.train)
         self.validation = self._examples(self.images.validation)
@@ -87,7 +91,7 @@ class OwnTraining:
         """
         began, spec = time.monotonic(), self.plan.training
         self.put(model)
-        self.network.requires_grad_(True)
+        unfreeze(self.network)
         optimizer = optimizer_for(self.network, spec, spec.lr)
         if not spec.reset_optimizer:
             restore_optimizer(self.network, optimizer, optimizer_state)

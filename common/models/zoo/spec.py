@@ -109,6 +109,10 @@ class ModelSpec(BaseModel):
         neck: Width of the dense layer between backbone and head, or None for none.
         dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
         norm: ``group`` puts group normalisation in the place of batch normalisation, which mixes the images of a batch.
+        train: What is trained; all else is frozen. ``all``; ``head``: the head alone; ``neck``: neck and head;
+            ``last:N``: the last N layers of the backbone that have parameters, neck and head. Under ``head`` and
+            ``neck`` the backbone's features are standardised before they reach what is trained.
+        frozen_sha256: The hash of what is frozen; the coordinator writes it into the plan.
         weights: Local safetensors file for the backbone, relative to the experiment's folder.
         weights_sha256: The hash this file must have.
         mean: Pixel mean per channel after division by 255; default by architecture.
@@ -124,6 +128,8 @@ class ModelSpec(BaseModel):
     neck: Annotated[int, Field(ge=1, le=65536)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     norm: Literal["batch", "group"] = "batch"
+    train: Annotated[str, Field(pattern=r"^(all|head|neck|last:[1-9][0-9]{0,3})$")] = "all"
+    frozen_sha256: Sha256 | None = None
     weights: Annotated[str, Field(min_length=1)] | None = None
     weights_sha256: Sha256 | None = None
     mean: tuple[float, ...] | None = None
@@ -136,6 +142,16 @@ class ModelSpec(BaseModel):
         if architecture and size < (minimum := traits_of(architecture).minimum_size):
             raise ValueError(f"{architecture} needs images of at least {minimum} pixels a side, got {size}")
         return size
+
+    @field_validator("train")
+    @classmethod
+    def _fits_the_neck(cls, train: str, info: ValidationInfo) -> str:
+        neck = info.data.get("neck")
+        if train == "neck" and neck is None:
+            raise ValueError("there is no neck to train; set model.neck to its width, or train the head")
+        if train == "head" and neck is not None:
+            raise ValueError("the neck would keep its random weights; train the neck, or leave model.neck out")
+        return train
 
     @field_validator("weights_sha256")
     @classmethod
@@ -151,6 +167,11 @@ class ModelSpec(BaseModel):
         if values is not None and channels and len(values) != channels:
             raise ValueError(f"expected one value for each of {channels} channels, got {len(values)}")
         return values
+
+    @property
+    def backbone_frozen(self) -> bool:
+        """Whether nothing of the backbone is trained."""
+        return self.train in ("head", "neck")
 
     @property
     def normalisation(self) -> Normalisation:

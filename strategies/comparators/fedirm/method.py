@@ -82,6 +82,7 @@ class FedIRM(FederatedAveraging):
         statistics=(Statistic("relations", "positives", "what the model says of each class's images on average"),)
     )
     plain_client = False
+    looks_at_images = True
     chooses_loss = False
     multi_class = False
 

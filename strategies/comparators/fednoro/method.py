@@ -82,6 +82,7 @@ class FedNoRo(FederatedAveraging):
         statistics=(Statistic("indicators", "signs", "mean loss on each class's images, present and absent"),)
     )
     plain_client = False
+    looks_at_images = True
     chooses_loss = False
     weighs_updates = True
     multi_class = False

@@ -12,16 +12,15 @@ import numpy as np
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from common.config import Plan
 from common.errors import quoted
 from common.system.plain_text import shown
 from common.wire.codec import payload_bytes
 from common.wire.records import Arrays, EvaluateReply, Groups, TrainReply
 from strategies.aggregation.largest_share import counted_images
-from strategies.base.method import Method
 from strategies.base.round_record import Arrival
+from strategies.rounds.messages.plausible_figures import too_long, too_many_epochs
 from strategies.rounds.messages.replies import Replies, Reply, decoded, is_unfit
-from strategies.rounds.messages.requests import Requests, SentAt
+from strategies.rounds.messages.requests import Requests
 
 
 def received(
@@ -59,6 +58,7 @@ def received(
             reason = shown(mismatch(requests, record, site))
             sizes[site] = payload_bytes(message.content)
         content = message.content if message.has_content() else None
+        requests.frozen.note(site, reason)
         on_reply(Arrival(expected.__name__, requests.known.round, site, content, reason))
         if record is not None and not reason:
             absent.pop(site, None)
@@ -139,22 +139,3 @@ def _array_fault(name: str, came: NDArray[np.float32] | None, expected: NDArray[
     if came.shape != expected.shape:
         return f"{name} has shape {came.shape}, expected {expected.shape}"
     return "" if np.isfinite(came).all() else f"{name} holds values that are not finite"
-
-
-def too_many_epochs(reply: TrainReply, method: Method, plan: Plan) -> str:
-    """Say that a site cannot have trained as many epochs as it says, or return an empty string."""
-    if reply.epochs <= (most := most_epochs(method, plan)):
-        return ""
-    return f"says that it trained {reply.epochs:,} epochs, and was asked for at most {most:,}"
-
-
-def most_epochs(method: Method, plan: Plan) -> int:
-    """Local epochs of a round at most: a site that trains until its loss settles may go on to the rule's end."""
-    return max(plan.training.epochs, method.settling.cap if method.settling else 0, 1)
-
-
-def too_long(reply: TrainReply, asked: SentAt | None) -> str:
-    """Say that a site cannot have trained for as long as it says, or return an empty string."""
-    if asked is None or reply.seconds <= (longest := asked.longest_s):
-        return ""
-    return f"says that it trained for {reply.seconds:,.0f} s, and was asked at most {longest:,.0f} s ago"

@@ -12,7 +12,7 @@ from common.system.plain_text import shown
 from common.wire.codec import R, decode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
-from strategies.base.round_record import FederationValidation, RoundRecord
+from strategies.base.round_record import FederationValidation, RoundRecord, TooFewSites
 from strategies.rounds.messages.deadline import MESSAGE_GONE, REFUSED_REPLY
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply)
@@ -100,3 +100,9 @@ def validation_of(replies: Mapping[str, TrainReply] | Mapping[str, EvaluateReply
             if reply.test_correct is not None and reply.test_images is not None
         },
     )
+
+
+def too_few(what: str, came: Replies[Reply], wanted: int) -> TooFewSites:
+    """Who replied to what, and why the others did not."""
+    reasons = "; ".join(f"{site}: {why}" for site, why in came.absent.items())
+    return TooFewSites(f"{what}: {len(came.accepted)} of {wanted} sites replied. {reasons}")

@@ -21,6 +21,7 @@ from common.wire.records import (
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
 from strategies.base.state import FederationState, groups_expected, groups_for
+from strategies.rounds.messages.frozen_supply import FrozenSupply
 
 SLACK, SLACK_S = 1.1, 60.0
 """A site's clock may run a little faster than the coordinator's."""
@@ -53,6 +54,7 @@ class Requests:
         best: Round of the model that the run would end with as things stand; -1 for none.
         nodes: Site -> number of its Flower node.
         total_down: Site -> bytes sent in the whole run; counted up here.
+        frozen: The part of the model that is sent once.
         expected: Site -> the groups that its reply must hold, as they were sent; empty where no update is expected.
         sent_at: Site -> when its last request was sent.
         bytes_down: Site -> bytes of its requests.
@@ -68,6 +70,7 @@ class Requests:
     best: int
     nodes: Mapping[str, int]
     total_down: Counter[str]
+    frozen: FrozenSupply = field(default_factory=FrozenSupply)
     expected: dict[str, Groups] = field(default_factory=dict)
     sent_at: dict[str, SentAt] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
@@ -102,6 +105,7 @@ class Requests:
     def _request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
         """A request of this run and round, and the model with that site's own head rows."""
         rows = self.method.rows_of(site, self.known.contract)
+        had = self.known.answers[site].holds_frozen
         return make(
             run=self.run,
             round=self.known.round,
@@ -112,4 +116,5 @@ class Requests:
             best=self.best,
             left_out=self.state.left_out.get(site, ""),
             model=groups_for(model, rows),
+            frozen=self.frozen.for_site(site, had=had),
         )

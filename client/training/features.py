@@ -1,0 +1,143 @@
+"""A frozen backbone sees each image once: its features are kept, and rounds train on them.
+
+Features are those of evaluation, in batches of :data:`common.models.inference.EVALUATION_BATCH` images in the site's
+own order: the same numbers in every round and after every restart of the same machine.
+"""
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import serialization as form
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from torch import Tensor, nn
+
+from client.site.site import Site
+from common.config import Plan
+from common.data.augmentation.spec import AugmentationSpec
+from common.data.images.pixels import Pixels
+from common.models.inference import EVALUATION_BATCH, autocast
+from common.models.network import SplitNetwork
+from common.system.files import write_atomically
+from strategies.base.method import Method
+
+NONCE_BYTES = 12
+
+
+class NetworkOnFeatures(SplitNetwork):
+    """Neck and head of a network, which receive a backbone's features ``(batch, width)`` in the place of images."""
+
+    def __init__(self, whole: SplitNetwork) -> None:
+        super().__init__(whole.spec, whole.class_names, backbone=nn.Identity(), neck=whole.neck, head=whole.head)
+
+    def _prepared(self, images: Tensor) -> Tensor:
+        return images
+
+
+def trains_on_features(plan: Plan, method: Method) -> bool:
+    """Whether all that this plan does to an image can be done to its features."""
+    return plan.model.backbone_frozen and plan.augmentation == AugmentationSpec() and not method.looks_at_images
+
+
+@dataclass
+class Features:
+    """A site's features of the newest frozen part, in memory and, where it has a key, encrypted on its disk.
+
+    Attributes:
+        folder: Where the files lie.
+        key: Of AES-256, 32 bytes; None keeps nothing on disk.
+    """
+
+    folder: Path
+    key: bytes | None
+    durable: bool
+    _frozen: str = ""
+    _parts: dict[str, Tensor] = field(default_factory=dict)
+
+    @torch.no_grad()
+    def of(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
+        """Features ``(n, width)`` of one part of the site's data, float32 on the network's device.
+
+        Args:
+            network: The whole network, its frozen part filled.
+        """
+        about = (
+            f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {plan.training.precision} {pixels.device.type}"
+        )
+        if about != self._frozen:
+            self._frozen, self._parts = about, {}
+        if part not in self._parts:
+            self._parts[part] = self._read_or_computed(network, part, pixels, plan)
+        return self._parts[part]
+
+    def _read_or_computed(self, network: SplitNetwork, part: str, pixels: Pixels, plan: Plan) -> Tensor:
+        if self.key is None:
+            return self._computed(network, pixels, plan)
+        name = hashlib.sha256(f"{self._frozen} {part} {_sha256_of(pixels)}".encode()).hexdigest()
+        path = self.folder / f"{part}.features"
+        if (kept := self._decrypted(path, name)) is not None:
+            return kept.to(pixels.device)
+        features = self._computed(network, pixels, plan)
+        self._write(path, name, features.cpu().numpy())
+        return features
+
+    @staticmethod
+    def _computed(network: SplitNetwork, pixels: Pixels, plan: Plan) -> Tensor:
+        network.backbone.eval()
+        found = []
+        for batch in pixels.batches(EVALUATION_BATCH):
+            with autocast(batch.device, plan.training.precision):
+                found.append(network.backbone(network._prepared(batch.float())).float())
+        return torch.cat(found)
+
+    def _write(self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
+        assert self.key is not None, "checked before"
+        nonce, width = os.urandom(NONCE_BYTES), features.shape[1].to_bytes(8, "little")
+        sealed = AESGCM(self.key).encrypt(nonce, width + features.astype("<f4").tobytes(), name.encode())
+        write_atomically(path, nonce + sealed, durable=self.durable, private=True)
+
+    def _decrypted(self, path: Path, name: str) -> Tensor | None:
+        """The features of a file; None where it is missing, damaged, of other images or of another model."""
+        assert self.key is not None, "checked before"
+        try:
+            content = path.read_bytes()
+            plain = AESGCM(self.key).decrypt(content[:NONCE_BYTES], content[NONCE_BYTES:], name.encode())
+        except (OSError, InvalidTag, ValueError):
+            return None
+        width = int.from_bytes(plain[:8], "little")
+        return torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
+
+
+@lru_cache(maxsize=256)
+def _features_in(folder: Path, key: bytes | None, durable: bool) -> Features:
+    return Features(folder, key, durable)
+
+
+def features_of(site: Site) -> Features:
+    """A site's features; they last as long as this process."""
+    kept = site.identity is not None and site.policy.keep_features
+    key = _derived_key(site.identity.key) if kept and site.identity else None
+    return _features_in(site.folder / "features", key, site.durable)
+
+
+def _derived_key(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """A key for these files alone, from the site's private key (HKDF, RFC 5869)."""
+    secret = key.private_bytes(form.Encoding.DER, form.PrivateFormat.PKCS8, form.NoEncryption())
+    return HKDF(hashes.SHA256(), 32, salt=None, info=b"polyclinic features").derive(secret)
+
+
+def _sha256_of(pixels: Pixels) -> str:
+    """The hash of all images in their order."""
+    digest = hashlib.sha256()
+    for batch in pixels.batches(EVALUATION_BATCH):
+        digest.update(str(tuple(batch.shape)).encode())
+        digest.update(batch.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()

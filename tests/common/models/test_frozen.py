@@ -1,0 +1,162 @@
+"""Which part of a network is trained, and that the rest stays as it was, has a hash and comes back from disk."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from common.errors import BadInput
+from common.models.frozen import FrozenPart, built_frozen, frozen_tensors, naming
+from common.models.network import SplitNetwork, build, freeze_batch_norm, train_mode, unfreeze
+from common.models.saved import load_model, save_model
+from common.models.state import layout_of, read_state, state_sha256
+from common.models.zoo.spec import ModelSpec
+
+NAMES = ("1", "2", "3")
+
+
+def spec(train: str, **more: object) -> ModelSpec:
+    return ModelSpec.model_validate(
+        {"architecture": "resnet18", "channels": 1, "image_size": 32, "train": train, **more}
+    )
+
+
+def network(train: str, seed: int = 1, **more: object) -> SplitNetwork:
+    return build(spec(train, **more), NAMES, seed)
+
+
+def images(count: int = 4) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 1, 32, 32), generator=torch.Generator().manual_seed(0)).float()
+
+
+@pytest.mark.parametrize(
+    ("train", "more", "trunk", "norm"),
+    [
+        ("head", {}, (), ("neck.0.running_mean", "neck.0.running_var")),
+        ("head", {"norm": "group"}, (), ()),
+        ("neck", {"neck": 8}, ("neck.1.weight", "neck.1.bias"), ("neck.0.running_mean", "neck.0.running_var")),
+        (
+            "last:1",
+            {},
+            (),
+            tuple(f"backbone.layer4.1.bn2.{one}" for one in ("weight", "bias", "running_mean", "running_var")),
+        ),
+    ],
+)
+def test_what_travels_is_what_is_trained(
+    train: str, more: dict[str, object], trunk: tuple[str, ...], norm: tuple[str, ...]
+) -> None:
+    layout = layout_of(network(train, **more))
+    assert tuple(one.name for one in layout.trunk) == trunk
+    assert tuple(one.name for one in layout.norm) == norm
+
+
+@pytest.mark.parametrize(
+    ("train", "more"), [("head", {}), ("neck", {"neck": 8}), ("last:1", {}), ("last:5", {}), ("last:40", {})]
+)
+def test_a_step_moves_all_that_is_trained_and_nothing_else(train: str, more: dict[str, object]) -> None:
+    one = network(train, **more)
+    before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    train_mode(one)
+    optimizer = torch.optim.SGD([p for p in one.parameters() if p.requires_grad], lr=0.1)
+    one(images()).square().sum().backward()
+    optimizer.step()
+    moved = {name for name, tensor in one.state_dict().items() if not torch.equal(tensor, before[name])}
+    floats = {name for name, tensor in one.state_dict().items() if tensor.is_floating_point()}
+    layout = layout_of(one)
+    trained = {shape.name for shape in (*layout.trunk, *layout.norm)} | {"head.weight", "head.bias"}
+    assert moved & floats == trained
+    assert floats - trained == one.frozen
+    assert not any(
+        tensor.requires_grad
+        for tensor in (dict(one.named_parameters()).get(n) for n in one.frozen)
+        if tensor is not None
+    )
+
+
+def test_all_is_as_it_was() -> None:
+    """``all`` has no frozen tensor, the layout and the hash that a model had before there was a choice."""
+    one = network("all")
+    assert not one.frozen
+    assert layout_of(one).signature == "d0153d05dad0414abe10d91c84e27b638ea99182ba8ddac0ae1c9423fcbb6768"
+
+
+def test_unfreezing_and_freezing_batch_norm_leave_the_frozen_part_frozen() -> None:
+    one = network("last:4")
+    freeze_batch_norm(one)
+    unfreeze(one)
+    learning = {name for name, parameter in one.named_parameters() if parameter.requires_grad}
+    assert learning == {name for name, _ in one.named_parameters()} - one.frozen
+    assert not one.backbone.bn1.training
+    assert one.backbone.layer4[1].bn2.training
+
+
+def test_features_are_standardised_for_the_head() -> None:
+    one = network("head").train()
+    seen = one.features(images(64)).detach()
+    assert seen.mean(dim=0).abs().max() < 1e-4
+    assert (seen.std(dim=0, unbiased=False) - 1).abs().median() < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [
+        ({"train": "neck"}, "there is no neck to train"),
+        ({"train": "head", "neck": 8}, "the neck would keep its random weights"),
+        ({"train": "last:0"}, "String should match pattern"),
+        ({"train": "lora"}, "String should match pattern"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(choices: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        ModelSpec.model_validate({"architecture": "tiny_cnn", "image_size": 16, **choices})
+
+
+def test_more_layers_than_there_are_are_refused() -> None:
+    with pytest.raises(BadInput, match="asks for 41 layers, and the backbone has 40 with parameters"):
+        network("last:41")
+
+
+def test_the_frozen_part_goes_from_network_to_network() -> None:
+    ours, other = network("last:3"), network("last:3", seed=2)
+    part = FrozenPart.of(ours)
+    assert FrozenPart.of(other).sha256 != part.sha256
+    part.write_to(other)
+    assert FrozenPart.of(other).sha256 == part.sha256
+    for name, tensor in frozen_tensors(other).items():
+        assert torch.equal(tensor, frozen_tensors(ours)[name]), name
+    with pytest.raises(ValueError, match="holds 3 values, and this network has"):
+        FrozenPart(np.zeros(3, np.float32)).write_to(other)
+
+
+def test_another_frozen_part_is_another_model() -> None:
+    one = network("head")
+    state, layout = read_state(one), layout_of(one)
+    named = layout_of(build(naming(spec("head"), FrozenPart.of(one)), NAMES, 1))
+    assert named.signature != layout.signature
+    assert state_sha256(state, named) != state_sha256(state, layout)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> SplitNetwork:
+    chosen = spec("last:2")
+    one = build(naming(chosen, built_frozen(chosen, 1, Path())), NAMES, 1)
+    save_model(tmp_path, one, label_contract_sha256="")
+    return one
+
+
+def test_a_saved_model_is_whole(saved: SplitNetwork, tmp_path: Path) -> None:
+    back = load_model(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(back(images()), saved.eval()(images()))
+
+
+def test_a_saved_model_whose_frozen_part_was_exchanged_is_refused(saved: SplitNetwork, tmp_path: Path) -> None:
+    said = json.loads((tmp_path / "model.json").read_text())
+    said["model"]["frozen_sha256"] = "0" * 64
+    (tmp_path / "model.json").write_text(json.dumps(said))
+    with pytest.raises(BadInput, match="its frozen part has SHA-256"):
+        load_model(tmp_path)

@@ -1,0 +1,52 @@
+"""A frozen trunk over real processes: sent once, not at all where the hospital has the weights, the same model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.network.federated import admitted, hash_in, undisturbed
+from tests.network.real import PARTIAL, eventually
+
+pytestmark = pytest.mark.slow
+HEAD = ("model.train=head", "run.rounds=3")
+
+
+def sites_of(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "summary.json").read_text())["sites"])
+
+
+def test_a_hospital_receives_it_once_and_keeps_its_features_encrypted(tmp_path: Path) -> None:
+    """South has the weights; north is killed in round 2 and goes on from what is on its disk."""
+    with admitted(tmp_path, PARTIAL) as federation:
+        simulated = undisturbed(federation.experiment, tmp_path / "simulation", *HEAD)
+        weights = federation.south.folder / "weights"
+        weights.mkdir()
+        (weights / "trunk.safetensors").write_bytes((tmp_path / "simulation" / "model.safetensors").read_bytes())
+        federation.coordinator.start()
+        federation.gather()
+        run = federation.run(tmp_path / "run", *HEAD, "training.epochs=120")
+        federation.north.works_on("train", 2)
+        federation.north.program.kill()
+        federation.gather()
+        assert run.ends() == 0, run.said
+        again = federation.run(tmp_path / "again", *HEAD)
+        assert again.ends() == 0, again.said
+        folders = {site.name: site.folder / "state" for site in federation.sites}
+        kept = {name: sorted((folder / "frozen").glob("*.f32")) for name, folder in folders.items()}
+        features = {name: sorted((folder / "features").iterdir()) for name, folder in folders.items()}
+        eventually(lambda: federation.coordinator.now, "the coordinator answers")
+    assert hash_in(tmp_path / "again") == simulated
+    assert hash_in(tmp_path / "run") == undisturbed(
+        federation.experiment, tmp_path / "longer", *HEAD, "training.epochs=120"
+    )
+    size = {path.stat().st_size for paths in kept.values() for path in paths}
+    assert len(size) == 1
+    (frozen,) = size
+    first, second = sites_of(tmp_path / "run"), sites_of(tmp_path / "again")
+    assert first["east"]["bytes_down"] > frozen > first["south"]["bytes_down"]
+    assert max(site["bytes_down"] for site in second.values()) < frozen
+    for name, files in features.items():
+        assert [path.name for path in files] == ["test.features", "train.features", "validation.features"], name
+        assert all(path.stat().st_mode & 0o077 == 0 for path in files)

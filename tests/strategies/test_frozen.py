@@ -1,0 +1,203 @@
+"""Federations that train a part of the network: the rest is sent once, never changes, and never comes back."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+import client.training.model_and_images as site_side
+from client.site.frozen_parts import FrozenParts
+from client.training import network_cache
+from common.models.frozen import FrozenPart, built_frozen
+from common.models.saved import load_model
+from common.models.state import ModelState, read_state
+from common.wire.codec import decode
+from common.wire.errors import WireError
+from common.wire.records import EvaluateRequest, TrainReply, TrainRequest
+from server.federation.checkpoints import CheckpointFolder
+from server.runs.verify import verify
+from server.simulation import backends
+from strategies.registry import STRATEGIES
+from tests.federations import experiment, federation, finished, needs_of, of_type, overheard
+from tests.server.killing import Killed, kill_at
+
+HEAD = ("model.train=head",)
+NECK = ("model.train=neck", "model.neck=24")
+LAST = ("model.train=last:2",)
+SHORT = {"surgical", "fedmlp", "fedsld", "unifed", "fedbn", "individual"}
+"""What ``make test`` tries; ``make torture`` tries all."""
+
+
+def methods() -> list[Any]:
+    return [pytest.param(one, marks=() if one in SHORT else pytest.mark.torture) for one in sorted(STRATEGIES)]
+
+
+def frozen_of(folder: Path, *overrides: str) -> FrozenPart:
+    """The frozen part that a run of these choices begins with."""
+    file = experiment(folder, *overrides)
+    part = built_frozen(file.experiment.model, file.experiment.run.seed, folder)
+    assert part is not None
+    return part
+
+
+def whole_model() -> ModelState:
+    return read_state(load_model(finished()[0]))
+
+
+@pytest.mark.parametrize("method", methods())
+def test_every_method_trains_a_head_and_leaves_the_rest_as_it_was(method: str, tmp_path: Path) -> None:
+    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), *HEAD, "run.keep_updates=true")
+    sha256 = frozen_of(tmp_path, *HEAD).sha256
+    assert summary["experiment"]["model"]["frozen_sha256"] == sha256
+    models = [path.parent for path in tmp_path.rglob("model.safetensors")]
+    assert models
+    for model in models:
+        assert FrozenPart.of(load_model(model)).sha256 == sha256
+    assert not verify(tmp_path / "run").faults
+
+
+@pytest.mark.parametrize("choices", [HEAD, NECK, LAST])
+def test_the_frozen_part_crosses_the_wire_once_a_site_and_never_comes_back(
+    choices: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backbone = sum(len(array) for array in (whole_model().trunk, whole_model().norm))
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, *choices, "run.rounds=3")
+    size = len(frozen_of(tmp_path, *choices).values)
+    asked = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
+    asked_to_evaluate = [decode(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
+    carried = [request for request in (*asked, *asked_to_evaluate) if request.frozen.trunk is not None]
+    assert [request.round for request in carried] == [1, 1, 1]
+    assert all(len(request.frozen.trunk) == size for request in carried if request.frozen.trunk is not None)
+    of_neck = {HEAD: 2 * 96, NECK: 2 * 96 + 97 * 24, LAST: 0}[choices]  # means and variances, then the dense layer
+    for content in of_type(traffic.up, "train"):
+        update = decode(content, TrainReply).update
+        assert update.trunk is not None
+        assert update.norm is not None
+        assert len(update.trunk) + len(update.norm) == backbone - size + of_neck
+
+
+def test_features_that_are_kept_train_the_model_that_pixels_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    through = finished(*HEAD)[1]
+    monkeypatch.setattr(site_side, "trains_on_features", lambda plan, method: False)
+    assert federation(tmp_path, *HEAD)["model_sha256"] == through["model_sha256"]
+
+
+def test_augmentation_is_seen_by_the_frozen_backbone(tmp_path: Path) -> None:
+    turned = federation(tmp_path, *HEAD, "augmentation.rotation=0.1")
+    assert turned["model_sha256"] != finished(*HEAD)[1]["model_sha256"]
+
+
+WRAPPED = (
+    ("privacy.secure_aggregation=true", "run.method=vanilla", "partition.sites=4", "partition.shared=10"),
+    ("privacy.level=update", "privacy.noise_multiplier=0.5", "model.norm=group", "evaluation.result=last"),
+    ("privacy.level=sample", "privacy.noise_multiplier=0.5", "model.norm=group", "evaluation.result=last"),
+    ("method.compress_update=int8", "run.method=partial_loss"),
+    ('method.server_optimizer={kind="adam"}', "run.method=partial_loss"),
+    ('method.mean="coordinate_median"', "run.method=partial_loss"),
+    ("training.reset_optimizer=false",),
+)
+
+
+@pytest.mark.parametrize("wrapped", WRAPPED, ids=lambda wrapped: wrapped[0])
+def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_path: Path) -> None:
+    summary = federation(tmp_path, *HEAD, *wrapped)
+    assert summary["rounds"] == 2
+    assert all(site["epochs"] for site in summary["sites"].values())
+    assert not verify(tmp_path / "run").faults
+
+
+@pytest.mark.parametrize("choices", [HEAD, LAST])
+def test_killed_and_resumed_it_ends_in_the_same_model(choices: tuple[str, ...], tmp_path: Path) -> None:
+    through = finished(*choices, "run.rounds=3")[1]
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, CheckpointFolder, "save", 2)
+        with pytest.raises(Killed):
+            federation(tmp_path, *choices, "run.rounds=3")
+    assert federation(tmp_path, *choices, "run.rounds=3", resume=True)["model_sha256"] == through["model_sha256"]
+
+
+def test_ray_ends_in_the_same_model(tmp_path: Path) -> None:
+    on_ray = federation(tmp_path, *HEAD, "simulation.backend=ray", "simulation.workers=2")
+    assert on_ray["model_sha256"] == finished(*HEAD)[1]["model_sha256"]
+
+
+def test_a_site_that_lost_its_file_is_sent_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In round 2 the first site asked has no file any more, and its process is new."""
+    read, answered, lost = FrozenParts.read, backends.InlineGrid._answered, list[int]()
+
+    def missing(parts: FrozenParts, sha256: str) -> FrozenPart:
+        if len(lost) == 1:
+            lost.append(2)
+            (parts._folder / f"{sha256}.f32").rename(tmp_path / "away")
+            try:
+                return read(parts, sha256)
+            finally:
+                (tmp_path / "away").rename(parts._folder / f"{sha256}.f32")
+        return read(parts, sha256)
+
+    def losing(grid: Any, message: Any) -> Any:
+        train = message.metadata.message_type == "train"
+        if train and not lost and decode(message.content, TrainRequest).round == 2:
+            lost.append(1)
+            network_cache._networks.cache_clear()
+        return answered(grid, message)
+
+    monkeypatch.setattr(FrozenParts, "read", missing)
+    monkeypatch.setattr(backends.InlineGrid, "_answered", losing)
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, *HEAD, "run.rounds=3", "participation.min_sites=1")
+    asked = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
+    assert [request.round for request in asked if request.frozen.trunk is not None] == [1, 1, 1, 3]
+    rounds = [json.loads(line) for line in (tmp_path / "run" / "rounds.jsonl").read_text().splitlines()]
+    assert [len(line["sites"]) for line in rounds] == [3, 2, 3]
+    assert "the frozen part of the model is not on this site's disk" in str(rounds[1])
+
+
+def test_a_frozen_part_of_another_hash_is_refused_by_the_site(tmp_path: Path) -> None:
+    """A coordinator that exchanges the frozen part: the plan, which is signed and shown, has the hash."""
+    parts = FrozenParts(tmp_path, None, durable=False)
+    with pytest.raises(WireError, match=f"the plan names {'0' * 64}"):
+        parts.keep(FrozenPart(np.arange(5, dtype=np.float32)), "0" * 64)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_weights_file_of_the_hospital_saves_the_transfer(tmp_path: Path) -> None:
+    file = experiment(tmp_path, *HEAD)
+    first = finished(*HEAD)[0]
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "another.safetensors").write_bytes(safetensors.numpy.save({"backbone.x": np.zeros(1, np.float32)}))
+    (weights / "damaged.safetensors").write_bytes(b"no tensors")
+    parts = FrozenParts(tmp_path / "frozen", weights, durable=False)
+    wanted = json.loads((first / "summary.json").read_text())["experiment"]["model"]["frozen_sha256"]
+    named = file.experiment.model.model_copy(update={"frozen_sha256": wanted})
+    assert not parts.holds(named)
+    (weights / "ours.safetensors").write_bytes((first / "model.safetensors").read_bytes())
+    assert parts.holds(named)
+    assert parts.read(wanted).sha256 == wanted
+
+
+def test_a_damaged_file_is_removed_and_asked_for_again(tmp_path: Path) -> None:
+    parts = FrozenParts(tmp_path, None, durable=False)
+    part = FrozenPart(np.arange(5, dtype=np.float32))
+    parts.keep(part, part.sha256)
+    (path,) = tmp_path.glob("*.f32")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(WireError, match="not on this site's disk: its file was damaged"):
+        parts.read(part.sha256)
+    assert not path.exists()
+
+
+def test_only_a_few_are_kept(tmp_path: Path) -> None:
+    parts = FrozenParts(tmp_path, None, durable=False)
+    for value in range(5):
+        part = FrozenPart(np.full(3, value, np.float32))
+        parts.keep(part, part.sha256)
+    assert len(list(tmp_path.glob("*.f32"))) == 3
+    assert parts.read(part.sha256).values.tolist() == [4.0, 4.0, 4.0]
