@@ -302,13 +302,33 @@ def read_experiment(
         BadInput: With every fault of the file and the overrides.
     """
     tree, base_of_paths = _read_tree(path, ())
-    tree, overrides, faults = _scaled(tree, overrides, path.name)
+    return experiment_of(tree, base_of_paths, overrides, also, path.name)
+
+
+def experiment_of(
+    tree: dict[str, Any],
+    base_of_paths: Path,
+    overrides: Iterable[str] = (),
+    also: Callable[[Mapping[str, Any]], Sequence[Fault]] = lambda tree: (),
+    name: str = "experiment",
+) -> ExperimentFile:
+    """Check the tables of an experiment, with ``key=value`` overrides.
+
+    Args:
+        base_of_paths: The file beside which relative paths start; it need not exist.
+        also: What else is wrong with an experiment that has faults.
+        name: Of the experiment, for its faults.
+
+    Raises:
+        BadInput: With every fault.
+    """
+    tree, overrides, faults = _scaled(tree, overrides, name)
     faults += [fault for text in overrides for fault in _override(tree, text)]
     try:
         experiment = Experiment.model_validate(tree)
     except ValidationError as error:
-        faults += explained(error, Experiment, path.name, extra=("extends",))
-        faults += [replace(fault, where=f"{path.name}: {fault.where}") for fault in also(tree)]
+        faults += explained(error, Experiment, name, extra=("extends",))
+        faults += [replace(fault, where=f"{name}: {fault.where}") for fault in also(tree)]
         raise BadInput(faults) from None
     if faults:
         raise BadInput(faults)

@@ -7,7 +7,9 @@ package, its version and the hash of its files, and a site runs what it has itse
 
 import hashlib
 import importlib.util
+import inspect
 import os
+import re
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -51,6 +53,9 @@ def found(group: str, name: str) -> EntryPoint:
     Raises:
         BadInput: If there is none, or several packages bring one.
     """
+    if is_offered(name):
+        problem = "was given to polyclinic.simulate in another process."
+        raise BadInput([Fault(f"plugin:{name}", problem, "Give it again, or make it a package: docs/experiments.md.")])
     installed = entry_points(group=group)
     same = [point for point in installed if point.name == name]
     if len(same) == 1:
@@ -64,12 +69,35 @@ def found(group: str, name: str) -> EntryPoint:
     raise BadInput([Fault(f"plugin:{name}", problem, did_you_mean(name, names))])
 
 
+def offered(group: str, part: Any) -> str:
+    """Have this process find a part without a package, under the name that is returned; hospitals never do.
+
+    The name is that of the part with the hash of its source, so that the same code has the same name in another process
+    and changed code another one. Other processes, Ray's workers among them, do not know it.
+    """
+    try:
+        code = inspect.getsource(part)
+    except (OSError, TypeError):
+        code = repr(part)
+    plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
+    name = f"own-{plain}-{hashlib.sha256(code.encode()).hexdigest()[:12]}"
+    _offered[group, name] = part
+    return name
+
+
+def is_offered(name: str) -> bool:
+    """Whether a name can only be one of :func:`offered`."""
+    return name.removeprefix(PLUGIN).startswith("own-")
+
+
 def loaded(group: str, name: str) -> Any:
     """Import the entry point of this name.
 
     Raises:
         BadInput: If it is not installed, or cannot be imported.
     """
+    if (group, name) in _offered:
+        return _offered[group, name]
     point = found(group, name)
     try:
         _at_load.setdefault((group, name), stamp_of(group, name))
@@ -87,6 +115,9 @@ def stamp_of(group: str, name: str) -> PluginStamp:
     Raises:
         BadInput: If it is not installed.
     """
+    if (group, name) in _offered:
+        sha256 = hashlib.sha256(name.encode()).hexdigest()
+        return PluginStamp(group=group, name=name, package="this program", version="0", sha256=sha256)
     if (group, name) in _at_load:  # files that changed since are not what runs
         return _at_load[group, name]
     point = found(group, name)
@@ -100,6 +131,8 @@ def stamp_of(group: str, name: str) -> PluginStamp:
 
 _at_load: dict[tuple[str, str], PluginStamp] = {}
 """What this process has imported."""
+_offered: dict[tuple[str, str], Any] = {}
+"""What this process offers itself."""
 
 
 def _sha256(value: str, module: str) -> str:

@@ -1,8 +1,26 @@
 """The public package of Polyclinic: what other people's programs import. Everything else is the product's inside.
 
-:mod:`polyclinic.flower` has the methods as strategies for any Flower app.
+``import polyclinic as pc``: :func:`simulate`, :func:`load`, :func:`predict`, :func:`compare`.
+:mod:`polyclinic.flower` has the methods as strategies for any Flower app, :mod:`polyclinic.data` what a data set of
+your own returns, :mod:`polyclinic.testing` the checks for plug-ins.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from common import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from common.data.sources.plugin import LabelledImages
+    from polyclinic.runs import FinishedRun, compare, load, predict, simulate
+
+__all__ = ["FinishedRun", "LabelledImages", "__version__", "compare", "load", "predict", "simulate"]
+
+_PLACES = {"LabelledImages": "polyclinic.data"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the rest when it is first used: it loads numpy, and a run loads torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'polyclinic' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES.get(name, "polyclinic.runs")), name)

@@ -23,6 +23,25 @@ def write_examples(folder: Path) -> list[Path]:
     return [folder / name for name in NAMES]
 
 
+def example(name: str) -> Path:
+    """The file of an experiment that comes with Polyclinic.
+
+    Args:
+        name: With or without ``.toml``.
+
+    Raises:
+        BadInput: If there is none of that name.
+    """
+    from common.errors import BadInput, Fault, quoted
+
+    files = [one for one in NAMES if one.endswith(".toml")]
+    wanted = f"{name.removesuffix('.toml')}.toml"
+    if wanted not in files:
+        there = quoted([one.removesuffix(".toml") for one in files])
+        raise BadInput([Fault(name, f"is no file, and no example has this name. Examples are {there}.")])
+    return _source() / wanted
+
+
 def copy_examples(source: Path, goal: Path) -> None:
     """Copy them from one folder into another, which is made if it is not there."""
     goal.mkdir(parents=True, exist_ok=True)

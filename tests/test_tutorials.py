@@ -55,6 +55,15 @@ def test_every_command_of_a_tutorial_parses(page: str, line: list[str]) -> None:
     group.commands[name].make_context(name, arguments)  # type: ignore[attr-defined]
 
 
+def test_the_page_on_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {}
+    for block in blocks("python", "python"):
+        exec(compile(block, "docs/python.md", "exec"), space)  # as a person pastes them, one after the other
+    assert (tmp_path / "runs" / "classes.png").stat().st_size > 5_000
+    assert {"first", "own", "compared"} <= {path.name for path in (tmp_path / "runs").iterdir()}
+
+
 # ---------------------------------------------------------------------- researchers
 
 

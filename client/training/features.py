@@ -1,7 +1,7 @@
 """A frozen backbone sees each image once: its features are kept, and rounds train on them.
 
-Features are those of evaluation, in batches of :data:`common.models.inference.EVALUATION_BATCH` images in the site's
-own order: the same numbers in every round and after every restart of the same machine.
+Features are those of evaluation, in batches of :data:`BATCH` images in the site's own order: the same numbers in every
+round and after every restart of the same machine.
 """
 
 import hashlib
@@ -24,12 +24,14 @@ from client.site.site import Site
 from common.config import Plan
 from common.data.augmentation.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
-from common.models.inference import EVALUATION_BATCH, autocast
+from common.models.inference import autocast
 from common.models.network import SplitNetwork
 from common.system.files import write_atomically
 from strategies.base.method import Method
 
 NONCE_BYTES = 12
+BATCH = 32
+"""A foundation model at 224 pixels takes 30 MB and more an image."""
 
 
 class NetworkOnFeatures(SplitNetwork):
@@ -93,7 +95,7 @@ class Features:
     def _computed(network: SplitNetwork, pixels: Pixels, plan: Plan) -> Tensor:
         network.backbone.eval()
         found = []
-        for batch in pixels.batches(EVALUATION_BATCH):
+        for batch in pixels.batches(BATCH):
             with autocast(batch.device, plan.training.precision):
                 found.append(network.backbone(network._prepared(batch.float())).float())
         return torch.cat(found)
@@ -137,7 +139,7 @@ def _derived_key(key: ec.EllipticCurvePrivateKey) -> bytes:
 def _sha256_of(pixels: Pixels) -> str:
     """The hash of all images in their order."""
     digest = hashlib.sha256()
-    for batch in pixels.batches(EVALUATION_BATCH):
+    for batch in pixels.batches(BATCH):
         digest.update(str(tuple(batch.shape)).encode())
         digest.update(batch.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -1,6 +1,8 @@
 """Which part of a network is trained, and which is frozen: ``model.train`` of an experiment."""
 
-from torch import nn
+import math
+
+from torch import Tensor, nn
 
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import ModelSpec
@@ -43,15 +45,28 @@ def frozen_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
     )
 
 
-def standardising(width: int, spec: ModelSpec) -> list[nn.Module]:
-    """The layer that brings a frozen backbone's features to mean 0 and variance 1; none for other networks.
+class Scaled(nn.Module):
+    """Features divided by a constant."""
 
-    A head on features of any scale would learn next to nothing at the usual rates. Batch normalisation without
-    parameters: its means and variances are averaged over the sites as all batch normalisation is. With
-    ``norm = "group"`` each image's features are standardised by themselves.
+    def __init__(self, divisor: float) -> None:
+        super().__init__()
+        self.divisor = divisor
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return ``features / divisor``."""
+        return features / self.divisor
+
+
+def standardising(width: int, spec: ModelSpec) -> list[nn.Module]:
+    """The layers that bring a frozen backbone's features to mean 0 and variance 1; none for other networks.
+
+    Batch normalisation without parameters: its means and variances are averaged over the sites as all batch
+    normalisation is. With ``norm = "group"`` each image's features are standardised by themselves. For a head alone
+    they are divided by the root of their number: a vector has length 1 then, and the head's biases, which first have
+    to learn how rare the classes are, move as fast as all its weights together.
     """
     if not spec.backbone_frozen:
         return []
-    if spec.norm == "group":
-        return [nn.LayerNorm(width, elementwise_affine=False)]
-    return [nn.BatchNorm1d(width, affine=False)]
+    grouped = spec.norm == "group"
+    standard = nn.LayerNorm(width, elementwise_affine=False) if grouped else nn.BatchNorm1d(width, affine=False)
+    return [standard, Scaled(math.sqrt(width))] if spec.train == "head" else [standard]

@@ -16,7 +16,7 @@ from common.data.splits.patient_disjoint import shared_patient_faults
 from common.data.tables.class_names import repeated_faults
 from common.data.tables.labels import own_patients
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.plugins import DATASETS, found, loaded
+from common.plugins import DATASETS, loaded, stamp_of
 
 PARTS = ("train", "validation", "test")
 
@@ -50,7 +50,7 @@ DatasetPlugin = Callable[[Path, Mapping[str, Any]], LabelledImages]
 def plugin_faults(spec: PluginSpec) -> list[Fault]:
     """Whether the plug-in is installed; it is not run."""
     try:
-        found(DATASETS, spec.name)
+        stamp_of(DATASETS, spec.name)
     except BadInput as bad:
         return list(bad.faults)
     return []

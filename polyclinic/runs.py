@@ -1,0 +1,406 @@
+"""Federations from Python: simulate one, read its folder, use its model, compare several.
+
+The same code as ``flwr-sim`` runs them; a run folder that was written by one is read by the other.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Before flwr or ray is imported: nothing of ours calls home.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    RAY_worker_niceness="0",
+)
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config import ExperimentFile, experiment_of, read_experiment
+from common.data.sources.plugin import DatasetPlugin, LabelledImages
+from common.errors import BadInput, Fault
+from common.plugins import DATASETS, LOSSES, METRICS, MODELS, PLUGIN, is_offered, offered
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from torch import Tensor, nn
+
+Network = Callable[[int, int], "nn.Module"]
+"""``network(channels, image_size)``: images ``(batch, channels, size, size)`` in, features ``(batch, width)`` out."""
+TrainingLoss = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
+"""``loss(logits, labels, annotated)``, see docs/experiments.md."""
+ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
+"""``metric(scores, labels)`` of one class."""
+
+
+def simulate(
+    experiment: str | Path | Mapping[str, Any],
+    *,
+    settings: Mapping[str, Any] | None = None,
+    model: Network | None = None,
+    dataset: LabelledImages | DatasetPlugin | None = None,
+    loss: TrainingLoss | None = None,
+    metrics: Sequence[ClassMetric] = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    quiet: bool = True,
+) -> FinishedRun:
+    """Run a federation on this machine; return its folder, read.
+
+    Args:
+        experiment: A TOML file, the name of an example (``"digits_surgical"``), or the tables themselves.
+        settings: Keys to override, such as ``{"run.rounds": 3}``.
+        model: A network of your own in the place of ``[model] architecture``.
+        dataset: Images of your own in the place of ``[data]``.
+        loss: A loss of your own in the place of ``[training] loss``.
+        metrics: Metrics of your own beside ``[evaluation] metrics``.
+        out: New folder for the run; ``runs/NAME`` where None, with a number where that is taken.
+        resume: Go on with the run in ``out`` from its last checkpoint; one that is done is only read.
+        quiet: Show no progress bar.
+
+    What is given as an object is known to this process alone: such a run is ``inline``, not on Ray.
+
+    Raises:
+        BadInput: With every fault of the experiment and its data, before anything is trained.
+        TooFewSites: If sites fail during the run.
+    """
+    from rich.console import Console
+
+    from server.simulation.simulate import simulate as run
+
+    given = dict(_own_parts(model, dataset, loss))
+    file = _experiment(experiment, {**(settings or {}), **given}, dataset is not None, metrics)
+    _refuse_ray(file, given, metrics)
+    folder = Path(out) if out is not None else _free_folder(file)
+    run(file, folder, Console(quiet=quiet), resume=resume)
+    return load(folder)
+
+
+def load(folder: str | Path) -> FinishedRun:
+    """Read the folder of a finished run, of ``simulate``, ``flwr-sim`` or ``flwr-server``.
+
+    Raises:
+        BadInput: If a file is missing or is not what a run writes.
+    """
+    from server.runs.reader import read_run
+
+    read_run(Path(folder))  # every fault at once
+    return FinishedRun(Path(folder))
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run folder, read.
+
+    Tables are pandas frames (``pip install 'polyclinic[notebook]'``), figures are matplotlib axes.
+    """
+
+    folder: Path
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """``summary.json``."""
+        return dict(json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
+
+    @property
+    def model_sha256(self) -> str:
+        """The hash of the model's values: equal for equal experiments, wherever they ran."""
+        return str(self.summary["model_sha256"])
+
+    @property
+    def mean_auroc(self) -> float | None:
+        """Mean AUROC over the classes, on the test images; None where no class has one."""
+        value: float | None = self.summary["test"]["mean_auroc"]
+        return value
+
+    @property
+    def report(self) -> Path:
+        """The page that explains the run."""
+        return self.folder / "report.html"
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """A row a round: losses, validation AUROC, sites, seconds, bytes."""
+        lines = (self.folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+        kept = ("round", "train_loss", "validation_loss", "validation_auroc", "seconds")
+        rows = [
+            {key: line[key] for key in kept}
+            | {"sites": len(line["sites"]), "absent": len(line["absent"])}
+            | {way: line[way] for way in ("bytes_up", "bytes_down")}
+            for line in map(json.loads, lines)
+        ]
+        return _pandas().DataFrame(rows).set_index("round")
+
+    @property
+    def classes(self) -> pd.DataFrame:
+        """A row a class of the test: AUROC with its 95 % interval, average precision, positives, owners."""
+        test, sites = self.summary["test"], self.summary["sites"]
+        between = (test["intervals"] or {}).get("per_class", {})
+        rows = [
+            {
+                "class": name,
+                "owners": sum(name in site["classes"] for site in sites.values()),
+                **{key: one[key] for key in ("auroc", "average_precision", "positives", "negatives")},
+                "low": between.get(name, (None, None))[0],
+                "high": between.get(name, (None, None))[1],
+            }
+            for name, one in test["per_class"].items()
+        ]
+        return _pandas().DataFrame(rows).set_index("class")
+
+    @property
+    def sites(self) -> pd.DataFrame:
+        """A row a site: its classes, images, bytes and seconds, and the AUROC on its own test images."""
+        results = self.summary["per_site"]
+        kept = ("classes", "train_samples", "bytes_up", "bytes_down", "seconds")
+        rows = [
+            {"site": name, **{key: one[key] for key in kept}, "mean_auroc": results.get(name, {}).get("mean_auroc")}
+            for name, one in self.summary["sites"].items()
+        ]
+        return _pandas().DataFrame(rows).set_index("site")
+
+    def network(self) -> nn.Module:
+        """The trained model: uint8 or float pixels 0..255 ``(batch, channels, height, width)`` in, logits out.
+
+        Raises:
+            BadInput: If the run has no model of its own, as where each site has one, or its files are damaged.
+        """
+        from common.models.saved import load_model
+
+        return load_model(self.folder)
+
+    def predict(self, images: NDArray[np.uint8] | str | Path) -> pd.DataFrame:
+        """Probabilities: a row an image, a column a class.
+
+        Args:
+            images: uint8 ``(n, height, width[, 3])``; or an npz file, a folder of pictures, or one picture.
+
+        Raises:
+            BadInput: If there are no such images, or no model.
+        """
+        from common.models.saved import load_model
+        from server.export.prediction import picture_scores, read_pictures
+
+        network = load_model(self.folder)
+        if isinstance(images, str | Path):
+            pictures = read_pictures(Path(images), network)
+            names: Sequence[object] = pictures.names
+            values = pictures.images
+        else:
+            values, names = _checked_images(images), range(len(images))
+        scores = picture_scores(network, values)
+        return _pandas().DataFrame(
+            scores, index=_pandas().Index(names, name="image"), columns=list(network.class_names)
+        )
+
+    def plot_rounds(self, axes: Axes | None = None) -> Axes:
+        """Draw the validation AUROC round by round; return the axes."""
+        axes = axes if axes is not None else _new_axes()
+        rounds = self.rounds
+        axes.plot(rounds.index, rounds["validation_auroc"], marker="o", label=self.summary["name"])
+        axes.set(xlabel="round", ylabel="mean validation AUROC")
+        axes.legend()
+        return axes
+
+    def plot_classes(self, axes: Axes | None = None) -> Axes:
+        """Draw the AUROC of every class on the test images, with its interval; return the axes."""
+        axes = axes if axes is not None else _new_axes()
+        known = self.classes.dropna(subset=["auroc"])
+        places = np.arange(len(known))
+        if known["low"].notna().all():
+            axes.hlines(places, known["low"], known["high"], alpha=0.5)
+        axes.plot(known["auroc"], places, "o")
+        axes.set_yticks(places, list(known.index))
+        axes.axvline(0.5, linestyle=":", color="grey")
+        axes.set(xlabel="AUROC (test)", ylim=(len(known) - 0.5, -0.5))
+        return axes
+
+    def __repr__(self) -> str:
+        summary, auroc = self.summary, self.mean_auroc
+        said = "no AUROC" if auroc is None else f"mean AUROC {auroc:.3f} on the test images (one seed)"
+        return f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {said}; {self.folder}>"
+
+
+def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path) -> pd.DataFrame:
+    """Probabilities of a saved model, see :meth:`FinishedRun.predict`.
+
+    Args:
+        folder: With ``model.safetensors`` and ``model.json``: a run's, or a site's own.
+    """
+    return FinishedRun(Path(folder)).predict(images)
+
+
+def compare(
+    experiments: Sequence[str | Path],
+    *,
+    seeds: int = 3,
+    out: str | Path,
+    settings: Mapping[str, Any] | None = None,
+    jobs: int | None = None,
+    quiet: bool = True,
+) -> pd.DataFrame:
+    """Run several experiment files over the same seeds; return a row for every run. ``out`` has the paired tests.
+
+    Args:
+        experiments: Files or names of examples; the first is the reference of the tests in ``out/report.html``.
+        seeds: Seeds 0, 1, ... for every experiment; at least three make a verdict.
+        out: Folder for all runs and the report; runs found there are kept.
+        jobs: Runs at a time; None for what fits.
+
+    Raises:
+        BadInput: With the faults of all experiments, before anything runs.
+        FailedRuns: If a run fails; the others are finished first.
+    """
+    from rich.console import Console
+
+    from server.simulation.compare import run_comparison
+
+    files = [_found(one) for one in experiments]
+    run_comparison(files, Path(out), range(seeds), jobs, _as_overrides(settings or {}), Console(quiet=quiet))
+    runs = [(path.stem, seed, load(Path(out) / f"{path.stem}-seed{seed}")) for path in files for seed in range(seeds)]
+    rows = [
+        {
+            "experiment": stem,
+            "seed": seed,
+            **{key: _mean_of(run.summary["test"], key) for key in ("all", "shared", "unique")},
+            "model_sha256": run.model_sha256,
+        }
+        for stem, seed, run in runs
+    ]
+    return _pandas().DataFrame(rows).set_index(["experiment", "seed"])
+
+
+def _mean_of(test: Mapping[str, Any], subset: str) -> float | None:
+    group = test if subset == "all" else test[f"{subset}_classes"]
+    return None if group is None else group["mean_auroc"]
+
+
+def _own_parts(
+    model: Network | None, dataset: LabelledImages | DatasetPlugin | None, loss: TrainingLoss | None
+) -> list[tuple[str, Any]]:
+    """The keys that name what was given as an object."""
+    found: list[tuple[str, Any]] = []
+    if model is not None:
+        found.append(("model.architecture", PLUGIN + offered(MODELS, model)))
+    if dataset is not None:
+        read = _returning(dataset) if isinstance(dataset, LabelledImages) else dataset
+        found.append(("data", {"kind": "plugin", "name": offered(DATASETS, read)}))
+    if loss is not None:
+        found.append(("training.loss", PLUGIN + offered(LOSSES, loss)))
+    return found
+
+
+def _returning(images: LabelledImages) -> DatasetPlugin:
+    """A data set that is there already, as a plug-in; its name follows from the values."""
+    from hashlib import sha256
+
+    digest = sha256(repr((images.class_names, images.images.shape)).encode())
+    for array in (images.images, np.asarray(images.labels, np.float32), images.patients, images.parts):
+        digest.update(b"" if array is None else np.ascontiguousarray(np.asarray(array)).tobytes())
+
+    class Given:
+        __name__ = "images"
+
+        def __call__(self, folder: Path, options: Mapping[str, Any]) -> LabelledImages:
+            return images
+
+        def __repr__(self) -> str:
+            return digest.hexdigest()
+
+    return Given()
+
+
+def _experiment(
+    experiment: str | Path | Mapping[str, Any],
+    settings: Mapping[str, Any],
+    own_data: bool,
+    metrics: Sequence[ClassMetric],
+) -> ExperimentFile:
+    from strategies.registry import method_faults
+
+    added = dict(settings)
+    if metrics:
+        added["evaluation.metrics"] = [PLUGIN + offered(METRICS, metric) for metric in metrics]
+    if "simulation.backend" not in added and (own_data or metrics or any(_is_own(value) for value in added.values())):
+        added["simulation.backend"] = "inline"
+    data = added.pop("data", None)
+    overrides = [*(["data=none"] if data else []), *_as_overrides(added)]
+    overrides += [f"data.{key}={_toml(value)}" for key, value in (data or {}).items()]
+    if isinstance(experiment, Mapping):
+        tree = json.loads(json.dumps(dict(experiment)))  # a copy that may be changed
+        return experiment_of(tree, Path("experiment.toml"), overrides, method_faults)
+    return read_experiment(_found(experiment), overrides, method_faults)
+
+
+def _is_own(value: object) -> bool:
+    return isinstance(value, str) and value.startswith(PLUGIN) and is_offered(value)
+
+
+def _refuse_ray(file: ExperimentFile, given: Mapping[str, Any], metrics: Sequence[ClassMetric]) -> None:
+    if (given or metrics) and file.experiment.simulation.backend == "ray":
+        problem = "ray: its workers are other processes, which do not know what was given to this one."
+        raise BadInput([Fault("simulation.backend", problem, 'Set "inline", or make a package of it.')])
+
+
+def _found(experiment: str | Path) -> Path:
+    """The file, or the example of that name."""
+    from polyclinic.examples import example
+
+    path = Path(experiment)
+    return path if path.suffix == ".toml" or path.exists() else example(path.name)
+
+
+def _as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    return [f"{key}={_toml(value)}" for key, value in settings.items()]
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML, on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return json.dumps(str(value) if isinstance(value, Path) else value)
+
+
+def _free_folder(file: ExperimentFile) -> Path:
+    run = file.experiment.run
+    name = "".join(letter if letter.isalnum() else "-" for letter in run.name or run.method)
+    tried = (Path("runs", name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
+    return next(path for path in tried if not path.exists())
+
+
+def _checked_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
+        problem = (
+            f"must be uint8 of shape (n, height, width) or (n, height, width, 3), not {images.dtype} {images.shape}."
+        )
+        raise BadInput([Fault("images", problem)])
+    return images
+
+
+def _pandas() -> Any:
+    try:
+        import pandas
+    except ImportError:
+        problem = "is not installed, and tables are pandas frames."
+        raise BadInput([Fault("pandas", problem, "pip install 'polyclinic[notebook]'")]) from None
+    return pandas
+
+
+def _new_axes() -> Axes:
+    """Axes of a new figure, which a notebook shows by itself."""
+    from matplotlib import pyplot
+
+    return pyplot.subplots(layout="constrained")[1]

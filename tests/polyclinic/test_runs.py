@@ -1,0 +1,212 @@
+"""Polyclinic from Python: the run that the command line makes, its tables, and parts of one's own as objects."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.axes import Axes
+from torch import Tensor, nn
+
+import polyclinic as pc
+from common.errors import BadInput
+from tests.federations import experiment, finished
+
+SMALL = {"run.rounds": 2, "simulation.backend": "inline"}
+
+
+def tiny(channels: int, image_size: int) -> nn.Module:
+    return nn.Sequential(nn.AvgPool2d(4), nn.Flatten(), nn.Linear(channels * (image_size // 4) ** 2, 12), nn.ReLU())
+
+
+def squared(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
+    known = ~labels.isnan()
+    return ((logits.sigmoid() - labels.nan_to_num()) ** 2 * known).sum() / known.sum().clamp(min=1)
+
+
+def share_above(scores: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> float:
+    return float((scores > 0.5).mean())
+
+
+def stripes(count: int = 300) -> pc.LabelledImages:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (count, 2)).astype(np.float32)
+    images = rng.integers(0, 60, (count, 16, 16), dtype=np.uint8)
+    images[labels[:, 0] == 1, ::4] = 250
+    images[labels[:, 1] == 1, :, ::4] = 250
+    return pc.LabelledImages(images=images, labels=labels, class_names=("horizontal", "vertical"))
+
+
+STRIPES = {
+    "run": {"method": "surgical", "rounds": 2},
+    "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16},
+    "partition": {"kind": "class_lists", "lists": {"east": ["horizontal", "vertical"], "north": ["vertical"]}},
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> pc.FinishedRun:
+    return pc.simulate(STRIPES, dataset=stripes(), out=tmp_path / "run")
+
+
+def test_it_is_the_run_of_the_command_line(tmp_path: Path) -> None:
+    file = experiment(tmp_path)
+    done = pc.simulate(file.path, out=tmp_path / "run")
+    assert done.model_sha256 == finished()[1]["model_sha256"]
+    assert pc.load(tmp_path / "run").summary == json.loads((tmp_path / "run" / "summary.json").read_text())
+
+
+def test_the_tables_have_what_the_summary_has(run: pc.FinishedRun) -> None:
+    test = run.summary["test"]
+    assert list(run.classes.index) == ["horizontal", "vertical"]
+    assert list(run.classes["owners"]) == [1, 2]
+    assert list(run.classes["auroc"]) == [test["per_class"][name]["auroc"] for name in run.classes.index]
+    assert (run.classes["low"] <= run.classes["auroc"]).all()
+    assert (run.classes["auroc"] <= run.classes["high"]).all()
+    assert list(run.rounds.index) == [1, 2]
+    assert (run.rounds["sites"] == 2).all()
+    assert run.rounds["bytes_up"].sum() <= run.sites["bytes_up"].sum()
+    assert list(run.sites.index) == ["east", "north"]
+    assert run.mean_auroc == test["mean_auroc"]
+    assert repr(run).startswith("<surgical: 2 rounds, 2 sites, mean AUROC ")
+
+
+def test_figures_are_axes_and_can_be_drawn_into_given_ones(run: pc.FinishedRun) -> None:
+    from matplotlib.figure import Figure
+
+    both = Figure().subplots(1, 2)
+    assert run.plot_rounds(both[0]) is both[0]
+    assert run.plot_classes(both[1]) is both[1]
+    assert list(both[0].lines[0].get_ydata()) == list(run.rounds["validation_auroc"])
+    assert list(both[1].lines[0].get_xdata()) == list(run.classes["auroc"])
+    assert isinstance(run.plot_classes(), Axes)
+
+
+def test_images_of_an_array_and_of_files_are_predicted_alike(run: pc.FinishedRun, tmp_path: Path) -> None:
+    from PIL import Image
+
+    images = stripes(3).images
+    for n, image in enumerate(images):
+        Image.fromarray(image).save(tmp_path / f"{n}.png")
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    for n in range(3):
+        (tmp_path / f"{n}.png").rename(folder / f"{n}.png")
+    of_array, of_files = run.predict(images), pc.predict(run.folder, folder)
+    assert list(of_array.columns) == ["horizontal", "vertical"]
+    np.testing.assert_allclose(of_array.to_numpy(), of_files.to_numpy(), atol=1e-6)
+    with torch.no_grad():
+        direct = run.network()(torch.from_numpy(images[:, None]).float())  # type: ignore[operator]
+    np.testing.assert_allclose(of_array.to_numpy(), direct.sigmoid().numpy(), atol=1e-6)
+    with pytest.raises(BadInput, match="must be uint8"):
+        run.predict(images.astype(np.float32))
+
+
+def test_network_loss_and_metric_of_ones_own(tmp_path: Path) -> None:
+    own = pc.simulate(STRIPES, dataset=stripes(), model=tiny, loss=squared, metrics=[share_above], out=tmp_path / "run")
+    assert own.summary["experiment"]["model"]["architecture"].startswith("plugin:own-tiny-")
+    (metric,) = own.summary["test"]["mean_more"]
+    assert metric.startswith("plugin:own-share_above-")
+    assert own.network().backbone[2].out_features == 12
+    again = pc.simulate(STRIPES, dataset=stripes(), model=tiny, loss=squared, metrics=[share_above], out=tmp_path / "b")
+    assert again.model_sha256 == own.model_sha256
+
+
+def test_a_network_that_was_changed_is_another_one(tmp_path: Path) -> None:
+    def network(width: int) -> Any:
+        source = f"def tiny(channels, image_size):\n    return make(channels, image_size, {width})\n"
+        scope: dict[str, Any] = {"make": lambda c, s, w: nn.Sequential(nn.Flatten(), nn.Linear(c * s * s, w))}
+        exec(source, scope)  # as a notebook's cell that is edited and run again
+        return scope["tiny"]
+
+    widths = [
+        pc.simulate(STRIPES, dataset=stripes(), model=network(width), out=tmp_path / str(width))
+        .network()
+        .head.in_features
+        for width in (4, 7)
+    ]
+    assert widths == [4, 7]
+
+
+def test_a_run_that_broke_off_goes_on(tmp_path: Path) -> None:
+    from server.federation.checkpoints import CheckpointFolder
+    from tests.server.killing import Killed, kill_at
+
+    through = pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "through")
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, CheckpointFolder, "save", 2)
+        with pytest.raises(Killed):
+            pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "run")
+    resumed = pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "run", resume=True)
+    assert resumed.model_sha256 == through.model_sha256
+
+
+def test_what_is_wrong_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r'run.round: is not a known key. Did you mean "rounds"'):
+        pc.simulate(STRIPES, settings={"run.round": 3}, dataset=stripes(), out=tmp_path / "run")
+    with pytest.raises(BadInput, match=r'no example has this name. Examples are "digits_surgical", "digits_vanilla"'):
+        pc.simulate("digits", out=tmp_path / "run")
+    with pytest.raises(BadInput, match="ray: its workers are other processes"):
+        pc.simulate(STRIPES, dataset=stripes(), settings={"simulation.backend": "ray"}, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_process_says_that_it_does_not_know_the_network(run: pc.FinishedRun, tmp_path: Path) -> None:
+    from common import plugins
+
+    own = pc.simulate(STRIPES, dataset=stripes(), model=tiny, out=tmp_path / "own")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(plugins, "_offered", {})
+        with pytest.raises(BadInput, match=r"was given to polyclinic.simulate in another process"):
+            own.network()
+
+
+def test_a_folder_is_chosen_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folders = [pc.simulate("digits_surgical", settings={**SMALL, "run.rounds": 1}).folder for _ in range(2)]
+    assert folders == [Path("runs/surgical"), Path("runs/surgical-2")]
+
+
+def test_experiments_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    table = pc.compare(
+        ["digits_surgical", "digits_vanilla"], seeds=2, out=tmp_path, settings={**SMALL, "run.rounds": 1}
+    )
+    assert list(table.index) == [(one, seed) for one in ("digits_surgical", "digits_vanilla") for seed in (0, 1)]
+    assert table["all"].between(0, 1).all()
+    assert (tmp_path / "report.html").exists()
+
+
+def test_importing_it_loads_neither_torch_nor_flower() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, polyclinic; sys.exit(any(name in sys.modules for name in ('torch', 'flwr', 'pandas', 'numpy')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def options(settings: Mapping[str, object]) -> list[str]:
+    from polyclinic.runs import _as_overrides
+
+    return _as_overrides(settings)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3"),
+        (0.5, "0.5"),
+        (True, "true"),
+        ("a", '"a"'),
+        (["a", 'b"'], '["a", "b\\""]'),
+        ({"kind": "adam", "lr": 1}, '{"kind" = "adam", "lr" = 1}'),
+    ],
+)
+def test_settings_are_written_as_toml(value: object, text: str) -> None:
+    import tomllib
+
+    (line,) = options({"a.b": value})
+    assert line == f"a.b={text}"
+    assert tomllib.loads(f"x = {text}")["x"] == value
