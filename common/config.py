@@ -17,7 +17,7 @@ from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
 from common.metrics.plugin import MOST_METRICS
 from common.models.zoo.spec import ModelSpec
-from common.plugins import LOSSES, METRICS, MODELS, NAME_PATTERN, PLUGIN, PluginStamp, stamp_of
+from common.plugins import LOSSES, METHODS, METRICS, MODELS, NAME_PATTERN, PLUGIN, PluginStamp, stamp_of
 from common.system.files import is_file
 from common.system.toml import Section, explained, parsed_toml, read_toml
 
@@ -273,7 +273,8 @@ def plan_of(experiment: Experiment) -> Plan:
 
 def _plugins_of(experiment: Experiment) -> tuple[PluginStamp, ...]:
     """The stamps of the plug-ins that an experiment names, as this machine has them."""
-    named = [(MODELS, experiment.model.architecture), (LOSSES, experiment.training.loss)]
+    named = [(METHODS, experiment.run.method), (MODELS, experiment.model.architecture)]
+    named += [(LOSSES, experiment.training.loss)]
     named += [(METRICS, metric) for metric in dict.fromkeys(experiment.evaluation.metrics)]
     return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in named if name.startswith(PLUGIN))
 

@@ -1,8 +1,9 @@
 """Parts that a site or a coordinator installed itself as a Python package, found by name.
 
 A package names them as entry points: a network in the group ``polyclinic.models``, a loss in ``polyclinic.losses``, a
-data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``. Code never travels: a plan holds the name, the
-package, its version and the hash of its files, and a site runs what it has itself, if that is the same.
+data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``, a method in ``polyclinic.methods``. Code never
+travels: a plan holds the name, the package, its version and the hash of its files, and a site runs what it has itself,
+if that is the same.
 """
 
 import hashlib
@@ -20,6 +21,7 @@ from common.system.toml import Section
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
 DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
+METHODS = "polyclinic.methods"
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Of the name of an entry point, and of others' networks."""
 PLUGIN = "plugin:"

@@ -210,7 +210,7 @@ class FinishedRun:
         rounds = self.rounds
         axes.plot(rounds.index, rounds["validation_auroc"], marker="o", label=self.summary["name"])
         axes.set(xlabel="round", ylabel="mean validation AUROC")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.locator_params(axis="x", integer=True)
         axes.legend()
         return axes
 

@@ -9,6 +9,7 @@
         testing.check_loss("absolute")
         testing.check_dataset("stripes", tmp_path, {"images": 100})
         testing.check_metric("youden")
+        testing.check_method("louder", {"factor": 2.0})
 
 The package has to be installed (``pip install -e .``): a name is that of its entry point. A plug-in that passes may
 still be wrong; one that fails does not train the same model in simulation and over the network, or stops a run.
@@ -16,6 +17,7 @@ still be wrong; one that fails does not train the same model in simulation and o
 
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -94,6 +96,31 @@ def check_loss(name: str, images: int = 16) -> None:
     assert not logits.grad[labels.isnan()].any(), f"{name}: moves logits whose label is unknown"
     assert torch.equal(labels.nan_to_num(-1), before.nan_to_num(-1)), f"{name}: changes the labels that it is given"
     assert torch.equal(loss(logits, labels, annotated), value), f"{name}: says something else the second time"
+
+
+def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None:
+    """Check an entry point of ``polyclinic.methods`` in a small federation of three sites, in this process.
+
+    It trains two rounds, sends nothing that it does not declare, and ends in the same model twice.
+
+    Args:
+        parameters: The ``[method]`` table.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed, is no method, or does not take the parameters.
+    """
+    from polyclinic.runs import simulate
+
+    settings = {"run.method": f"plugin:{name}", "run.rounds": 2, "simulation.backend": "inline", "method": {}}
+    settings |= {f"method.{key}": value for key, value in (parameters or {}).items()}
+    with TemporaryDirectory() as folder:
+        runs = [simulate("digits_surgical", settings=settings, out=Path(folder, out)) for out in ("first", "second")]
+        for one in runs:
+            absent = one.rounds["absent"].sum()
+            assert not absent, f"{name}: {absent} replies did not count; {one.folder}/rounds.jsonl says why"
+        hashes = {one.model_sha256 for one in runs}
+    assert len(hashes) == 1, f"{name}: two runs of one seed end in two models; draw from the batch's generator"
 
 
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ValidationError
 from common.config import Experiment, Plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.zoo.spec import Task
+from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
@@ -65,17 +66,31 @@ def method_named(name: str, parameters: Mapping[str, Any], task: Task = "multi_l
     Raises:
         BadInput: For an unknown name, unknown keys, bad values or values that contradict one another, all at once.
     """
+    kind = _class_named(name)
+    try:
+        method = kind(parameters, task)
+    except ValidationError as error:
+        raise BadInput([_explain(dict(one), kind.table) for one in error.errors(include_url=False)]) from None
+    stop_on(method.contradictions())
+    return method
+
+
+def _class_named(name: str) -> type[FederatedAveraging]:
+    """The class of a method: of :data:`STRATEGIES`, or of a package that is installed here.
+
+    Raises:
+        BadInput: If there is none, or a package's is no subclass of :class:`FederatedAveraging`.
+    """
+    if name.startswith(PLUGIN):
+        kind = loaded(METHODS, name.removeprefix(PLUGIN))
+        if isinstance(kind, type) and issubclass(kind, FederatedAveraging):
+            return kind
+        problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.FederatedAveraging.'
+        raise BadInput([Fault("run.method", problem)])
     if name not in STRATEGIES:
         remedy = did_you_mean(name, STRATEGIES) or f"Methods: {quoted(STRATEGIES, limit=len(STRATEGIES))}."
         raise BadInput([Fault("run.method", f'"{name}" is not a method.', remedy)])
-    try:
-        method = STRATEGIES[name](parameters, task)
-    except ValidationError as error:
-        raise BadInput(
-            [_explain(dict(one), STRATEGIES[name].table) for one in error.errors(include_url=False)]
-        ) from None
-    stop_on(method.contradictions())
-    return method
+    return STRATEGIES[name]
 
 
 def statistics_sent() -> dict[str, str]:

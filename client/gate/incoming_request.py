@@ -7,7 +7,7 @@ from typing import Any
 
 from client.gate.known_runs import Runs, digest
 from client.gate.plan_text import PlanRefused, read_plan, refused
-from client.gate.policy_rules import Verdict, of_request
+from client.gate.policy_rules import Verdict, method_fault, of_request
 from client.gate.requested_work import RequestedWork
 from client.gate.time_limit import at_most
 from client.site.site import Site
@@ -96,6 +96,8 @@ def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
     if "plan" not in fields or fields.get("wire.version") != WIRE_VERSION:
         return None
     plan = read_plan(fields["plan"], site.policy.maximum_plan_kb)
+    if fault := method_fault(site.policy, plan):  # before anything of a plug-in is imported
+        raise PlanRefused("policy.methods", fault)
     try:
         method = method_of(plan)
     except BadInput as error:

@@ -13,9 +13,10 @@ from client.gate.cost_limits import LIMIT_RULES
 from client.gate.plan_costs import footprint
 from client.gate.requested_work import RequestedWork
 from client.site.policy import GROUPS, Policy
+from common.config import Plan
 from common.errors import BadInput, quoted
 from common.models.zoo.spec import is_external
-from common.plugins import LOSSES, METRICS, MODELS, PLUGIN, stamp_of
+from common.plugins import LOSSES, METHODS, METRICS, MODELS, PLUGIN, stamp_of
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
 from strategies.local.clipping import norm_of
@@ -34,8 +35,19 @@ ReplyRule = Callable[[Policy, RequestedWork, Reply], str]
 
 
 def _method(policy: Policy, asked: RequestedWork) -> str:
-    name = asked.plan.run.method
-    return "" if policy.methods is None or name in policy.methods else f'it does not have "{name}"'
+    return method_fault(policy, asked.plan)
+
+
+def method_fault(policy: Policy, plan: Plan) -> str:
+    """Why a plan's method is not run here; empty for one that is allowed.
+
+    A plug-in has to be listed, and its files have to be the coordinator's; nothing of it is imported before.
+    """
+    name = plan.run.method
+    if name.startswith(PLUGIN):
+        listed = tuple(one for one in policy.methods or () if one.startswith(PLUGIN))
+        return _plugin_fault(METHODS, name, listed, plan)
+    return "" if policy.methods is None or {name, "*"} & set(policy.methods) else f'it does not have "{name}"'
 
 
 def _networks(policy: Policy, asked: RequestedWork) -> str:
@@ -43,7 +55,7 @@ def _networks(policy: Policy, asked: RequestedWork) -> str:
     name = asked.plan.model.architecture
     if not is_external(name):
         return ""
-    if fault := _plugin_fault(MODELS, name, policy.networks, asked):
+    if fault := _plugin_fault(MODELS, name, policy.networks, asked.plan):
         return fault
     try:
         footprint(asked.plan.model, asked.rows)
@@ -55,21 +67,21 @@ def _networks(policy: Policy, asked: RequestedWork) -> str:
 def _losses(policy: Policy, asked: RequestedWork) -> str:
     """A plug-in's loss is held to the list and to this site's own files; Polyclinic's own losses need no entry."""
     name = asked.plan.training.loss
-    return _plugin_fault(LOSSES, name, policy.losses, asked) if name.startswith(PLUGIN) else ""
+    return _plugin_fault(LOSSES, name, policy.losses, asked.plan) if name.startswith(PLUGIN) else ""
 
 
 def _metrics(policy: Policy, asked: RequestedWork) -> str:
     """Every metric is a plug-in's, and held to the list and to this site's own files."""
-    faults = (_plugin_fault(METRICS, name, policy.metrics, asked) for name in asked.plan.evaluation.metrics)
+    faults = (_plugin_fault(METRICS, name, policy.metrics, asked.plan) for name in asked.plan.evaluation.metrics)
     return next(filter(None, faults), "")
 
 
-def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], asked: RequestedWork) -> str:
+def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
     """Why a name is not built or run here; empty for one that is allowed and means the same at both ends."""
     if not any(fnmatchcase(name, pattern) for pattern in allowed):
         return f'it does not have "{name}"'
     inner = name.removeprefix(PLUGIN)
-    theirs = [stamp for stamp in asked.plan.plugins if (stamp.group, stamp.name) == (group, inner)]
+    theirs = [stamp for stamp in plan.plugins if (stamp.group, stamp.name) == (group, inner)]
     try:
         own = [stamp_of(group, inner)] if name.startswith(PLUGIN) else []
     except BadInput as bad:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from common.errors import did_you_mean, quoted
+from common.plugins import PLUGIN
 from common.system.toml import Section
 from strategies.registry import STRATEGIES, statistics_sent
 
@@ -25,6 +26,7 @@ LIMITS = (
 )
 WITHOUT_LIMITS: dict[str, Any] = {
     **dict.fromkeys((f"maximum_{name}" for name in LIMITS), None),
+    "methods": ("*", "plugin:*"),
     "networks": ("*",),
     "losses": ("*",),
     "metrics": ("*",),
@@ -36,7 +38,8 @@ class Policy(Section):
     """What the hospital takes part in, and lets out.
 
     Attributes:
-        methods: Those it takes part in; every method of this release where left out.
+        methods: Those it takes part in; every method of this release where left out, as ``*`` says too. A plug-in's is
+            allowed only where it is listed, ``plugin:NAME``.
         networks: Networks that are not Polyclinic's own and that it builds, ``*`` standing for any letters; a plug-in
             is allowed only where it is listed, ``plugin:NAME``.
         losses: Losses of plug-ins that it minimises, ``plugin:NAME``; Polyclinic's own need not be listed.
@@ -125,7 +128,10 @@ class Policy(Section):
     @field_validator("methods")
     @classmethod
     def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return _known(names, STRATEGIES, "methods")
+        _known(
+            tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN)), STRATEGIES, "methods"
+        )
+        return names
 
     @field_validator("statistics")
     @classmethod

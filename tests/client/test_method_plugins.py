@@ -1,0 +1,149 @@
+"""A method of somebody's own package: it trains, on Ray too; a hospital declines it before it is imported."""
+
+import importlib
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from client.gate.incoming_request import asked_of
+from client.gate.plan_text import PlanRefused
+from client.site.policy import Policy
+from common import plugins
+from common.config import plan_of
+from common.errors import BadInput
+from common.wire.hello import WIRE_VERSION
+from polyclinic.testing import check_method
+from tests.client.rounds import site as site_of
+from tests.federations import experiment, federation, finished
+
+METHOD = """
+from pathlib import Path
+
+from polyclinic.methods import Batch, FederatedAveraging, LocalRound, Parameters, Situation, SplitNetwork, plain
+
+Path(__file__).with_suffix(".imported").touch()
+
+
+class Weighed(Parameters):
+    factor: float = 1.0
+
+
+class Louder(FederatedAveraging):
+    "FedAvg over partial labels whose hospitals minimise a multiple of the loss."
+
+    name = "louder"
+    table = Weighed
+    plain_client = False
+
+    def client(self, situation: Situation) -> LocalRound:
+        def objective(network: SplitNetwork, batch: Batch):
+            return self.parameters.factor * plain(self.loss)(network, batch)
+
+        return LocalRound(objective)
+
+
+class Restless(Louder):
+    "A method that forgets where random numbers come from."
+
+    name = "restless"
+
+    def client(self, situation: Situation) -> LocalRound:
+        import random
+
+        def objective(network: SplitNetwork, batch: Batch):
+            return (1 + random.SystemRandom().random()) * plain(self.loss)(network, batch)
+
+        return LocalRound(objective)
+
+
+no_method = 3
+"""
+LOUDER = ("run.method=plugin:louder",)
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The package, installed for this process and for Ray's workers; its module's file."""
+    folder = tmp_path / "site-packages"
+    facts = folder / "louder-1.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: louder\nVersion: 1.0\n")
+    points = "[polyclinic.methods]\nlouder = louder:Louder\nrestless = louder:Restless\nthree = louder:no_method\n"
+    (facts / "entry_points.txt").write_text(points)
+    (folder / "louder.py").write_text(METHOD)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])))
+    monkeypatch.delitem(sys.modules, "louder", raising=False)
+    monkeypatch.setattr(plugins, "_at_load", {})
+    importlib.invalidate_caches()
+    return folder / "louder.py"
+
+
+def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> None:
+    once = federation(tmp_path, *LOUDER, out="once")
+    plainly = finished("run.method=partial_loss")[1]
+    louder = federation(tmp_path, *LOUDER, "method.factor=3", 'training.optimizer="sgd"', out="louder")
+    assert once["model_sha256"] == plainly["model_sha256"]  # Adam, and a factor of 1
+    assert louder["model_sha256"] != once["model_sha256"]
+    (stamp,) = plan_of(experiment(tmp_path, *LOUDER).experiment).plugins
+    assert (stamp.group, stamp.name, stamp.package) == ("polyclinic.methods", "louder", "louder")
+
+
+@pytest.mark.slow
+def test_ray_finds_it_as_this_process_does(module: Path, tmp_path: Path) -> None:
+    choices = (*LOUDER, "method.factor=2")
+    inline = federation(tmp_path, *choices, out="inline")
+    on_ray = federation(tmp_path, *choices, "simulation.backend=ray", "simulation.workers=2", out="ray")
+    assert on_ray["model_sha256"] == inline["model_sha256"]
+
+
+def test_what_is_wrong_with_it_is_a_fault_of_the_experiment(module: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"method.factr: is not a parameter of this method. Did you mean \"factor\""):
+        federation(tmp_path, *LOUDER, "method.factr=3")
+    with pytest.raises(BadInput, match=r"not a subclass of polyclinic.methods.FederatedAveraging"):
+        federation(tmp_path, "run.method=plugin:three")
+    with pytest.raises(BadInput, match='no installed package has "quieter"'):
+        federation(tmp_path, "run.method=plugin:quieter")
+
+
+def asked(folder: Path, policy: Policy) -> str:
+    """What a hospital with this policy says to the plan; empty where it takes part."""
+    plan = plan_of(experiment(folder, *LOUDER).experiment).model_dump_json()
+    try:
+        asked_of({"plan": plan, "wire.version": WIRE_VERSION}, replace(site_of(folder), policy=policy))
+    except PlanRefused as refused:
+        return f"{refused.rule}: {refused}"
+    return ""
+
+
+def test_a_hospital_that_has_not_listed_it_declines_before_it_is_imported(module: Path, tmp_path: Path) -> None:
+    assert asked(tmp_path, Policy()) == 'policy.methods: it does not have "plugin:louder"'
+    for listed in (("surgical",), ("*",)):
+        assert asked(tmp_path, Policy(methods=listed)) == 'policy.methods: it does not have "plugin:louder"'
+    assert not module.with_suffix(".imported").exists()
+    assert asked(tmp_path, Policy(methods=("*", "plugin:louder"))) == ""
+    assert module.with_suffix(".imported").exists()
+
+
+def test_a_changed_file_is_declined_before_it_is_imported(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = plan_of(experiment(tmp_path, *LOUDER).experiment)
+    module.write_text(METHOD + "# changed\n")
+    monkeypatch.setattr(plugins, "_at_load", {})
+    hospital = replace(site_of(tmp_path), policy=Policy(methods=("plugin:louder",)))
+    with pytest.raises(PlanRefused, match=r"the coordinator has .*louder 1.0"):
+        asked_of({"plan": json.dumps(theirs.model_dump(mode="json")), "wire.version": WIRE_VERSION}, hospital)
+    assert not module.with_suffix(".imported").exists()
+
+
+def test_authors_can_check_it(module: Path) -> None:
+    check_method("louder", {"factor": 2.0})
+    with pytest.raises(AssertionError, match="restless: two runs of one seed end in two models"):
+        check_method("restless")
+    with pytest.raises(BadInput, match="factr"):
+        check_method("louder", {"factr": 2.0})
