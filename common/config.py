@@ -17,11 +17,23 @@ from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
 from common.metrics.plugin import MOST_METRICS
 from common.models.zoo.spec import ModelSpec
-from common.plugins import LOSSES, METHODS, METRICS, MODELS, NAME_PATTERN, PLUGIN, PluginStamp, stamp_of
+from common.plugins import (
+    LOSSES,
+    METHODS,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    PLUGIN,
+    SCHEDULES,
+    TRANSFORMS,
+    OrPlugin,
+    PluginName,
+    PluginStamp,
+    stamp_of,
+)
 from common.system.files import is_file
 from common.system.toml import Section, explained, parsed_toml, read_toml
 
-PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
 Exponent = Annotated[float, Field(ge=0, le=20)]
 
 
@@ -44,8 +56,10 @@ class TrainingSection(Section):
     """Local training at each site, one round.
 
     Attributes:
+        optimizer: ``adam``, ``adamw``, ``sgd``, or ``plugin:NAME``.
         reset_optimizer: Start each round with a fresh optimiser state; else a site keeps it on its disk (specs S7).
-        schedule: How the learning rate goes over the run's rounds: ``constant``, or ``cosine`` down to nearly 0.
+        schedule: How the learning rate goes over the run's rounds: ``constant``, ``cosine`` down to nearly 0, or
+            ``plugin:NAME``.
         schedule_warm_up: Rounds in which it first rises in equal steps.
         loss: What is minimised: the method's plain loss, ``focal``, ``asymmetric``, or ``plugin:NAME``.
         class_weights: Whether the positives of a class, or its images, weigh more where a site has few of them.
@@ -55,19 +69,19 @@ class TrainingSection(Section):
         clip_gradients: Longest Euclidean length of a step's gradient; None for any.
         accumulate: Batches whose gradients are added up to one step, for batches that memory does not hold.
         threads: Threads per site. Part of the experiment, because their number changes float sums.
-        precision: ``bf16`` autocasts on a GPU; ``auto`` is bf16 on a GPU that has it and float32 elsewhere.
+        precision: On a GPU: ``auto`` is ``bf16``; ``fp16`` is for GPUs that have no bfloat16. On a CPU all are float32.
     """
 
     epochs: int = Field(1, ge=1)
     batch_size: int = Field(64, ge=1)
-    optimizer: Literal["adam", "adamw", "sgd"] = "adam"
+    optimizer: Annotated[Literal["adam", "adamw", "sgd"], OrPlugin] = "adam"
     lr: float = Field(1e-3, gt=0)
     momentum: float = Field(0.0, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     reset_optimizer: bool = False
-    schedule: Literal["constant", "cosine"] = "constant"
+    schedule: Annotated[Literal["constant", "cosine"], OrPlugin] = "constant"
     schedule_warm_up: int = Field(0, ge=0)
-    loss: Literal["plain", "focal", "asymmetric"] | PluginName = "plain"
+    loss: Annotated[Literal["plain", "focal", "asymmetric"], OrPlugin] = "plain"
     class_weights: bool = False
     focal_gamma: float = Field(2.0, ge=0, le=20)
     asymmetric_gammas: tuple[Exponent, Exponent] = (1.0, 4.0)
@@ -75,7 +89,7 @@ class TrainingSection(Section):
     clip_gradients: float | None = Field(None, gt=0)
     accumulate: int = Field(1, ge=1, le=4096)
     threads: int = Field(1, ge=1, le=1024)
-    precision: Literal["auto", "float32", "bf16"] = "auto"
+    precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"
 
 
 class EvaluationSection(Section):
@@ -274,7 +288,8 @@ def plan_of(experiment: Experiment) -> Plan:
 def _plugins_of(experiment: Experiment) -> tuple[PluginStamp, ...]:
     """The stamps of the plug-ins that an experiment names, as this machine has them."""
     named = [(METHODS, experiment.run.method), (MODELS, experiment.model.architecture)]
-    named += [(LOSSES, experiment.training.loss)]
+    named += [(LOSSES, experiment.training.loss), (OPTIMIZERS, experiment.training.optimizer)]
+    named += [(SCHEDULES, experiment.training.schedule), (TRANSFORMS, experiment.augmentation.transform or "")]
     named += [(METRICS, metric) for metric in dict.fromkeys(experiment.evaluation.metrics)]
     return tuple(stamp_of(group, name.removeprefix(PLUGIN)) for group, name in named if name.startswith(PLUGIN))
 

@@ -1,31 +1,46 @@
 """Parts that a site or a coordinator installed itself as a Python package, found by name.
 
 A package names them as entry points: a network in the group ``polyclinic.models``, a loss in ``polyclinic.losses``, a
-data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``, a method in ``polyclinic.methods``. Code never
-travels: a plan holds the name, the package, its version and the hash of its files, and a site runs what it has itself,
-if that is the same.
+data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``, a method in ``polyclinic.methods``, a transform
+of training images in ``polyclinic.transforms``, an optimiser in ``polyclinic.optimizers``, a schedule of the learning
+rate in ``polyclinic.schedules``. Code never travels: a plan holds the name, the package, its version and the hash of
+its files, and a site runs what it has itself, if that is the same.
 """
 
 import hashlib
 import importlib.util
-import inspect
 import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.system.fingerprint import fingerprint
 from common.system.toml import Section
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
 DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
 METHODS = "polyclinic.methods"
+TRANSFORMS, OPTIMIZERS, SCHEDULES = "polyclinic.transforms", "polyclinic.optimizers", "polyclinic.schedules"
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Of the name of an entry point, and of others' networks."""
 PLUGIN = "plugin:"
 """Before the name of an entry point, wherever an experiment may name a plug-in or something of ours."""
+PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]
+
+
+def _or_plugin(value: Any, ours: ValidatorFunctionWrapHandler) -> Any:
+    """Whether there is such a plug-in is checked where it is named in a plan."""
+    named = isinstance(value, str) and re.fullmatch(PLUGIN + NAME_PATTERN, value)
+    return value if named else ours(value)
+
+
+OrPlugin = WrapValidator(_or_plugin)
+"""Beside a choice of ours; what is neither is told our choices."""
 
 
 class PluginStamp(Section):
@@ -74,15 +89,11 @@ def found(group: str, name: str) -> EntryPoint:
 def offered(group: str, part: Any) -> str:
     """Have this process find a part without a package, under the name that is returned; hospitals never do.
 
-    The name is that of the part with the hash of its source, so that the same code has the same name in another process
-    and changed code another one. Other processes, Ray's workers among them, do not know it.
+    The name is that of the part with the hash of its code and of the values that it holds, so that the same part has
+    the same name in another process and a changed one another. Other processes, such as Ray's workers, do not know it.
     """
-    try:
-        code = inspect.getsource(part)
-    except (OSError, TypeError):
-        code = repr(part)
     plain = re.sub("[^A-Za-z0-9_]", "", getattr(part, "__name__", type(part).__name__)) or "part"
-    name = f"own-{plain}-{hashlib.sha256(code.encode()).hexdigest()[:12]}"
+    name = f"own-{plain[:60]}-{fingerprint(part)[:12]}"
     _offered[group, name] = part
     return name
 

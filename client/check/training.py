@@ -28,7 +28,8 @@ from common.wire.records import Groups, TrainReply
 from strategies.base.method import Method
 from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound
-from strategies.local.training import Exercise, Frozen, examples_of, optimizer_for, plain, reproducible, train_epoch
+from strategies.local.optimisation import optimizer_for
+from strategies.local.training import Exercise, Frozen, examples_of, plain, reproducible, train_epoch
 from strategies.registry import method_of
 
 PATIENCE_S = 15.0

@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from common.config import Plan
+from common.models.network import adapted_outline
 from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
@@ -100,11 +101,11 @@ def _trained_of_backbone(spec: ModelSpec) -> int:
     """Numbers of the backbone that are trained where not all are.
 
     Raises:
-        BadInput: If ``model.train`` names more layers than there are.
+        BadInput: If ``model.train`` names more layers, or a higher rank, than there are.
     """
     if spec.backbone_frozen:
         return 0
-    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
+    backbone = adapted_outline(spec)
     layers = [backbone.get_submodule(name) for name in trained_layers(backbone, spec.train)]
     return sum(value.numel() for layer in layers for value in layer.parameters(recurse=False))
 
@@ -140,7 +141,7 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
     """
     size, training = footprint(plan.model, rows), plan.training
     batch = min(training.batch_size, images)
-    narrow = training.precision == "bf16" or (training.precision == "auto" and device == "cuda")
+    narrow = training.precision != "float32" and (device == "cuda" or training.precision == "bf16")
     of_batch = batch * size.activations // (2 if narrow else 1)
     if plan.privacy.level == "sample":
         of_batch += batch * size.trained * FLOAT32  # a gradient an image

@@ -5,7 +5,7 @@ refusal. The rules of requests see what the coordinator asks, at the roll call a
 replies see the record itself, as it would leave, whatever made it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -16,7 +16,7 @@ from client.site.policy import GROUPS, Policy
 from common.config import Plan
 from common.errors import BadInput, quoted
 from common.models.zoo.spec import is_external
-from common.plugins import LOSSES, METHODS, METRICS, MODELS, PLUGIN, stamp_of
+from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, stamp_of
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
 from strategies.local.clipping import norm_of
@@ -64,16 +64,20 @@ def _networks(policy: Policy, asked: RequestedWork) -> str:
     return ""
 
 
-def _losses(policy: Policy, asked: RequestedWork) -> str:
-    """A plug-in's loss is held to the list and to this site's own files; Polyclinic's own losses need no entry."""
-    name = asked.plan.training.loss
-    return _plugin_fault(LOSSES, name, policy.losses, asked.plan) if name.startswith(PLUGIN) else ""
+def _listed(group: str, key: str, named: Callable[[Plan], Iterable[str]]) -> RequestRule:
+    """The rule that holds plug-ins of one kind to a list of the policy and to this site's own files.
 
+    Args:
+        key: The list's.
+        named: What a plan names of this kind; Polyclinic's own names need no entry.
+    """
 
-def _metrics(policy: Policy, asked: RequestedWork) -> str:
-    """Every metric is a plug-in's, and held to the list and to this site's own files."""
-    faults = (_plugin_fault(METRICS, name, policy.metrics, asked.plan) for name in asked.plan.evaluation.metrics)
-    return next(filter(None, faults), "")
+    def rule(policy: Policy, asked: RequestedWork) -> str:
+        plugins = (name for name in named(asked.plan) if name.startswith(PLUGIN))
+        faults = (_plugin_fault(group, name, getattr(policy, key), asked.plan) for name in plugins)
+        return next(filter(None, faults), "")
+
+    return rule
 
 
 def _plugin_fault(group: str, name: str, allowed: tuple[str, ...], plan: Plan) -> str:
@@ -123,8 +127,11 @@ def _masked(policy: Policy, asked: RequestedWork) -> str:
 REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
     "policy.networks": _networks,
-    "policy.losses": _losses,
-    "policy.metrics": _metrics,
+    "policy.losses": _listed(LOSSES, "losses", lambda plan: [plan.training.loss]),
+    "policy.metrics": _listed(METRICS, "metrics", lambda plan: plan.evaluation.metrics),
+    "policy.transforms": _listed(TRANSFORMS, "transforms", lambda plan: [plan.augmentation.transform or ""]),
+    "policy.optimizers": _listed(OPTIMIZERS, "optimizers", lambda plan: [plan.training.optimizer]),
+    "policy.schedules": _listed(SCHEDULES, "schedules", lambda plan: [plan.training.schedule]),
     **LIMIT_RULES,
     "policy.parts": _parts,
     "policy.statistics": _statistics,

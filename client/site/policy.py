@@ -30,6 +30,9 @@ WITHOUT_LIMITS: dict[str, Any] = {
     "networks": ("*",),
     "losses": ("*",),
     "metrics": ("*",),
+    "transforms": ("*",),
+    "optimizers": ("*",),
+    "schedules": ("*",),
 }
 """For a simulation: who writes the plan there owns the machine."""
 
@@ -44,6 +47,9 @@ class Policy(Section):
             is allowed only where it is listed, ``plugin:NAME``.
         losses: Losses of plug-ins that it minimises, ``plugin:NAME``; Polyclinic's own need not be listed.
         metrics: Metrics of plug-ins that it computes on its test images and sends, ``plugin:NAME``.
+        transforms: Transforms of plug-ins that change its training images, ``plugin:NAME``.
+        optimizers: Optimisers of plug-ins that it trains with, ``plugin:NAME``; Polyclinic's own need not be listed.
+        schedules: Schedules of plug-ins for its learning rate, ``plugin:NAME``; Polyclinic's own need not be listed.
         maximum_rounds: Most rounds of a run that it takes part in.
         maximum_epochs: Most local epochs in one round, those of a method that trains until its loss settles included.
         maximum_total_epochs: Most local epochs in a whole run, warm-up epochs included.
@@ -83,9 +89,12 @@ class Policy(Section):
     """
 
     methods: tuple[str, ...] | None = None
-    networks: tuple[str, ...] = ("timm:*", "torchvision:*")
+    networks: tuple[str, ...] = ("timm:*", "torchvision:*", "monai:*", "torchxrayvision:*")
     losses: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
+    transforms: tuple[str, ...] = ()
+    optimizers: tuple[str, ...] = ()
+    schedules: tuple[str, ...] = ()
     maximum_rounds: int | None = Field(10_000, ge=1)
     maximum_epochs: int | None = Field(500, ge=1)
     maximum_total_epochs: int | None = Field(100_000, ge=1)

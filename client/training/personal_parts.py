@@ -14,9 +14,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from strategies.base.method import Method
-from strategies.local.training import (
-    optimizer_arrays,
-)
+from strategies.local.optimisation import optimizer_arrays
 
 
 def own_parts(state: ModelState, method: Method) -> Groups:

@@ -19,18 +19,16 @@ from strategies.base.method import Method
 from strategies.local.clipping import clipped
 from strategies.local.compression import compressed
 from strategies.local.objective import LocalRound, Situation
+from strategies.local.optimisation import optimizer_for, rate_factor, restore_optimizer
 from strategies.local.training import (
     Epoch,
     Examples,
     Judge,
     Trained,
     Validation,
-    optimizer_for,
     plain,
-    rate_factor,
     refuse_diverged,
     reproducible,
-    restore_optimizer,
     train,
     train_epoch,
     train_until_settled,

@@ -15,7 +15,9 @@ from common.models.network import SplitNetwork
 from common.models.zoo.spec import Task
 
 EVALUATION_BATCH = 256
-Precision = Literal["auto", "float32", "bf16"]
+Precision = Literal["auto", "float32", "bf16", "fp16"]
+HALF_ON = ("cuda",)
+"""Kinds of device on which half precision is used; elsewhere everything is float32."""
 
 
 def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
@@ -69,7 +71,7 @@ def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precisi
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
-    """bf16 on a GPU where the experiment asks for it or leaves it open; float32 elsewhere."""
-    if precision == "float32" or device.type != "cuda":
+    """Half precision on a GPU: float16 where the experiment asks for it, bfloat16 where it does or leaves it open."""
+    if precision == "float32" or device.type not in HALF_ON:
         return contextlib.nullcontext()
-    return torch.autocast("cuda", dtype=torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.float16 if precision == "fp16" else torch.bfloat16)

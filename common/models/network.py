@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from common.errors import BadInput, Fault
 from common.models.head import initial_head
+from common.models.low_rank import adapt
 from common.models.trained import frozen_names, standardising, trained_layers
 from common.models.weights import copy_into_backbone, read_backbone_weights
 from common.models.zoo.batch_norm import make_grouped
@@ -94,8 +95,9 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
         neck = _neck(width, spec)
     if spec.weights is not None:
         copy_into_backbone(backbone, read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256))
-    if spec.norm == "group" and not spec.backbone_frozen:  # frozen, it mixes no images and must stay as published
+    if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         make_grouped(backbone)
+    adapt(backbone, spec.train)
     head = _head(class_names, spec.neck or width, seed)
     # Convolutions and poolings read channels last faster, on a CPU too.
     return SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head).to(
@@ -111,17 +113,28 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
-        backbone = outline(spec.architecture, spec.channels, spec.image_size).module
-        trained_layers(backbone, spec.train)
+        trained_layers(adapted_outline(spec), spec.train)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:
         return []
     try:
-        read_backbone_weights(backbone, base / spec.weights, spec.weights_sha256)
+        plain = outline(spec.architecture, spec.channels, spec.image_size).module
+        read_backbone_weights(plain, base / spec.weights, spec.weights_sha256)
     except BadInput as bad:
         return [replace(fault, where=f"model.weights ({spec.weights})") for fault in bad.faults]
     return []
+
+
+def adapted_outline(spec: ModelSpec) -> nn.Module:
+    """A backbone to be looked at, with what ``model.train`` adds to it; see :func:`outline`.
+
+    Raises:
+        BadInput: If it cannot be made, or has nothing to adapt.
+    """
+    backbone = outline(spec.architecture, spec.channels, spec.image_size).module
+    adapt(backbone, spec.train)
+    return backbone
 
 
 def unfreeze(network: SplitNetwork) -> None:

@@ -5,6 +5,7 @@ import math
 from torch import Tensor, nn
 
 from common.errors import BadInput, Fault
+from common.models.low_rank import PREFIX, trained_factors
 from common.models.zoo.spec import ModelSpec
 
 
@@ -12,6 +13,7 @@ def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
     """The names of the backbone's layers that are trained; a layer is a module that owns parameters itself.
 
     Args:
+        backbone: With ``lora:RANK`` one that is adapted.
         train: As :attr:`ModelSpec.train` has it.
 
     Raises:
@@ -19,6 +21,8 @@ def trained_layers(backbone: nn.Module, train: str) -> frozenset[str]:
     """
     if train in ("head", "neck"):
         return frozenset()
+    if train.startswith(PREFIX):
+        return frozenset(trained_factors(backbone))
     layers = [name for name, module in backbone.named_modules() if list(module.parameters(recurse=False))]
     if train == "all":
         return frozenset(layers)

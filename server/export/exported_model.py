@@ -17,6 +17,7 @@ from torch.nn import functional
 from common import __version__
 from common.errors import BadInput, CannotGoOn, Fault, did_you_mean, stop_on
 from common.models.inference import probabilities
+from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
 
@@ -96,7 +97,9 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     faults = [*missing_libraries(form), *taken(destination)]
     saved = read_description(folder)
     stop_on(faults)
-    model = FromPixels(load_model(folder)).eval().requires_grad_(False)
+    network = load_model(folder)
+    merge(network.backbone)
+    model = FromPixels(network).eval().requires_grad_(False)
     part = destination.with_name(f".{destination.name}.part")
     try:
         run = _WRITERS[form](model, metadata(saved), part)

@@ -1,15 +1,20 @@
 """flwr-sim weights: local files of pre-trained weights, so that no run ever downloads any."""
 
 from pathlib import Path
+from typing import cast
 
 from common.errors import BadInput, Fault
-from common.models.weights import convert_efficientnet_lite0, convert_torchvision
+from common.models.weights import convert_checkpoint, convert_efficientnet_lite0
+from common.models.zoo.spec import Architecture, is_external
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
 
-def make_weights(architecture: str, checkpoint: Path | None, destination: Path) -> str:
+def make_weights(architecture: str, checkpoint: Path | None, destination: Path, image_size: int = 224) -> str:
     """Convert weights into a safetensors file; return its SHA-256.
+
+    Args:
+        image_size: As ``model.image_size``; of networks whose weights depend on it, such as vision transformers.
 
     Raises:
         BadInput: If the architecture has no known source, a file is missing, or the destination exists.
@@ -20,8 +25,11 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path) 
         )
     if architecture == "efficientnet_lite0" and checkpoint is None:
         return convert_efficientnet_lite0(destination)
-    if architecture in FROM_TORCHVISION and checkpoint is not None:
-        return convert_torchvision(architecture, checkpoint, destination)  # type: ignore[arg-type]
+    if (architecture in FROM_TORCHVISION or is_external(architecture)) and checkpoint is not None:
+        return convert_checkpoint(cast(Architecture, architecture), checkpoint, destination, image_size)
     problem = f'there is no source of weights for "{architecture}" {"with" if checkpoint else "without"} --checkpoint.'
-    remedy = 'Without --checkpoint: "efficientnet_lite0". With torchvision\'s file: "densenet121", "resnet18", "vgg11".'
+    remedy = (
+        'Without --checkpoint: "efficientnet_lite0". With the file of its library: "densenet121", "resnet18", "vgg11", '
+        '"timm:NAME", "torchvision:NAME", "monai:NAME", "torchxrayvision:densenet121".'
+    )
     raise BadInput([Fault("--architecture", problem, remedy)])

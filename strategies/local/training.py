@@ -1,8 +1,7 @@
 """The training loop: one for every method, at the hospital and wherever the coordinator trains, on plain tensors."""
 
 import contextlib
-import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -24,6 +23,7 @@ from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss
+from strategies.local.optimisation import gradient_scaler
 
 Losses = NDArray[np.float32]
 """``(batches,)``, in the order in which they were trained."""
@@ -65,33 +65,6 @@ class Frozen:
 
     norm: bool = False
     backbone: bool = False
-
-
-def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
-    """The optimiser over the parameters that learn; Adam with Keras' epsilon, as in specs 1.4.
-
-    Fused into one pass over each tensor.
-    """
-    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    if spec.optimizer != "sgd":
-        kind = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW
-        return kind(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
-    return torch.optim.SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
-
-
-def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
-    """What the schedule multiplies a round's learning rate by, above 0 and at most 1.
-
-    Args:
-        server_round: From 1.
-        rounds: Of the whole run.
-    """
-    rising = spec.schedule_warm_up
-    if server_round <= rising:
-        return server_round / (rising + 1)
-    if spec.schedule == "constant" or rounds <= rising:
-        return 1.0
-    return 0.5 * (1 + math.cos(math.pi * min(server_round - 1 - rising, rounds - 1 - rising) / (rounds - rising)))
 
 
 @dataclass(frozen=True)
@@ -174,6 +147,7 @@ def train_epoch(
     train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     augmented = partial(augment, spec=exercise.augmentation, generator=generator)
     losses, parts = [], batches(len(examples), spec.batch_size, generator)
+    scaler = gradient_scaler(examples.images.device, spec.precision)
     for number, drawn in enumerate(parts, start=1):
         rows = drawn.to(examples.images.device)
         images, labels = examples.images[rows], examples.labels[rows]
@@ -181,11 +155,13 @@ def train_epoch(
         value = exercise.objective(network, batch)
         if (number - 1) % spec.accumulate == 0:
             optimizer.zero_grad(set_to_none=True)
-        (value if spec.accumulate == 1 else value / spec.accumulate).backward()  # type: ignore[no-untyped-call]
+        scaler.scale(value if spec.accumulate == 1 else value / spec.accumulate).backward()  # type: ignore[no-untyped-call]
         if number % spec.accumulate == 0 or number == len(parts):
             if spec.clip_gradients is not None:
+                scaler.unscale_(optimizer)
                 clip_grad_norm_(network.parameters(), spec.clip_gradients)
-            optimizer.step()
+            scaler.step(optimizer)
+            scaler.update()
         losses.append(value.detach())
     return torch.stack(losses).cpu().numpy()
 
@@ -300,32 +276,6 @@ def reproducible(seed: int, threads: int) -> Iterator[torch.Generator]:
             yield torch.Generator().manual_seed(seed)
     finally:
         torch.set_num_threads(before)
-
-
-def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
-    """The optimiser's state as ``parameter/key`` arrays, for the site's memory."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
-    return {
-        f"{names[parameter]}/{key}": value.detach().cpu().numpy().copy()
-        for parameter, state in optimizer.state.items()
-        for key, value in state.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def restore_optimizer(
-    network: SplitNetwork, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[np.float32]]
-) -> None:
-    """Put :func:`optimizer_arrays` back, for the parameters that still are there and of that shape."""
-    parameters = dict(network.named_parameters())
-    for path, array in arrays.items():
-        name, _, key = path.rpartition("/")
-        parameter = parameters.get(name)
-        if parameter is None or (array.ndim and array.shape != tuple(parameter.shape)):
-            continue
-        # Like the parameter in memory too: a fused step reads both as they lie there.
-        restored = torch.empty_like(parameter) if array.ndim else torch.empty((), device=parameter.device)
-        optimizer.state[parameter][key] = restored.copy_(torch.from_numpy(array.copy()))
 
 
 def refuse_diverged(trained: ModelState, loss: float) -> None:

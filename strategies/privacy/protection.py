@@ -90,6 +90,10 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
     found = _faults_of_updates(method, trains_norm)
     if level == "sample":
         found = _faults_of_images(method, trains_norm) + _faults_of_steps(experiment.training)
+        if experiment.augmentation.transform is not None:
+            found.append("a plug-in's transform may mix the images of a batch; leave out augmentation.transform")
+        if experiment.model.train.startswith("lora:"):
+            found.append('of a product of matrices no image\'s own gradient is at hand; use "update"')
     if method.pooled != "no" or method.shares_nothing or not method.hospitals_train:
         found = [f"{method.name} sends nothing that noise could protect"]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in found]
@@ -115,7 +119,11 @@ def _faults_of_images(method: Method, trains_norm: bool) -> list[str]:
 
 
 def _faults_of_steps(training: TrainingSection) -> list[str]:
-    set_here = {"clip_gradients": training.clip_gradients is not None, "accumulate": training.accumulate > 1}
+    set_here = {
+        "clip_gradients": training.clip_gradients is not None,
+        "accumulate": training.accumulate > 1,
+        'precision = "fp16"': training.precision == "fp16",
+    }
     return [
         f"each image's own gradient is clipped and the noise goes into each batch's step; leave out training.{key}"
         for key, is_set in set_here.items()
@@ -134,12 +142,12 @@ def _faults_of_updates(method: Method, trains_norm: bool) -> list[str]:
 
 @lru_cache
 def has_batch_norm(spec: ModelSpec) -> bool:
-    """Whether a model that is trained has any as published, before ``norm`` replaces it.
+    """Whether a model has any that is trained, before ``norm`` replaces it.
 
     Raises:
         BadInput: If it is an external network that cannot be built.
     """
-    if spec.backbone_frozen:
-        return True  # it standardises the features
+    if spec.norm_frozen:
+        return spec.backbone_frozen  # it standardises the features
     backbone = outline(spec.architecture, spec.channels, spec.image_size).module
     return any(isinstance(module, BATCH_NORM) for module in backbone.modules())

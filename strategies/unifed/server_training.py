@@ -19,18 +19,16 @@ from strategies.aggregation.server_optimizer import Moments
 from strategies.base.method import Method
 from strategies.base.round_record import CoordinatorRound, FederationValidation
 from strategies.local.early_stopping import Settling
+from strategies.local.optimisation import optimizer_arrays, optimizer_for, restore_optimizer
 from strategies.local.training import (
     Examples,
     Exercise,
     Frozen,
     Judge,
     examples_of,
-    optimizer_arrays,
-    optimizer_for,
     plain,
     refuse_diverged,
     reproducible,
-    restore_optimizer,
     train_until_settled,
     validate,
 )

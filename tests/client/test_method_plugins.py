@@ -1,9 +1,6 @@
 """A method of somebody's own package: it trains, on Ray too; a hospital declines it before it is imported."""
 
-import importlib
 import json
-import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from common.wire.hello import WIRE_VERSION
 from polyclinic.testing import check_method
 from tests.client.rounds import site as site_of
 from tests.federations import experiment, federation, finished
+from tests.third_parties import install_module
 
 METHOD = """
 from pathlib import Path
@@ -68,19 +66,8 @@ LOUDER = ("run.method=plugin:louder",)
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package, installed for this process and for Ray's workers; its module's file."""
-    folder = tmp_path / "site-packages"
-    facts = folder / "louder-1.0.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: louder\nVersion: 1.0\n")
-    points = "[polyclinic.methods]\nlouder = louder:Louder\nrestless = louder:Restless\nthree = louder:no_method\n"
-    (facts / "entry_points.txt").write_text(points)
-    (folder / "louder.py").write_text(METHOD)
-    monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])))
-    monkeypatch.delitem(sys.modules, "louder", raising=False)
-    monkeypatch.setattr(plugins, "_at_load", {})
-    importlib.invalidate_caches()
-    return folder / "louder.py"
+    points = {"louder": "louder:Louder", "restless": "louder:Restless", "three": "louder:no_method"}
+    return install_module(tmp_path / "site-packages", monkeypatch, "louder", METHOD, {"polyclinic.methods": points})
 
 
 def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> None:

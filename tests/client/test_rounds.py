@@ -23,7 +23,8 @@ from common.wire.records import (
     TrainReply,
 )
 from strategies.base.state import groups_for
-from strategies.local.training import Exercise, Frozen, optimizer_for, plain, reproducible, train_epoch, validate
+from strategies.local.optimisation import optimizer_for
+from strategies.local.training import Exercise, Frozen, plain, reproducible, train_epoch, validate
 from strategies.registry import STRATEGIES, method_of
 from tests.client.rounds import OWN, beginning, evaluation, images, plan, request, site
 

@@ -11,6 +11,7 @@ import safetensors.numpy
 import client.training.model_and_images as site_side
 from client.site.frozen_parts import FrozenParts
 from client.training import network_cache
+from common.errors import BadInput
 from common.models.frozen import FrozenPart, built_frozen
 from common.models.saved import load_model
 from common.models.state import ModelState, read_state
@@ -27,6 +28,7 @@ from tests.server.killing import Killed, kill_at
 HEAD = ("model.train=head",)
 NECK = ("model.train=neck", "model.neck=24")
 LAST = ("model.train=last:2",)
+LORA = ("model.train=lora:4",)
 SHORT = {"surgical", "fedmlp", "fedsld", "unifed", "fedbn", "individual"}
 """What ``make test`` tries; ``make torture`` tries all."""
 
@@ -104,6 +106,24 @@ WRAPPED = (
 )
 
 
+@pytest.mark.parametrize("method", methods())
+def test_every_method_trains_products_and_leaves_the_rest_as_it_was(method: str, tmp_path: Path) -> None:
+    summary = federation(tmp_path, f"run.method={method}", *needs_of(method), *LORA, "run.keep_updates=true")
+    sha256 = frozen_of(tmp_path, *LORA).sha256
+    assert summary["experiment"]["model"]["frozen_sha256"] == sha256
+    models = [path.parent for path in tmp_path.rglob("model.safetensors")]
+    assert all(FrozenPart.of(load_model(model)).sha256 == sha256 for model in models)
+    assert not verify(tmp_path / "run").faults
+
+
+def test_products_go_with_noise_on_updates_and_with_masks(tmp_path: Path) -> None:
+    masked, noisy, by_image = WRAPPED[0], WRAPPED[1], WRAPPED[2]
+    federation(tmp_path, *LORA, *masked, out="masked")
+    federation(tmp_path, *LORA, *noisy[:-2], *noisy[-1:], out="noisy")
+    with pytest.raises(BadInput, match="no image's own gradient is at hand"):
+        federation(tmp_path, *LORA, *by_image, out="by-image")
+
+
 @pytest.mark.parametrize("wrapped", WRAPPED, ids=lambda wrapped: wrapped[0])
 def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_path: Path) -> None:
     summary = federation(tmp_path, *HEAD, *wrapped)
@@ -112,7 +132,7 @@ def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_pat
     assert not verify(tmp_path / "run").faults
 
 
-@pytest.mark.parametrize("choices", [HEAD, LAST])
+@pytest.mark.parametrize("choices", [HEAD, LAST, LORA])
 def test_killed_and_resumed_it_ends_in_the_same_model(choices: tuple[str, ...], tmp_path: Path) -> None:
     through = finished(*choices, "run.rounds=3")[1]
     with pytest.MonkeyPatch.context() as patched:

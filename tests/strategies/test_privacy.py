@@ -16,7 +16,8 @@ from common.models.state import Head, read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
 from strategies.local.losses import loss_for
-from strategies.local.training import Examples, Exercise, Frozen, optimizer_for, plain, train_epoch
+from strategies.local.optimisation import optimizer_for
+from strategies.local.training import Examples, Exercise, Frozen, plain, train_epoch
 from strategies.privacy.accounting import Steps, epsilon_of, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum, gradients_by_image, losses_by_image
 from strategies.privacy.noise import NoiseSource, seeded

@@ -9,12 +9,15 @@ import torch
 from common.config import TrainingSection
 from common.data.augmentation.spec import AugmentationSpec
 from common.errors import BadInput
+from common.models import inference
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of as layout
 from common.models.state import read_state, state_sha256
 from common.models.zoo.spec import ModelSpec
+from strategies.local import optimisation
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import known_entries
+from strategies.local.optimisation import optimizer_arrays, optimizer_for, rate_factor, restore_optimizer
 from strategies.local.training import (
     Examples,
     Exercise,
@@ -22,12 +25,8 @@ from strategies.local.training import (
     Judge,
     Trained,
     batches,
-    optimizer_arrays,
-    optimizer_for,
     plain,
-    rate_factor,
     reproducible,
-    restore_optimizer,
     train_epoch,
     train_until_settled,
     validate,
@@ -243,7 +242,23 @@ def test_each_reaches_the_sites_of_a_federation(override: str, tmp_path: Path) -
     assert federation(tmp_path, f"training.{override}", "run.rounds=2")["model_sha256"] != plain_run["model_sha256"]
 
 
-@pytest.mark.parametrize("override", ["clip_gradients=0.1", "accumulate=3"])
+def test_float16_takes_the_steps_of_float32_and_leaves_out_one_that_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, as on a GPU: without the scale these gradients would be 0 in float16."""
+    single = trained_by(sgd(precision="fp16"))
+    assert sha256(single) == sha256(trained_by(sgd(precision="float32")))  # half precision is for GPUs
+    before = read_state(build(SPEC.model_copy(update={"dropout": 0.0, "norm": "group"}), ("a", "b"), 5)).trunk
+    monkeypatch.setattr(inference, "HALF_ON", ("cpu",))
+    for choices in ({}, {"accumulate": 2}, {"clip_gradients": 0.5}):
+        half = trained_by(sgd(precision="fp16", **choices))
+        steps = [read_state(one).trunk - before for one in (half, trained_by(sgd(precision="float32", **choices)))]
+        assert np.corrcoef(*steps)[0, 1] > 0.999
+        assert (steps[0] != steps[1]).any()
+    monkeypatch.setattr(optimisation, "FIRST_SCALE", 2.0**30)
+    stopped = trained_by(sgd(precision="fp16", accumulate=4096))
+    assert (read_state(stopped).trunk == before).all()
+
+
+@pytest.mark.parametrize("override", ["clip_gradients=0.1", "accumulate=3", "precision=fp16"])
 def test_what_changes_a_step_is_refused_where_each_image_is_covered_by_noise(override: str, tmp_path: Path) -> None:
     private = ('privacy={level = "sample", noise_multiplier = 1.0}', "model.norm=group", "evaluation.result=last")
     with pytest.raises(BadInput, match=f"leave out training.{override.partition('=')[0]}"):

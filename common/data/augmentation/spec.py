@@ -4,6 +4,8 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from common.plugins import PluginName
+
 
 class AugmentationSpec(BaseModel):
     """The ``[augmentation]`` part of an experiment; all off by default.
@@ -14,6 +16,7 @@ class AugmentationSpec(BaseModel):
         zoom: Height and width are scaled independently; 0.5 shows 0.5 to 1.5 times the original's extent.
         contrast: 0.75 multiplies the distance from the image's mean by 0.25 to 1.75. Not clipped to 0..255.
         translate: Largest shift either way, as a fraction of height and of width.
+        transform: ``plugin:NAME``, which changes the images after all that.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -23,3 +26,4 @@ class AugmentationSpec(BaseModel):
     zoom: Annotated[float, Field(ge=0, lt=1)] = 0.0
     contrast: Annotated[float, Field(ge=0, le=1)] = 0.0
     translate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    transform: PluginName | None = None

@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from common.data.augmentation.spec import AugmentationSpec
+from common.errors import BadInput, Fault
+from common.plugins import PLUGIN, TRANSFORMS, loaded
 
 _DRAWS = 7  # random numbers per image, always as many, so that turning one change off leaves the others as they were
 
@@ -23,10 +25,14 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
         images: Float pixels, 0..255.
         spec: How much of what.
         generator: On the CPU, wherever the images are, so that a GPU makes the same choices.
+
+    Raises:
+        BadInput: If the transform of a plug-in is not installed, or returns something else than such images.
     """
     if spec == AugmentationSpec():
         return images
-    return changed(images, spec, torch.rand(_DRAWS, len(images), generator=generator))
+    images = changed(images, spec, torch.rand(_DRAWS, len(images), generator=generator))
+    return images if spec.transform is None else _transformed(images, spec.transform, generator)
 
 
 def changed(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
@@ -48,6 +54,15 @@ def changed(images: Tensor, spec: AugmentationSpec, draws: Tensor) -> Tensor:
     elif spec.horizontal_flip:
         images = torch.where(mirrored.to(images.device)[:, None, None, None], images.flip(3), images)
     return _with_contrast(images, 1 + contrast * spec.contrast) if spec.contrast else images
+
+
+def _transformed(images: Tensor, name: str, generator: torch.Generator) -> Tensor:
+    came = loaded(TRANSFORMS, name.removeprefix(PLUGIN))(images, generator)
+    if not isinstance(came, Tensor) or came.shape != images.shape or not came.is_floating_point():
+        got = f"{came.dtype} {tuple(came.shape)}" if isinstance(came, Tensor) else type(came).__name__
+        problem = f'"{name}" made {got} of float pixels {tuple(images.shape)}; shape and kind must stay.'
+        raise BadInput([Fault("augmentation.transform", problem)])
+    return came.to(images)
 
 
 def rotations(turns: Tensor, images: Tensor) -> Tensor:

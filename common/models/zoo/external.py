@@ -1,10 +1,12 @@
-"""Networks that are not ours: timm's, torchvision's, and those of packages that a site installed itself.
+"""Networks that are not ours: timm's, torchvision's, MONAI's, TorchXRayVision's, and those of a site's own packages.
 
 Each is made with random weights, without its own classifier: images ``(batch, channels, size, size)`` in, one vector of
 features per image ``(batch, width)`` out. No weights are downloaded.
 """
 
+import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -14,15 +16,17 @@ from torch import nn
 from common.errors import BadInput, Fault, did_you_mean
 from common.plugins import MODELS, loaded
 
-CLASSIFIERS = ("fc", "classifier", "heads", "head")
-"""Where torchvision's classifiers have their last layers."""
+CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
+"""Where torchvision's and MONAI's classifiers have their last layers."""
+MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
+"""MONAI's networks whose features a head takes, beside its EfficientNets."""
 
 
 def external_backbone(name: str, channels: int, image_size: int) -> tuple[nn.Module, int]:
     """A freshly initialised backbone and the width of its features; draws from torch's current random state.
 
     Args:
-        name: ``timm:NAME``, ``torchvision:NAME`` or ``plugin:NAME``.
+        name: As :func:`common.models.zoo.spec.is_external` has it.
 
     Raises:
         BadInput: If there is no such network, or it does not take these images.
@@ -63,6 +67,43 @@ def _torchvision(name: str, channels: int, image_size: int) -> nn.Module:
     return network
 
 
+def _monai(name: str, channels: int, image_size: int) -> nn.Module:
+    """Build one of MONAI's classifiers for images of two dimensions."""
+    _installed("monai")
+    from monai.networks import nets
+
+    known = [one for one in dir(nets) if re.fullmatch(MONAI_CLASSIFIERS, one)]
+    known += [f"efficientnet-b{number}" for number in range(9)]
+    if name not in known:
+        raise _unknown(f"monai:{name}", known)
+    options: dict[str, Any] = {"spatial_dims": 2}
+    options["n_input_channels" if name.startswith("resnet") else "in_channels"] = channels
+    options["out_channels" if name.startswith("DenseNet") else "num_classes"] = 1
+    if name.startswith("efficientnet"):
+        options |= {"model_name": name, "pretrained": False}
+        name = "EfficientNetBN"
+    network = cast(nn.Module, getattr(nets, name)(**options))
+    _without_classifier(network, f"monai:{name}")
+    return network
+
+
+def _torchxrayvision(name: str, channels: int, image_size: int) -> nn.Module:
+    _installed("torchxrayvision")
+    from torchxrayvision import models
+
+    if name != "densenet121":
+        raise _unknown(f"torchxrayvision:{name}", ["densenet121"])
+    network = cast(nn.Module, models.DenseNet(in_channels=channels, **models.get_densenet_params("densenet121")))
+    network.classifier = nn.Identity()
+    return network
+
+
+def _installed(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        problem = f"{package} is not installed."
+        raise BadInput([Fault("model.architecture", problem, f"pip install {package}")])
+
+
 def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
     factory = loaded(MODELS, name)
     try:
@@ -79,6 +120,8 @@ def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {
     "timm": _timm,
     "torchvision": _torchvision,
+    "monai": _monai,
+    "torchxrayvision": _torchxrayvision,
     "plugin": _plugin,
 }
 

@@ -29,11 +29,14 @@ Architecture = Literal[
     "tiny_cnn",
 ]
 
-_EXTERNAL = re.compile(f"(timm|torchvision|plugin):{NAME_PATTERN}")
+_EXTERNAL = re.compile(f"(timm|torchvision|monai|torchxrayvision|plugin):{NAME_PATTERN}")
 
 
 def is_external(architecture: str) -> bool:
-    """Whether a name stands for a network that is not ours: ``timm:NAME``, ``torchvision:NAME``, ``plugin:NAME``."""
+    """Whether a name stands for a network that is not ours.
+
+    ``timm:NAME``, ``torchvision:NAME``, ``monai:NAME``, ``torchxrayvision:NAME``, ``plugin:NAME``.
+    """
     return bool(_EXTERNAL.fullmatch(architecture))
 
 
@@ -90,12 +93,15 @@ TRAITS: dict[Architecture, Traits] = {
 }
 
 
-EXTERNAL_TRAITS = Traits(1, *_IMAGENET)
+# TorchXRayVision's networks see pixels from -1024 to 1024.
+_XRAY = (Normalisation((0.5,) * 3, (0.5 / 1024,) * 3), Normalisation((0.5,), (0.5 / 1024,)))
 
 
 def traits_of(architecture: str) -> Traits:
-    """What is fixed by the choice of an architecture; of others ImageNet's normalisation and any size."""
-    return EXTERNAL_TRAITS if is_external(architecture) else TRAITS[cast(Architecture, architecture)]
+    """What is fixed by the choice of an architecture; of others any size, and ImageNet's normalisation of pixels."""
+    if not is_external(architecture):
+        return TRAITS[cast(Architecture, architecture)]
+    return Traits(1, *(_XRAY if architecture.startswith("torchxrayvision:") else _IMAGENET))
 
 
 class ModelSpec(BaseModel):
@@ -110,8 +116,9 @@ class ModelSpec(BaseModel):
         dropout: Fraction dropped after the neck; the dropout inside ``unifed_vgg11`` is its own.
         norm: ``group`` puts group normalisation in the place of batch normalisation, which mixes the images of a batch.
         train: What is trained; all else is frozen. ``all``; ``head``: the head alone; ``neck``: neck and head;
-            ``last:N``: the last N layers of the backbone that have parameters, neck and head. Under ``head`` and
-            ``neck`` the backbone's features are standardised before they reach what is trained.
+            ``last:N``: the last N layers of the backbone that have parameters, neck and head; ``lora:RANK``: a product
+            of this rank beside every weight of the backbone, neck and head. Under ``head`` and ``neck`` the backbone's
+            features are standardised before they reach what is trained.
         frozen_sha256: The hash of what is frozen; the coordinator writes it into the plan.
         weights: Local safetensors file for the backbone, relative to the experiment's folder.
         weights_sha256: The hash this file must have.
@@ -128,7 +135,7 @@ class ModelSpec(BaseModel):
     neck: Annotated[int, Field(ge=1, le=65536)] | None = None
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3
     norm: Literal["batch", "group"] = "batch"
-    train: Annotated[str, Field(pattern=r"^(all|head|neck|last:[1-9][0-9]{0,3})$")] = "all"
+    train: Annotated[str, Field(pattern=r"^(all|head|neck|last:[1-9][0-9]{0,3}|lora:[1-9][0-9]{0,3})$")] = "all"
     frozen_sha256: Sha256 | None = None
     weights: Annotated[str, Field(min_length=1)] | None = None
     weights_sha256: Sha256 | None = None
@@ -172,6 +179,11 @@ class ModelSpec(BaseModel):
     def backbone_frozen(self) -> bool:
         """Whether nothing of the backbone is trained."""
         return self.train in ("head", "neck")
+
+    @property
+    def norm_frozen(self) -> bool:
+        """Whether no normalisation layer of the backbone is trained."""
+        return self.backbone_frozen or self.train.startswith("lora:")
 
     @property
     def normalisation(self) -> Normalisation:

@@ -1,12 +1,16 @@
-"""Networks that are not ours: timm's, torchvision's and plug-ins."""
+"""Networks that are not ours: timm's, torchvision's, MONAI's, TorchXRayVision's and plug-ins."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import timm
 import torch
+import torchxrayvision
+from monai.networks.nets import resnet18 as monai_resnet18
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from client.gate.plan_costs import footprint
 from common.errors import BadInput
@@ -16,6 +20,7 @@ from common.models.state import layout_of, read_state, write_state
 from common.models.zoo import external
 from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, found, stamp_of
+from server.export.weights import make_weights
 from tests.federations import federation
 from tests.third_parties import install
 
@@ -26,6 +31,11 @@ NETWORKS = [
     ("timm:convnext_atto", 1, 32, 320),
     ("torchvision:mobilenet_v3_small", 1, 32, 1024),
     ("torchvision:shufflenet_v2_x0_5", 3, 32, 1024),
+    ("monai:DenseNet121", 1, 32, 1024),
+    ("monai:SEResNet50", 3, 32, 2048),
+    ("monai:resnet18", 1, 32, 512),
+    ("monai:efficientnet-b0", 3, 32, 1280),
+    ("torchxrayvision:densenet121", 1, 32, 1024),
     ("plugin:stairs", 1, 16, 64),
 ]
 
@@ -62,7 +72,11 @@ def test_the_layout_of_our_resnet_and_of_timms_are_told_apart() -> None:
     assert layout_of(ours).architecture != layout_of(timms).architecture
 
 
-@pytest.mark.parametrize("name", ["timm:test_resnet", "timm:test_vit", "plugin:stairs"])
+TRAINED = ("timm:test_resnet", "timm:test_vit", "plugin:stairs", "torchvision:shufflenet_v2_x0_5")
+LARGE = ("torchxrayvision:densenet121", "monai:efficientnet-b0")
+
+
+@pytest.mark.parametrize("name", [*TRAINED, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE)])
 def test_a_federation_trains_it_and_the_saved_model_is_read_back(name: str, tmp_path: Path) -> None:
     size = "model.image_size=32"
     summary = federation(tmp_path, f"model.architecture={name}", size, "run.rounds=2")
@@ -83,6 +97,8 @@ def test_a_federation_trains_it_and_the_saved_model_is_read_back(name: str, tmp_
             "torchvision:resnt18",
             'torchvision has no network "torchvision:resnt18". Did you mean "torchvision:resnet18"?',
         ),
+        ("monai:densenet121", 'monai has no network "monai:densenet121". Did you mean "monai:DenseNet121"?'),
+        ("torchxrayvision:resnet50", 'torchxrayvision has no network "torchxrayvision:resnet50".'),
         ("torchvision:squeezenet1_1", "has no dense layer at its end that could be taken off"),
         (
             "plugin:stair",
@@ -95,6 +111,42 @@ def test_a_network_that_cannot_be_made_is_said_before_anything_is_trained(name: 
     size = 2 if "of 2 pixels" in words else 32
     (fault,) = model_faults(spec(name, size=size), Path())
     assert words in str(fault)
+
+
+@pytest.mark.parametrize("package", ["monai", "torchxrayvision"])
+def test_a_library_that_is_not_installed_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external.importlib.util, "find_spec", lambda name: None)
+    (fault,) = model_faults(spec(f"{package}:densenet121"), Path())
+    assert str(fault) == f"model.architecture: {package} is not installed. pip install {package}"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "whole"),
+    [
+        ("timm:resnet18", lambda: timm.create_model("resnet18")),
+        ("torchxrayvision:densenet121", lambda: torchxrayvision.models.DenseNet(num_classes=3)),
+        ("monai:resnet18", lambda: monai_resnet18(spatial_dims=2, n_input_channels=1, num_classes=3)),
+    ],
+)
+def test_a_librarys_own_weights_become_a_trunk_that_says_the_same(
+    architecture: str, whole: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    torch.manual_seed(3)
+    original = whole().eval()
+    torch.save(original.state_dict(), tmp_path / "theirs.pth")
+    sha256 = make_weights(architecture, tmp_path / "theirs.pth", tmp_path / "trunk.safetensors", image_size=64)
+    channels = 3 if architecture.startswith("timm") else 1
+    more = {"weights": "trunk.safetensors", "weights_sha256": sha256}
+    network = build(spec(architecture, channels, 64, **more), ("a",), 0, tmp_path).eval()
+    pixels = torch.rand(2, channels, 64, 64)
+    last = [module for module in original.modules() if isinstance(module, nn.Linear)][-1]
+    seen: list[Tensor] = []
+    last.register_forward_hook(lambda module, given, came: seen.append(given[0]))
+    with torch.no_grad():
+        original(pixels)
+        assert torch.allclose(network.backbone(pixels), seen[0].flatten(1), atol=1e-5)
+    with pytest.raises(BadInput, match="exists, and nothing is written over"):
+        make_weights(architecture, tmp_path / "theirs.pth", tmp_path / "trunk.safetensors")
 
 
 @pytest.mark.parametrize("name", ["timm:", "timm:../x", "keras:resnet18", "plugin:a b", "timm:" + "x" * 200])

@@ -1,6 +1,7 @@
 """Which part of a network is trained, and that the rest stays as it was, has a hash and comes back from disk."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,9 @@ from common.models.state import layout_of, read_state, state_sha256
 from common.models.zoo.spec import ModelSpec
 
 NAMES = ("1", "2", "3")
+CONVOLUTIONS = ("0.conv1", "0.conv2", "1.conv1", "1.conv2")
+UP = tuple(f"backbone.layer4.{one}.parametrizations.weight.0.up.weight" for one in CONVOLUTIONS)
+"""Of a ResNet-18's layers with more than 300 rows and columns."""
 
 
 def spec(train: str, **more: object) -> ModelSpec:
@@ -44,6 +48,8 @@ def images(count: int = 4) -> torch.Tensor:
             (),
             tuple(f"backbone.layer4.1.bn2.{one}" for one in ("weight", "bias", "running_mean", "running_var")),
         ),
+        ("lora:300", {}, UP, ()),
+        ("lora:300", {"norm": "group"}, UP, ()),
     ],
 )
 def test_what_travels_is_what_is_trained(
@@ -55,7 +61,8 @@ def test_what_travels_is_what_is_trained(
 
 
 @pytest.mark.parametrize(
-    ("train", "more"), [("head", {}), ("neck", {"neck": 8}), ("last:1", {}), ("last:5", {}), ("last:40", {})]
+    ("train", "more"),
+    [("head", {}), ("neck", {"neck": 8}), ("last:1", {}), ("last:5", {}), ("last:40", {}), ("lora:4", {})],
 )
 def test_a_step_moves_all_that_is_trained_and_nothing_else(train: str, more: dict[str, object]) -> None:
     one = network(train, **more)
@@ -94,9 +101,9 @@ def test_unfreezing_and_freezing_batch_norm_leave_the_frozen_part_frozen() -> No
     assert one.backbone.layer4[1].bn2.training
 
 
-def test_features_are_standardised_for_the_head() -> None:
+def test_features_are_standardised_for_the_head_and_have_length_1_together() -> None:
     one = network("head").train()
-    seen = one.features(images(64)).detach()
+    seen = one.features(images(64)).detach() * math.sqrt(512)
     assert seen.mean(dim=0).abs().max() < 1e-4
     assert (seen.std(dim=0, unbiased=False) - 1).abs().median() < 1e-2
 

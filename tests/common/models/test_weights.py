@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, model_faults
 from common.models.saved import save_model
-from common.models.weights import convert_efficientnet_lite0, convert_torchvision
+from common.models.weights import convert_checkpoint, convert_efficientnet_lite0
 from common.models.zoo.efficientnet_lite import EfficientNetLite0
 from common.models.zoo.spec import ModelSpec
 
@@ -133,7 +133,7 @@ def test_a_densenet_file_with_the_old_names_is_converted(tmp_path: Path) -> None
     old = with_old_names(original.state_dict())
     assert "features.denseblock1.denselayer1.norm.1.weight" in old
     torch.save(old, tmp_path / "densenet.pth")
-    sha256 = convert_torchvision("densenet121", tmp_path / "densenet.pth", tmp_path / "model.safetensors")
+    sha256 = convert_checkpoint("densenet121", tmp_path / "densenet.pth", tmp_path / "model.safetensors")
     spec = ModelSpec(architecture="densenet121", image_size=32, weights="model.safetensors", weights_sha256=sha256)
     network = build(spec, ["a"], 0, tmp_path).eval()
     original.classifier = nn.Identity()
@@ -147,14 +147,14 @@ def test_a_densenet_file_with_the_old_names_is_converted(tmp_path: Path) -> None
 def test_resnet_and_vgg_state_dicts_of_either_kind_of_file_are_converted(tmp_path: Path) -> None:
     resnet = torchvision.models.resnet18(weights=None).state_dict()
     safetensors.torch.save_file(resnet, tmp_path / "resnet.safetensors")
-    sha256 = convert_torchvision("resnet18", tmp_path / "resnet.safetensors", tmp_path / "r")
+    sha256 = convert_checkpoint("resnet18", tmp_path / "resnet.safetensors", tmp_path / "r")
     assert sha256 == hashlib.sha256((tmp_path / "r").read_bytes()).hexdigest()
     features = torchvision.models.vgg.make_layers(
         [64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"], True
     )
     vgg = {f"features.{name}": tensor for name, tensor in features.state_dict().items()}
     torch.save(vgg | {"classifier.0.weight": torch.zeros(1)}, tmp_path / "vgg.pth")
-    convert_torchvision("vgg11", tmp_path / "vgg.pth", tmp_path / "v")
+    convert_checkpoint("vgg11", tmp_path / "vgg.pth", tmp_path / "v")
     spec = ModelSpec(architecture="vgg11", image_size=32, weights="v")
     network = build(spec, ["a"], 0, tmp_path)
     assert torch.equal(network.backbone.state_dict()["features.25.weight"], vgg["features.25.weight"])
@@ -163,7 +163,7 @@ def test_resnet_and_vgg_state_dicts_of_either_kind_of_file_are_converted(tmp_pat
 def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
     torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "resnet.pth")
     with pytest.raises(BadInput, match="lacks tensors"):
-        convert_torchvision("densenet121", tmp_path / "resnet.pth", tmp_path / "x")
+        convert_checkpoint("densenet121", tmp_path / "resnet.pth", tmp_path / "x")
     assert not (tmp_path / "x").exists()
 
 
@@ -171,4 +171,4 @@ def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_that_is_no_state_dict_is_refused(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "x.pth")
     with pytest.raises(BadInput, match=r"state dict|no file of tensors"):
-        convert_torchvision("resnet18", tmp_path / "x.pth", tmp_path / "out")
+        convert_checkpoint("resnet18", tmp_path / "x.pth", tmp_path / "out")

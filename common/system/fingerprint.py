@@ -1,0 +1,95 @@
+"""A hash of a Python object that says which code and which values it stands for, in every process the same."""
+
+import functools
+import hashlib
+import inspect
+import re
+import types
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+
+def fingerprint(part: object) -> str:
+    """SHA-256 over a part's source, what its functions captured, their defaults and globals, and its attributes.
+
+    Modules, and what they define, count by name: a package that a part imports may change without being noticed.
+    """
+    digest = hashlib.sha256()
+    for piece in _pieces(part, {}):
+        digest.update(f"{len(piece)}:".encode() + piece)
+    return digest.hexdigest()
+
+
+def _pieces(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    """The bytes that stand for an object; what comes again is named by its place.
+
+    Args:
+        seen: Objects by id, kept so that no id is given again while this goes on.
+    """
+    if part is None or isinstance(part, bool | int | float | complex | str | bytes):
+        yield repr(part).encode()
+    elif id(part) in seen:
+        yield f"again {list(seen).index(id(part))}".encode()
+    else:
+        seen[id(part)] = part
+        yield type(part).__qualname__.encode()
+        yield from _inside(part, seen)
+
+
+def _inside(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    if isinstance(part, types.ModuleType):
+        yield part.__name__.encode()
+    elif isinstance(part, functools.partial):
+        yield from _all((part.func, part.args, part.keywords), seen)
+    elif isinstance(part, types.MethodType):
+        yield from _all((part.__func__, part.__self__), seen)
+    elif isinstance(part, types.FunctionType):
+        yield _source(part)
+        found = inspect.getclosurevars(part)
+        named = {name: value for name, value in found.globals.items() if not isinstance(value, types.ModuleType)}
+        yield from _all((part.__defaults__, part.__kwdefaults__, dict(found.nonlocals), named), seen)
+    elif isinstance(part, type):
+        yield f"{part.__module__}.{part.__qualname__}".encode()
+        yield _source(part)
+    elif hasattr(part, "tobytes") and hasattr(part, "shape"):  # numpy's
+        yield f"{part.dtype} {part.shape}".encode()
+        yield part.tobytes()
+    elif hasattr(part, "detach") and hasattr(part, "numpy"):  # torch's
+        yield from _pieces(part.detach().cpu().float().numpy(), seen)
+    elif isinstance(part, Mapping):
+        yield from _all(chain.from_iterable(part.items()), seen)
+    elif isinstance(part, Collection) and not isinstance(part, set | frozenset):
+        yield from _all(part, seen)
+    else:
+        yield from _of_object(part, seen)
+
+
+def _of_object(part: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    if (state := getattr(part, "__dict__", None)) is None:
+        yield re.sub(" at 0x[0-9a-f]+", "", repr(part)).encode()
+    else:
+        yield from _all((type(part), state), seen)
+
+
+def _all(parts: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    for one in parts:
+        yield from _pieces(one, seen)
+
+
+def _source(part: Any) -> bytes:
+    """The text of a function or class; the compiled code where it was typed or made by ``exec``."""
+    try:
+        return inspect.getsource(part).encode()
+    except (OSError, TypeError):
+        code = getattr(part, "__code__", None)
+        if code is None:  # a class without a file
+            methods = {name: one.__code__ for name, one in vars(part).items() if isinstance(one, types.FunctionType)}
+            return b"".join(name.encode() + _compiled(one) for name, one in methods.items())
+        return _compiled(code)
+
+
+def _compiled(code: types.CodeType) -> bytes:
+    inner = b"".join(_compiled(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    plain = [one for one in code.co_consts if not isinstance(one, types.CodeType)]
+    return code.co_code + repr((plain, code.co_names, code.co_varnames)).encode() + inner

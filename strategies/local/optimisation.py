@@ -1,0 +1,123 @@
+"""The optimiser of a site's local training, its learning rate over the rounds, and what of it a site remembers."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from common.config import TrainingSection
+from common.errors import BadInput, Fault
+from common.models import inference
+from common.models.inference import Precision
+from common.models.network import SplitNetwork
+from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, loaded
+
+FIRST_SCALE = 1024.0
+"""Of each epoch. Torch's 65536 overflows in an epoch's first steps, and a small site has no others."""
+
+
+def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
+    """The optimiser over the parameters that learn; Adam with Keras' epsilon, as in specs 1.4.
+
+    Fused into one pass over each tensor. One of a plug-in is called with parameters, ``lr`` and ``weight_decay``.
+
+    Raises:
+        BadInput: If it is a plug-in's that is not installed, or makes no optimiser of these parameters.
+    """
+    learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    if spec.optimizer.startswith(PLUGIN):
+        return _of_plugin(spec, learning, lr)
+    if spec.optimizer != "sgd":
+        kind = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW
+        return kind(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
+    return torch.optim.SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
+
+
+def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:
+    """What the schedule multiplies a round's learning rate by; ours above 0 and at most 1, a plug-in's 0 or more.
+
+    Args:
+        server_round: From 1.
+        rounds: Of the whole run.
+
+    Raises:
+        BadInput: If it is a plug-in's that is not installed, or returns no such number.
+    """
+    rising = spec.schedule_warm_up
+    if server_round <= rising:
+        return server_round / (rising + 1)
+    if spec.schedule.startswith(PLUGIN):
+        return _scheduled(spec.schedule, server_round, rounds)
+    if spec.schedule == "constant" or rounds <= rising:
+        return 1.0
+    return 0.5 * (1 + math.cos(math.pi * min(server_round - 1 - rising, rounds - 1 - rising) / (rounds - rising)))
+
+
+def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler:
+    """What keeps small gradients of float16 from being rounded to 0; with other precisions it does nothing.
+
+    A step whose gradients overflow is left out, and the scale is halved.
+    """
+    enabled = precision == "fp16" and device.type in inference.HALF_ON
+    return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
+
+
+def optimizer_arrays(network: SplitNetwork, optimizer: torch.optim.Optimizer) -> dict[str, NDArray[np.float32]]:
+    """The optimiser's state as ``parameter/key`` arrays, for the site's memory.
+
+    A parameter whose state is not all scalars and tensors of its own shape, as a plug-in's may be, is left out: half a
+    state would be worse than a fresh one.
+    """
+    names: dict[Tensor, str] = {parameter: name for name, parameter in network.named_parameters()}
+    return {
+        f"{names[parameter]}/{key}": value.detach().cpu().numpy().copy()
+        for parameter, state in optimizer.state.items()
+        if all(_fits(value, parameter) for value in state.values())
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def restore_optimizer(
+    network: SplitNetwork, optimizer: torch.optim.Optimizer, arrays: Mapping[str, NDArray[np.float32]]
+) -> None:
+    """Put :func:`optimizer_arrays` back, for the parameters that still are there and of that shape."""
+    parameters = dict(network.named_parameters())
+    for path, array in arrays.items():
+        name, _, key = path.rpartition("/")
+        parameter = parameters.get(name)
+        if parameter is None or (array.ndim and array.shape != tuple(parameter.shape)):
+            continue
+        # Like the parameter in memory too: a fused step reads both as they lie there.
+        restored = torch.empty_like(parameter) if array.ndim else torch.empty((), device=parameter.device)
+        optimizer.state[parameter][key] = restored.copy_(torch.from_numpy(array.copy()))
+
+
+def _fits(value: object, parameter: Tensor) -> bool:
+    return value is None or (isinstance(value, Tensor) and (value.ndim == 0 or value.shape == parameter.shape))
+
+
+def _of_plugin(spec: TrainingSection, learning: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    factory = loaded(OPTIMIZERS, spec.optimizer.removeprefix(PLUGIN))
+    optimizer = factory(learning, lr=lr, weight_decay=spec.weight_decay)
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return optimizer
+    problem = f'"{spec.optimizer}" made a {type(optimizer).__name__}, not a torch.optim.Optimizer.'
+    raise BadInput([Fault("training.optimizer", problem)])
+
+
+def _scheduled(name: str, server_round: int, rounds: int) -> float:
+    factor = loaded(SCHEDULES, name.removeprefix(PLUGIN))(server_round, rounds)
+    try:
+        value = float(factor)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        problem = (
+            f'"{name}" returned {factor!r} for round {server_round} of {rounds}, not a finite number of 0 or more.'
+        )
+        raise BadInput([Fault("training.schedule", problem)])
+    return value

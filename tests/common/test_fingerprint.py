@@ -1,0 +1,91 @@
+"""The hash of a part given as an object: the same in every process, another one where code or values are others."""
+
+import functools
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.system.fingerprint import fingerprint
+
+FACTOR = 2
+
+
+def scaled(by: object) -> Callable[[Any], Any]:
+    def loss(value: Any) -> Any:
+        return value * by
+
+    return loss
+
+
+def of_global(value: int) -> int:
+    return value * FACTOR
+
+
+class Scale:
+    def __init__(self, by: object) -> None:
+        self.by = by
+
+    def __call__(self, value: Any) -> Any:
+        return value * self.by
+
+
+def typed(text: str) -> Any:
+    """What somebody typed at a prompt: it has no file."""
+    names: dict[str, Any] = {}
+    exec(text, names)
+    return names["part"]
+
+
+def ring() -> list[Any]:
+    found: list[Any] = [1]
+    found.append(found)
+    return found
+
+
+PAIRS = [
+    (lambda: scaled(1), lambda: scaled(2)),
+    (lambda: scaled([1, 2]), lambda: scaled([12])),
+    (lambda: scaled(np.arange(3)), lambda: scaled(np.arange(3.0))),
+    (lambda: scaled(torch.arange(3.0)), lambda: scaled(torch.arange(3.0) + 1)),
+    (lambda: scaled(scaled(1)), lambda: scaled(scaled(2))),
+    (lambda: functools.partial(scaled(1), 3), lambda: functools.partial(scaled(1), 4)),
+    (lambda: functools.partial(scaled(1), key=3), lambda: functools.partial(scaled(1), other=3)),
+    (lambda: Scale(1), lambda: Scale(2)),
+    (lambda: Scale(1).__call__, lambda: Scale(2).__call__),
+    (lambda: typed("def part(x, by=1): return x * by"), lambda: typed("def part(x, by=2): return x * by")),
+    (lambda: typed("part = lambda x: x + 1"), lambda: typed("part = lambda x: x + 2")),
+    (
+        lambda: typed("class part:\n    def __call__(self, x): return x + 1"),
+        lambda: typed("class part:\n    def __call__(self, x): return x + 2"),
+    ),
+    (lambda: nn.BCEWithLogitsLoss(reduction="mean"), lambda: nn.BCEWithLogitsLoss(reduction="sum")),
+    (lambda: nn.BCEWithLogitsLoss(torch.ones(2)), lambda: nn.BCEWithLogitsLoss(2 * torch.ones(2))),
+    (ring, lambda: [1, [1]]),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_other_code_and_other_values_have_another_hash(one: Callable[[], Any], other: Callable[[], Any]) -> None:
+    assert fingerprint(one()) == fingerprint(one())
+    assert fingerprint(one()) != fingerprint(other())
+
+
+def test_a_global_that_a_function_reads_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(of_global)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
+    assert fingerprint(of_global) != before
+
+
+def test_another_process_finds_the_same() -> None:
+    code = (
+        "from tests.common import test_fingerprint as t; from common.system.fingerprint import fingerprint as f;"
+        "print(*(f(part()) for pair in t.PAIRS for part in pair))"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [fingerprint(part()) for pair in PAIRS for part in pair]
