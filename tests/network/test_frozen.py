@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 
+from common.config import read_experiment
+from common.models.network import build
+from common.models.saved import save_model
+from strategies.registry import method_faults
 from tests.network.federated import admitted, hash_in, undisturbed
 from tests.network.real import PARTIAL, eventually
 
@@ -50,3 +54,31 @@ def test_a_hospital_receives_it_once_and_keeps_its_features_encrypted(tmp_path: 
     for name, files in features.items():
         assert [path.name for path in files] == ["test.features", "train.features", "validation.features"], name
         assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+
+
+@pytest.mark.long
+def test_a_trunk_of_300_megabytes_crosses_the_wire_once_and_not_at_all_where_the_hospital_has_it(
+    tmp_path: Path, record_property: Any
+) -> None:
+    """A vision transformer of 85 million parameters, whose head alone is trained; south has its weights file."""
+    network = ("model.architecture=timm:vit_base_patch16_224", "model.image_size=32", *HEAD)
+    with admitted(tmp_path, PARTIAL) as federation:
+        weights = federation.south.folder / "weights"
+        weights.mkdir()
+        file = read_experiment(federation.experiment, network, method_faults)
+        trunk = build(file.experiment.model, ("",), file.experiment.run.seed)
+        save_model(weights, trunk, label_contract_sha256="")
+        federation.coordinator.start()
+        federation.gather()
+        for name in ("first", "second"):
+            run = federation.run(tmp_path / name, *network)
+            assert run.ends() == 0, run.said
+        (size,) = {path.stat().st_size for path in federation.east.folder.glob("state/frozen/*.f32")}
+    first, second = sites_of(tmp_path / "first"), sites_of(tmp_path / "second")
+    record_property("bytes_down", {name: site["bytes_down"] for name, site in first.items()})
+    assert size > 300e6
+    for name in ("east", "north"):
+        assert size < first[name]["bytes_down"] < 1.01 * size
+    assert first["south"]["bytes_down"] < 0.01 * size
+    assert all(site["bytes_down"] < 0.01 * size for site in second.values())
+    assert all(site["bytes_up"] < 0.01 * size for site in (*first.values(), *second.values()))

@@ -1,0 +1,121 @@
+"""Every recipe of docs/recipes.md runs as it stands, on small files in the place of the reader's."""
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+from PIL import Image
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+from safetensors.torch import save_file
+
+import server.sim_cli
+from polyclinic import load
+from tests.network.real import typed
+from tests.test_tutorials import blocks, lines, saved
+
+PAGE = "recipes"
+LARGE, SMALL = "timm:vit_base_patch16_224", "timm:test_vit"
+"""In the place of a network of 85 million parameters, one of its kind that is trained in seconds."""
+PATIENTS = 60
+
+
+@pytest.fixture(autouse=True)
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the page speaks of."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    names, columns = [f"{number:04}" for number in range(2 * PATIENTS)], ["Fluid", "Mass", "Nodule"]
+    for folder in ("scans", "dicom"):
+        (tmp_path / folder).mkdir()
+    rows = []
+    for number, name in enumerate(names):
+        shown = random.integers(0, 2, 3)
+        pixels = random.integers(0, 60, (32, 32), dtype=np.uint8)
+        for place, present in enumerate(shown):
+            pixels[10 * place : 10 * place + 8] += np.uint8(120 * present)
+        Image.fromarray(pixels).save(tmp_path / "scans" / f"{name}.png")
+        write_dicom(tmp_path / "dicom" / f"{name}.dcm", pixels)
+        cells = ["" if random.random() < 0.1 else str(value) for value in shown]
+        rows.append((name, f"p{number // 2}", *cells))
+    for table, suffix in (("labels.csv", "png"), ("dicom.csv", "dcm")):
+        text = [",".join((f"{name}.{suffix}", *rest)) for name, *rest in rows]
+        (tmp_path / table).write_text("\n".join((",".join(("file", "patient", *columns)), *text)) + "\n")
+    saved(PAGE, tmp_path)
+    return tmp_path
+
+
+def write_dicom(path: Path, pixels: np.ndarray) -> None:
+    image = Dataset()
+    image.file_meta = FileMetaDataset()
+    image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    image.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.1"
+    image.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+    image.Rows, image.Columns = pixels.shape
+    image.SamplesPerPixel, image.PhotometricInterpretation = 1, "MONOCHROME1"
+    image.BitsAllocated = image.BitsStored = 8
+    image.HighBit, image.PixelRepresentation = 7, 0
+    image.WindowCenter, image.WindowWidth = 128, 256
+    image.PixelData = (255 - pixels).tobytes()
+    image.save_as(path, enforce_file_format=True)
+
+
+def command(beginning: str) -> list[str]:
+    """The one command of the page that contains this."""
+    (found,) = [words for words in lines(PAGE) if beginning in shlex.join(words)]
+    assert found[0] == "flwr-sim"
+    return found[1:]
+
+
+def test_a_csv_and_pictures_and_then_dicom_files_make_the_same_model() -> None:
+    """The DICOM files hold the same pixels, inverted."""
+    for recipe in ("csv", "dicom"):
+        ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
+        assert ended.code == 0, ended.out + ended.err
+    first, second = load("runs/csv"), load("runs/dicom")
+    assert first.model_sha256 == second.model_sha256
+    assert set(first.sites.loc["east", "classes"]) == {"Fluid", "Mass"}
+
+
+def test_the_python_of_the_page_runs_from_top_to_bottom() -> None:
+    space: dict[str, object] = {}
+    for block in blocks(PAGE, "python"):
+        exec(compile(block, "docs/recipes.md", "exec"), space)
+    for run, key in (("network", "model.architecture"), ("loss", "training.loss")):
+        section, name = key.split(".")
+        assert load(f"runs/{run}").summary["experiment"][section][name].startswith("plugin:own-")
+
+
+@pytest.mark.parametrize("recipe", ["gpu", "gpus"])
+def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str) -> None:
+    ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
+    wanted = 2 if recipe == "gpus" else 1
+    if torch.cuda.device_count() >= wanted:
+        assert ended.code == 0, ended.out + ended.err
+    elif not torch.cuda.is_available():
+        assert "this machine shows no GPU" in ended.out + ended.err
+
+
+def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) -> None:
+    save_file(timm.create_model(SMALL.partition(":")[2], img_size=32).state_dict(), reader / "model.safetensors")
+    file = reader / "foundation.toml"
+    text = file.read_text()
+    assert LARGE in text
+    file.write_text(text.replace(LARGE, SMALL).replace("image_size = 224", "image_size = 32"))
+    for recipe in ("weights ", "runs/foundation "):
+        words = [word.replace(LARGE, SMALL).replace("224", "32") for word in command(recipe)]
+        ended = typed(server.sim_cli.main, *words)
+        assert ended.code == 0, ended.out + ended.err
+    run = load("runs/foundation")
+    assert run.summary["experiment"]["model"]["train"] == "head"
+    assert run.sites["bytes_up"].max() < 20_000
+
+
+def test_every_command_of_the_page_is_tried_here() -> None:
+    outs = [re.search(r"runs/(\w+)|(weights) ", shlex.join(words)) for words in lines(PAGE)]
+    assert all(found for found in outs)
+    assert {found[1] or found[2] for found in outs if found} == {"csv", "dicom", "gpu", "gpus", "foundation", "weights"}
