@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 import server.sim_cli
 from polyclinic import load
+from tests.doc_pages import blocks, lines, saved
 from tests.network.real import typed
-from tests.test_tutorials import blocks, lines, saved
 
 PAGE = "recipes"
 LARGE, SMALL = "timm:vit_base_patch16_224", "timm:test_vit"

@@ -2,8 +2,6 @@
 
 import contextlib
 import importlib.util
-import re
-import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -17,32 +15,13 @@ import client.cli
 import server.cli
 import server.sim_cli
 from strategies import registry
+from tests.doc_pages import blocks, lines, saved
 from tests.federations import federation
 from tests.network.real import Machine, Program, eventually, free_ports, lines_of, machine, typed
 
-ROOT = Path(__file__).parents[1]
 PROGRAMS = {"flwr-sim": server.sim_cli, "flwr-server": server.cli, "flwr-client": client.cli}
 MODULES = {name: module.__name__ for name, module in PROGRAMS.items()}
 TUTORIALS = ("tutorial-researcher", "tutorial-coordinator", "tutorial-hospital", "new-method")
-
-
-def blocks(page: str, language: str) -> list[str]:
-    """The fenced blocks of one language, in order."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
-def lines(page: str) -> list[list[str]]:
-    """Every command of the page, in words."""
-    return [shlex.split(line) for block in blocks(page, "sh") for line in block.splitlines()]
-
-
-def saved(page: str, folder: Path) -> None:
-    """The files that the page says to save, under the names that it gives them."""
-    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
-    names = re.findall(r"[Ss]ave this as `([^`]+)`", text)
-    for name, content in zip(names, blocks(page, "toml"), strict=True):
-        (folder / name).write_text(content, encoding="utf-8")
 
 
 TYPED = [(page, line) for page in TUTORIALS for line in lines(page) if line[0] in PROGRAMS]
