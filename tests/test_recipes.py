@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ import server.sim_cli
 from polyclinic import load
 from tests.doc_pages import blocks, lines, saved
 from tests.network.real import typed
+from tests.third_parties import install_module
 
 PAGE = "recipes"
 LARGE, SMALL = "timm:vit_base_patch16_224", "timm:test_vit"
@@ -90,6 +92,16 @@ def test_the_python_of_the_page_runs_from_top_to_bottom() -> None:
         assert load(f"runs/{run}").summary["experiment"][section][name].startswith("plugin:own-")
 
 
+def test_a_network_in_a_package_takes_fifteen_lines_at_most(reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (project,), (module,) = blocks(PAGE, "package"), blocks(PAGE, "module")
+    points = tomllib.loads(project)["project"]["entry-points"]
+    install_module(reader / "site-packages", monkeypatch, "mine", module, points)
+    ended = typed(server.sim_cli.main, *command("runs/mine "))
+    assert ended.code == 0, ended.out + ended.err
+    assert load("runs/mine").summary["experiment"]["model"]["architecture"] == "plugin:mine"
+    assert len((project + module + (reader / "mine.toml").read_text()).splitlines()) <= 15
+
+
 @pytest.mark.parametrize("recipe", ["gpu", "gpus"])
 def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str) -> None:
     ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
@@ -118,4 +130,6 @@ def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) 
 def test_every_command_of_the_page_is_tried_here() -> None:
     outs = [re.search(r"runs/(\w+)|(weights) ", shlex.join(words)) for words in lines(PAGE)]
     assert all(found for found in outs)
-    assert {found[1] or found[2] for found in outs if found} == {"csv", "dicom", "gpu", "gpus", "foundation", "weights"}
+    assert {found[1] or found[2] for found in outs if found} == {
+        *("csv", "dicom", "mine", "gpu", "gpus", "foundation", "weights")
+    }
