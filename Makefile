@@ -17,7 +17,7 @@ $(VENV)/installed: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(0 if (3, 11) <= sys.version_info[:2] <= (3, 13) else "Python 3.11, 3.12 or 3.13 is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[sim,dev,weights,export]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[sim,dev,weights,export]'
 	touch $@
 
 install: $(VENV)/installed  ## the environment alone: some three minutes, 6 GB

@@ -12,7 +12,7 @@ from client.app import client_app
 from client.site.policy import WITHOUT_LIMITS, Policy
 from client.site.site import Site
 from common.config import Experiment
-from common.simulation import images_of, simulated_data
+from common.simulation import SimulatedData, images_of, simulated_data
 from strategies.registry import method_of
 
 
@@ -36,10 +36,27 @@ class SimulatedSites:
         return _site(self, int(context.node_config["partition-id"]))
 
 
-@lru_cache(maxsize=1024)
 def _site(sites: SimulatedSites, index: int) -> Site:
-    experiment = Experiment.model_validate_json(sites.experiment)
+    """A site of the data as they are now; it lasts until another run asks for one of its own."""
+    experiment = _experiment(sites.experiment)
     data = simulated_data(experiment, sites.base, sites.decoded)
+    kept = _kept_sites(sites, data)
+    if index not in kept:
+        kept[index] = _new_site(sites, experiment, data, index)
+    return kept[index]
+
+
+@lru_cache(maxsize=1)
+def _experiment(text: str) -> Experiment:
+    return Experiment.model_validate_json(text)
+
+
+@lru_cache(maxsize=1)
+def _kept_sites(sites: SimulatedSites, data: SimulatedData) -> dict[int, Site]:
+    return {}
+
+
+def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData, index: int) -> Site:
     images = images_of(data, index, method_of(experiment).pooled)
     use_gpu = torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0
     return Site(

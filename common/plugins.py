@@ -100,7 +100,7 @@ def offered(group: str, part: Any) -> str:
 
 def is_offered(name: str) -> bool:
     """Whether a name can only be one of :func:`offered`."""
-    return name.removeprefix(PLUGIN).startswith("own-")
+    return re.fullmatch("own-[A-Za-z0-9_]+-[0-9a-f]{12}", name.removeprefix(PLUGIN)) is not None
 
 
 def loaded(group: str, name: str) -> Any:

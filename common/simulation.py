@@ -22,9 +22,9 @@ POOLED = "pooled"
 Pooling = Literal["no", "negative", "masked", "known"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SimulatedData:
-    """A data set and who holds which part of it.
+    """A data set and who holds which part of it; equal to itself alone.
 
     Attributes:
         splits: What the rows of ``parts`` count in.
@@ -77,6 +77,12 @@ def whole_data(experiment: Experiment, base: Path) -> Splits:
     """The data set of an experiment before it is cut; kept likewise."""
     assert experiment.data is not None, "checked before"
     return _whole_data(experiment.data.model_dump_json(), base)
+
+
+def forget() -> None:
+    """Read the data anew for the next run: files, and what plug-ins return, may have changed since."""
+    _simulated_data.cache_clear()
+    _whole_data.cache_clear()
 
 
 @lru_cache(maxsize=1)

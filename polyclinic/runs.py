@@ -119,7 +119,7 @@ def simulate(
     file = _experiment(experiment, {**(settings or {}), **given}, dataset is not None, metrics)
     _refuse_ray(file, given, metrics)
     folder = Path(out) if out is not None else _free_folder(file)
-    run(file, folder, Console(quiet=quiet), resume=resume)
+    run(file, folder, Console(quiet=quiet, emoji=False), resume=resume)
     return load(folder)
 
 
@@ -234,7 +234,8 @@ class FinishedRun:
             names: Sequence[object] = pictures.names
             values = pictures.images
         else:
-            values, names = _checked_images(images), range(len(images))
+            values = _checked_images(images)
+            names = range(len(values))
         scores = picture_scores(network, values)
         return _pandas().DataFrame(
             scores, index=_pandas().Index(names, name="image"), columns=list(network.class_names)
@@ -303,8 +304,14 @@ def compare(
 
     from server.simulation.compare import run_comparison
 
+    if isinstance(experiments, str | Path) or not experiments:
+        raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])
+    if seeds < 1:
+        raise BadInput([Fault("seeds", f"must be at least 1, not {seeds}.")])
     files = [_found(one) for one in experiments]
-    run_comparison(files, Path(out), range(seeds), jobs, _as_overrides(settings or {}), Console(quiet=quiet))
+    run_comparison(
+        files, Path(out), range(seeds), jobs, _as_overrides(settings or {}), Console(quiet=quiet, emoji=False)
+    )
     runs = [(path.stem, seed, load(Path(out) / f"{path.stem}-seed{seed}")) for path in files for seed in range(seeds)]
     rows = [
         {
@@ -377,12 +384,18 @@ def _as_overrides(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML, on one line."""
+    """A value as TOML, on one line; numpy's numbers are numbers."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml(one)}" for key, one in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(str(value) if isinstance(value, Path) else value)
+    try:
+        return json.dumps(str(value) if isinstance(value, Path) else value)
+    except TypeError:
+        problem = f"{value!r} is a {type(value).__name__}, which no experiment file can hold."
+        raise BadInput([Fault("settings", problem)]) from None
 
 
 def _free_folder(file: ExperimentFile) -> Path:
@@ -393,6 +406,11 @@ def _free_folder(file: ExperimentFile) -> Path:
 
 
 def _checked_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    if not isinstance(images, np.ndarray):
+        problem = f"must be a uint8 array, or the path of a file or folder, not {type(images).__name__}."
+        raise BadInput([Fault("images", problem)])
+    if not images.size:
+        raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):
         problem = (
             f"must be uint8 of shape (n, height, width) or (n, height, width, 3), not {images.dtype} {images.shape}."

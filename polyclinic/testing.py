@@ -75,7 +75,7 @@ def check_network(name: str, channels: int = 3, image_size: int = 64, batch: int
     assert torch.allclose(together, alone, atol=1e-3), f"{name}: in evaluation an image's features depend on others"
     first.train()(images).square().sum().backward()
     idle = [key for key, value in first.named_parameters() if value.requires_grad and value.grad is None]
-    assert not idle, f"{name}: no gradient reaches {', '.join(idle[:5])}; freeze them with requires_grad_(False)"
+    assert not idle, f"{name}: no gradient reaches {', '.join(idle[:5])}; leave them out, or make them buffers"
 
 
 def check_loss(name: str, images: int = 16) -> None:

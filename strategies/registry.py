@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from common.config import Experiment, Plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.models.zoo.spec import Task
+from common.models.zoo.spec import ModelSpec, Task
 from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
@@ -125,10 +125,19 @@ def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
     method = method_named(experiment.run.method, experiment.method, experiment.model.task)
     training, level = experiment.training, experiment.privacy.level
     stop_on(loss_faults(training, experiment.model.task, method.chooses_loss, level))
+    stop_on(_standardising_faults(method, experiment.model))
     stop_on(privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
         stop_on(contradictions(method))
     return method
+
+
+def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[Fault]:
+    """Where the layer that standardises features would never learn their mean and variance."""
+    if not (model.backbone_frozen and model.norm == "batch" and method.frozen_norm):
+        return []
+    problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
+    return [Fault("model.train", problem, 'Set model.norm = "group", which standardises each image by itself.')]
 
 
 def _explain(one: dict[str, Any], schema: type[BaseModel]) -> Fault:

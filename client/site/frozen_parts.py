@@ -1,5 +1,6 @@
 """Frozen parts of models on a site's disk, each by its hash: received once, or made from a weights file of its own."""
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -7,10 +8,13 @@ import numpy as np
 
 from common.errors import BadInput
 from common.models.frozen import NOT_HERE, FrozenPart, built_frozen
+from common.models.zoo.registry import outline
 from common.models.zoo.spec import ModelSpec
 from common.system.files import write_atomically
 from common.wire.errors import WireError
 
+LARGEST_REST = 100_000_000
+"""Bytes of a weights file beside the backbone: a classifier of another task, names."""
 MOST_KEPT = 3
 """Older ones are removed; a run that still needs one is sent it again."""
 
@@ -31,9 +35,10 @@ class FrozenParts:
         """Whether the frozen part of this network is here; one made from a weights file is kept from now on."""
         if spec.frozen_sha256 is None:
             return False
-        if self._path(spec.frozen_sha256).is_file():
+        with contextlib.suppress(WireError):  # a damaged one is removed, and sent again
+            self.read(spec.frozen_sha256)
             return True
-        for path in sorted(self._weights.glob("*.safetensors")) if self._weights else ():
+        for path in self._candidates(spec):
             try:
                 made = built_frozen(spec.model_copy(update={"weights": str(path)}), 0, Path())
             except BadInput:
@@ -42,6 +47,13 @@ class FrozenParts:
                 self._write(made)
                 return True
         return False
+
+    def _candidates(self, spec: ModelSpec) -> list[Path]:
+        """Weights files of the hospital's that may be of this network: what is far too large is not read."""
+        plain = outline(spec.architecture, spec.channels, spec.image_size).module
+        most = 2 * sum(4 * tensor.numel() for tensor in plain.state_dict().values()) + LARGEST_REST
+        files = sorted(self._weights.glob("*.safetensors")) if self._weights else []
+        return [path for path in files if path.is_file() and path.stat().st_size <= most]
 
     def keep(self, part: FrozenPart, sha256: str) -> None:
         """Write one that was received.

@@ -10,7 +10,7 @@ The limits have defaults that an ordinary experiment never meets; None takes one
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from common.errors import did_you_mean, quoted
 from common.plugins import PLUGIN
@@ -144,8 +144,9 @@ class Policy(Section):
 
     @field_validator("statistics")
     @classmethod
-    def _known_statistics(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        return _known(names, statistics_sent(), "statistics")
+    def _known_statistics(cls, names: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
+        plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
+        return names if plugins else _known(names, statistics_sent(), "statistics")
 
 
 def _known(names: tuple[str, ...] | None, options: Iterable[str], what: str) -> tuple[str, ...] | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from client.site.disclosure import hidden_classes, tells_of, told_count
 from client.site.frozen_parts import FrozenParts
@@ -88,6 +89,11 @@ class Site:
     @property
     def name(self) -> str:
         return self.declaration.site
+
+    @cached_property
+    def in_memory(self) -> dict[str, Any]:
+        """What this process computed of the site's images, as long as it has them."""
+        return {}
 
     def pixels(self, part: str) -> Pixels:
         """Pictures of ``train``, ``validation`` or ``test``, for the device."""

@@ -7,7 +7,6 @@ round and after every restart of the same machine.
 import hashlib
 import os
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -118,16 +117,12 @@ class Features:
         return torch.from_numpy(np.frombuffer(plain[8:], "<f4").reshape(-1, width).copy())
 
 
-@lru_cache(maxsize=256)
-def _features_in(folder: Path, key: bytes | None, durable: bool) -> Features:
-    return Features(folder, key, durable)
-
-
 def features_of(site: Site) -> Features:
-    """A site's features; they last as long as this process."""
+    """A site's features; in memory they last as long as its images do."""
     kept = site.identity is not None and site.policy.keep_features
     key = _derived_key(site.identity.key) if kept and site.identity else None
-    return _features_in(site.folder / "features", key, site.durable)
+    found: Features = site.in_memory.setdefault("features", Features(site.folder / "features", key, site.durable))
+    return found
 
 
 def _derived_key(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -11,7 +11,13 @@ from torch.nn import functional
 from common.errors import BadInput, Fault
 from common.models.head import initial_head
 from common.models.low_rank import adapt
-from common.models.trained import frozen_names, standardising, trained_layers
+from common.models.trained import (
+    forget_batches,
+    frozen_names,
+    refuse_all_trained,
+    standardising,
+    trained_layers,
+)
 from common.models.weights import copy_into_backbone, read_backbone_weights
 from common.models.zoo.batch_norm import make_grouped
 from common.models.zoo.registry import new_backbone, outline
@@ -87,7 +93,8 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
         base: Folder that ``spec.weights`` is relative to.
 
     Raises:
-        BadInput: If the weights file is missing, has another hash or does not fit.
+        BadInput: If the weights file is missing, has another hash or does not fit, or nothing is frozen where
+            ``model.train`` says so.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed GPUs too
@@ -98,6 +105,7 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     if spec.norm == "group" and not spec.norm_frozen:  # frozen, it mixes no images and must stay as published
         make_grouped(backbone)
     adapt(backbone, spec.train)
+    refuse_all_trained(backbone, spec)
     head = _head(class_names, spec.neck or width, seed)
     # Convolutions and poolings read channels last faster, on a CPU too.
     return SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head).to(
@@ -113,7 +121,7 @@ def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:
     if spec.weights is None and spec.train == "all" and not is_external(spec.architecture):
         return []
     try:
-        trained_layers(adapted_outline(spec), spec.train)
+        refuse_all_trained(adapted_outline(spec), spec)
     except BadInput as bad:
         return list(bad.faults)
     if spec.weights is None:
@@ -140,6 +148,7 @@ def adapted_outline(spec: ModelSpec) -> nn.Module:
 def unfreeze(network: SplitNetwork) -> None:
     """Undo :func:`freeze_backbone` and :func:`freeze_batch_norm`: all is trained that ``model.train`` names."""
     network.requires_grad_(True).train()
+    forget_batches(network)
     _keep_frozen(network)
 
 

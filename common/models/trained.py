@@ -3,6 +3,7 @@
 import math
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from common.errors import BadInput, Fault
 from common.models.low_rank import PREFIX, trained_factors
@@ -49,6 +50,35 @@ def frozen_names(backbone: nn.Module, spec: ModelSpec) -> frozenset[str]:
     )
 
 
+def refuse_all_trained(backbone: nn.Module, spec: ModelSpec) -> None:
+    """Raise :class:`BadInput` where ``model.train`` is not ``all`` and yet nothing is frozen."""
+    if spec.train != "all" and not frozen_names(backbone, spec):
+        raise BadInput([Fault("model.train", f'"{spec.train}" freezes nothing of this backbone.', 'Use "all".')])
+
+
+class Standardised(nn.BatchNorm1d):
+    """Features less their mean, over their standard deviation; running statistics are plain means over batches.
+
+    A batch of one image has no variance: it is standardised by the running statistics, which it leaves as they are.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, affine=False, momentum=None)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Standardise ``(batch, width)``."""
+        if self.training and len(features) == 1:
+            return functional.batch_norm(features, self.running_mean, self.running_var, eps=self.eps)
+        return super().forward(features)
+
+
+def forget_batches(network: nn.Module) -> None:
+    """Begin the means over batches anew, so that they follow from the images that are seen from now on alone."""
+    for module in network.modules():
+        if isinstance(module, Standardised) and module.num_batches_tracked is not None:
+            module.num_batches_tracked.zero_()
+
+
 class Scaled(nn.Module):
     """Features divided by a constant."""
 
@@ -64,13 +94,14 @@ class Scaled(nn.Module):
 def standardising(width: int, spec: ModelSpec) -> list[nn.Module]:
     """The layers that bring a frozen backbone's features to mean 0 and variance 1; none for other networks.
 
-    Batch normalisation without parameters: its means and variances are averaged over the sites as all batch
-    normalisation is. With ``norm = "group"`` each image's features are standardised by themselves. For a head alone
-    they are divided by the root of their number: a vector has length 1 then, and the head's biases, which first have
-    to learn how rare the classes are, move as fast as all its weights together.
+    Batch normalisation without parameters. After each round's training a site's mean and variance are those over the
+    round's batches, see :func:`forget_batches`; they are averaged over the sites as all batch normalisation is. With
+    ``norm = "group"`` each image's features are standardised by themselves. For a head alone they are divided by the
+    root of their number: a vector has length 1 then, and the head's biases, which first have to learn how rare the
+    classes are, move as fast as all its weights together.
     """
     if not spec.backbone_frozen:
         return []
     grouped = spec.norm == "group"
-    standard = nn.LayerNorm(width, elementwise_affine=False) if grouped else nn.BatchNorm1d(width, affine=False)
+    standard = nn.LayerNorm(width, elementwise_affine=False) if grouped else Standardised(width)
     return [standard, Scaled(math.sqrt(width))] if spec.train == "head" else [standard]

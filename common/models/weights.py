@@ -56,6 +56,8 @@ def read_backbone_weights(backbone: nn.Module, path: Path, sha256: str | None) -
         raise BadInput([Fault(str(path), f"this is no safetensors file ({error}).")]) from error
     _fit_first_convolution(backbone, tensors)
     stop_on(_tensor_faults(backbone, tensors, str(path)))
+    if broken := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise BadInput([Fault(str(path), f"the weights file has numbers that are not finite: {_some(broken)}.")])
     return tensors
 
 

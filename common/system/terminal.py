@@ -4,7 +4,7 @@ import datetime as dt
 import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, NoReturn
+from typing import IO, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -21,8 +21,12 @@ class PlainConsole(Console):
     """A console whose text cannot act on the terminal; only the styles that our own programs ask for do.
 
     What others say was made harmless where it came in (:mod:`common.system.plain_text`). This is the second line: rich
-    lets escape sequences of a text through, in a table, in a progress bar and in a plain line alike.
+    lets escape sequences of a text through, in a table, in a progress bar and in a plain line alike. Nor are names
+    between colons replaced by pictures.
     """
+
+    def __init__(self, *, file: IO[str] | None = None, **more: Any) -> None:
+        super().__init__(file=file, emoji=False, **more)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render as rich does, and write out what is not plain in every piece of text."""

@@ -110,7 +110,7 @@ SHARE = Range(0.0, 1.0 + 1e-9)
 """AUROC, average precision, balanced accuracy: rounding may end just above 1."""
 VALIDATION_LOSS = Range(0.0, MOST_LOSS)
 """Every loss that validation measures is a mean of cross-entropies (:mod:`strategies.local.losses`): never below 0."""
-TRAIN_LOSS = Range(-1.0, MOST_LOSS)
+TRAIN_LOSS = Range(-MOST_LOSS, MOST_LOSS)
 """What a method minimises may hold divergences, which rounding can put below 0."""
 COUNT = Range(0, MOST_IMAGES)
 COUNT_OR_UNKNOWN = Range(-1, MOST_IMAGES)

@@ -146,7 +146,20 @@ def _sha256(content: bytes, facts: Any) -> str:
 
 def refuse_another(checkpoint: Checkpoint, experiment: Experiment, out: Path) -> None:
     """Raise :class:`BadInput` unless this is the experiment that the run began with; it may have more rounds."""
-    began, now = dict(checkpoint.experiment), experiment.model_dump(mode="json")
+    refuse_changes(checkpoint.experiment, experiment, out)
+    rounds = experiment.run.rounds
+    if checkpoint.state.round > rounds:
+        problem = f"has done {checkpoint.state.round} rounds; the experiment asks for {rounds}."
+        raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])
+
+
+def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path) -> None:
+    """Raise :class:`BadInput` unless an experiment is the one that a run began with, but for its rounds and name.
+
+    Args:
+        before: That one, as JSON.
+    """
+    began, now = dict(before), experiment.model_dump(mode="json")
     rounds = now["run"]["rounds"]
     began["run"] = {**began["run"], "rounds": rounds, "name": now["run"]["name"]}
     if now["model"]["frozen_sha256"] is None:  # known when the network is built; compared then
@@ -157,6 +170,3 @@ def refuse_another(checkpoint: Checkpoint, experiment: Experiment, out: Path) ->
     if changed:
         problem = f"began with another experiment: {quoted(changed)} differ."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
-    if checkpoint.state.round > rounds:
-        problem = f"has done {checkpoint.state.round} rounds; the experiment asks for {rounds}."
-        raise BadInput([Fault(f"--resume {out}", problem, "Set run.rounds to as many, or more.")])

@@ -10,7 +10,7 @@ from typing import Any
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, stop_on
-from server.federation.checkpoints import Checkpoint, CheckpointFolder, refuse_another
+from server.federation.checkpoints import Checkpoint, CheckpointFolder, refuse_another, refuse_changes
 from server.runs.folder import RunFolder
 
 
@@ -28,8 +28,12 @@ class OpenedRunFolder:
     resumed: Checkpoint | None = None
 
 
-def finished(out: Path, *, resume: bool) -> dict[str, Any] | None:
-    """``summary.json`` of a run that is to be resumed and is done; else None."""
+def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, Any] | None:
+    """``summary.json`` of a run that is to be resumed and is done; else None.
+
+    Raises:
+        BadInput: If it is damaged, or was another experiment's.
+    """
     path = out / "summary.json"
     if not resume or not path.is_file():
         return None
@@ -38,6 +42,8 @@ def finished(out: Path, *, resume: bool) -> dict[str, Any] | None:
     except ValueError:
         remedy = "Remove it to have it written again: the run then goes on from its last checkpoint."
         raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
+    if isinstance(began := summary.get("experiment"), dict):
+        refuse_changes(began, experiment, out)
     return summary
 
 

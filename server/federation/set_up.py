@@ -41,7 +41,7 @@ def lead(
         track: Where figures go beside the run folder.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
     """
-    if (summary := finished(out, resume=resume)) is not None:
+    if (summary := finished(out, file.experiment, resume=resume)) is not None:
         return summary
     store = store_for(track)
     place.check(resume=resume)

@@ -19,7 +19,7 @@ from common.data.partition.partition import partition_faults
 from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
 from common.models.saved import load_model
-from common.simulation import SimulatedData, own_tests, simulated_data, whole_data
+from common.simulation import SimulatedData, forget, own_tests, simulated_data, whole_data
 from server.federation.evaluation import Setting
 from server.federation.recorder import Both, Watcher
 from server.federation.resume import OpenedRunFolder
@@ -75,7 +75,8 @@ class OneMachine:
         self.data: SimulatedData
 
     def check(self, *, resume: bool) -> None:
-        """Raise :class:`BadInput` with every fault of the experiment and its data."""
+        """Raise :class:`BadInput` with every fault of the experiment and its data, which are read anew."""
+        forget()
         self.method, self.data = checked(self.file)
 
     def alone(self) -> AbstractContextManager[object]:

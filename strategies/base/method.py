@@ -171,6 +171,13 @@ class Method(Strategy):
     chooses_loss: ClassVar[bool] = True
     parameters: Parameters
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        """Take a class with a :meth:`client` of its own for one that does more, where it does not say otherwise."""
+        super().__init_subclass__(**more)
+        if "client" in vars(cls):
+            cls.plain_client = vars(cls).get("plain_client", False)
+            cls.looks_at_images = vars(cls).get("looks_at_images", True)
+
     def __init__(self, parameters: Mapping[str, Any] | None = None, task: Task = "multi_label") -> None:
         self.parameters, self.task = self.table.model_validate(dict(parameters or {})), task
         if task == "multi_class" and not self.multi_class:

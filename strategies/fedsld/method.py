@@ -74,6 +74,7 @@ class FedSLD(FederatedAveraging):
     parameters: FedSLDParameters
     declared = Traffic(label_counts=True)
     plain_client = False
+    looks_at_images = False
     chooses_loss = False
 
     @property
@@ -119,6 +120,7 @@ class ScaledFedAvg(FederatedAveraging):
     parameters: ScaledParameters
     declared = Traffic(label_counts=True)
     plain_client = False
+    looks_at_images = False
 
     def roll_call_faults(self, known: RoundContext) -> list[Fault]:
         """Every site has to send its label counts."""

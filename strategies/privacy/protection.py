@@ -87,9 +87,10 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
     if level == "none":
         return []
     trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model)
-    found = _faults_of_updates(method, trains_norm)
+    instead = "" if experiment.model.backbone_frozen else ', or method.trunk = "fedbn_plus"'
+    found = _faults_of_updates(method, trains_norm, instead)
     if level == "sample":
-        found = _faults_of_images(method, trains_norm) + _faults_of_steps(experiment.training)
+        found = _faults_of_images(method, trains_norm, instead) + _faults_of_steps(experiment.training)
         if experiment.augmentation.transform is not None:
             found.append("a plug-in's transform may mix the images of a batch; leave out augmentation.transform")
         if experiment.model.train.startswith("lora:"):
@@ -99,7 +100,7 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
     return [Fault("privacy.level", f'"{level}" makes no sense here: {reason}.') for reason in found]
 
 
-def _faults_of_images(method: Method, trains_norm: bool) -> list[str]:
+def _faults_of_images(method: Method, trains_norm: bool, instead: str) -> list[str]:
     reasons = []
     if not method.plain_client:
         reasons.append(
@@ -111,10 +112,8 @@ def _faults_of_images(method: Method, trains_norm: bool) -> list[str]:
     if method.parameters.proximal_mu:
         reasons.append("the pull of method.proximal_mu would be clipped with each image's gradient; leave it out")
     if trains_norm and not method.frozen_norm:
-        reasons.append(
-            'batch normalisation mixes the images of a batch; set model.norm = "group", or method.trunk = '
-            '"fedbn_plus", which freezes it'
-        )
+        frozen = f"{instead}, which freezes it" if instead else ""
+        reasons.append(f'batch normalisation mixes the images of a batch; set model.norm = "group"{frozen}')
     return reasons
 
 
@@ -131,13 +130,11 @@ def _faults_of_steps(training: TrainingSection) -> list[str]:
     ]
 
 
-def _faults_of_updates(method: Method, trains_norm: bool) -> list[str]:
+def _faults_of_updates(method: Method, trains_norm: bool, instead: str) -> list[str]:
     if not (trains_norm and method.sends_norm):
         return []
-    return [
-        'noise can make a running variance of batch normalisation negative; set model.norm = "group", or method.trunk '
-        '= "fedbn_plus" or "fedbn", which do not send it'
-    ]
+    unsent = f'{instead} or "fedbn", which do not send it' if instead else ""
+    return [f'noise can make a running variance of batch normalisation negative; set model.norm = "group"{unsent}']
 
 
 @lru_cache

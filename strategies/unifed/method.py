@@ -78,6 +78,7 @@ class UniFed(SequentialPassing):
         statistics=(Statistic("slope", "images", "how fast the loss fell in the last training: one number"),)
     )
     plain_client = False
+    looks_at_images = False
     ranks_sites = True
 
     @property

@@ -44,6 +44,15 @@ class Louder(FederatedAveraging):
         return LocalRound(objective)
 
 
+class Silent(Louder):
+    "A method whose author says nothing of what its client does."
+
+    name = "silent"
+
+    def client(self, situation: Situation) -> LocalRound:
+        return super().client(situation)
+
+
 class Restless(Louder):
     "A method that forgets where random numbers come from."
 
@@ -66,7 +75,12 @@ LOUDER = ("run.method=plugin:louder",)
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The package, installed for this process and for Ray's workers; its module's file."""
-    points = {"louder": "louder:Louder", "restless": "louder:Restless", "three": "louder:no_method"}
+    points = {
+        "louder": "louder:Louder",
+        "restless": "louder:Restless",
+        "silent": "louder:Silent",
+        "three": "louder:no_method",
+    }
     return install_module(tmp_path / "site-packages", monkeypatch, "louder", METHOD, {"polyclinic.methods": points})
 
 
@@ -126,6 +140,13 @@ def test_a_changed_file_is_declined_before_it_is_imported(
     with pytest.raises(PlanRefused, match=r"the coordinator has .*louder 1.0"):
         asked_of({"plan": json.dumps(theirs.model_dump(mode="json")), "wire.version": WIRE_VERSION}, hospital)
     assert not module.with_suffix(".imported").exists()
+
+
+def test_noise_for_single_images_is_refused_where_the_objective_may_be_another(module: Path, tmp_path: Path) -> None:
+    """Trained plainly, such a method would be another one without a word."""
+    private = ("privacy.level=sample", "privacy.noise_multiplier=1", "evaluation.result=last", "model.norm=group")
+    with pytest.raises(BadInput, match="minimises more than each image's own loss"):
+        federation(tmp_path, "run.method=plugin:silent", *private)
 
 
 def test_authors_can_check_it(module: Path) -> None:

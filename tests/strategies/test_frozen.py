@@ -124,6 +124,13 @@ def test_products_go_with_noise_on_updates_and_with_masks(tmp_path: Path) -> Non
         federation(tmp_path, *LORA, *by_image, out="by-image")
 
 
+@pytest.mark.parametrize("choices", [("run.method=fedbn_plus", "partition.shared=10"), ("method.trunk=fedbn_plus",)])
+def test_a_standardising_layer_that_would_be_frozen_is_refused(choices: tuple[str, ...], tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r'Set model\.norm = "group"'):
+        federation(tmp_path, *HEAD, *choices)
+    federation(tmp_path, *HEAD, *choices, "model.norm=group")
+
+
 @pytest.mark.parametrize("wrapped", WRAPPED, ids=lambda wrapped: wrapped[0])
 def test_it_works_with_what_is_around_a_method(wrapped: tuple[str, ...], tmp_path: Path) -> None:
     summary = federation(tmp_path, *HEAD, *wrapped)

@@ -96,7 +96,11 @@ def _image_set(pictures: LabelledImages, spec: PluginSpec) -> ImageSet:
 
 def _problems(pictures: LabelledImages) -> Iterator[str]:
     """What does not fit, each as a sentence."""
-    images, labels, names = pictures.images, np.asarray(pictures.labels), list(pictures.class_names)
+    images, labels = pictures.images, np.asarray(pictures.labels)
+    if isinstance(pictures.class_names, str) or not isinstance(pictures.class_names, Sequence | np.ndarray):
+        yield f"class_names must be a list of texts, not {pictures.class_names!r}."
+        return
+    names = list(pictures.class_names)
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8:
         yield f"images must be a uint8 array, not {getattr(images, 'dtype', type(images).__name__)}."
         return
@@ -115,5 +119,7 @@ def _problems(pictures: LabelledImages) -> Iterator[str]:
         given = getattr(pictures, name)
         if given is not None and np.shape(given) != (len(images),):
             yield f"{name} must have one entry an image, {len(images)}, not the shape {np.shape(given)}."
+        elif given is not None and any(entry is None for entry in given):
+            yield f"{name} must be a name for each image, or None for all of them together."
     if pictures.parts is not None and (other := sorted(set(map(str, pictures.parts)) - set(PARTS))):
         yield f"parts must be {quoted(PARTS)}, not {quoted(other, limit=3)}."

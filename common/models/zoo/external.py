@@ -4,6 +4,7 @@ Each is made with random weights, without its own classifier: images ``(batch, c
 features per image ``(batch, width)`` out. No weights are downloaded.
 """
 
+import copy
 import importlib.util
 import inspect
 import re
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from common.errors import BadInput, Fault, did_you_mean
-from common.plugins import MODELS, loaded
+from common.plugins import MODELS, is_offered, loaded
 
 CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
 """Where torchvision's and MONAI's classifiers have their last layers."""
@@ -114,7 +115,9 @@ def _plugin(name: str, channels: int, image_size: int) -> nn.Module:
     if not isinstance(module, nn.Module):
         problem = f"made a {type(module).__name__}, not a torch.nn.Module."
         raise BadInput([Fault(f"plugin:{name}", problem)])
-    return module
+    if is_offered(name):  # somebody may hold it: training must not change it, nor make it another plug-in
+        module = copy.deepcopy(module)
+    return module.float()
 
 
 _SOURCES: Mapping[str, Callable[[str, int, int], nn.Module]] = {

@@ -160,6 +160,13 @@ class ModelSpec(BaseModel):
             raise ValueError("the neck would keep its random weights; train the neck, or leave model.neck out")
         return train
 
+    @field_validator("frozen_sha256")
+    @classmethod
+    def _of_a_frozen_part(cls, sha256: str | None, info: ValidationInfo) -> str | None:
+        if sha256 and info.data.get("train") == "all":
+            raise ValueError('nothing is frozen under train = "all"; leave it out')
+        return sha256
+
     @field_validator("weights_sha256")
     @classmethod
     def _hash_of_something(cls, sha256: str | None, info: ValidationInfo) -> str | None:

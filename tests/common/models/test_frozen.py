@@ -9,17 +9,21 @@ import pytest
 import torch
 from pydantic import ValidationError
 
+from client.site.frozen_parts import FrozenParts
 from common.errors import BadInput
 from common.models.frozen import FrozenPart, built_frozen, frozen_tensors, naming
-from common.models.network import SplitNetwork, build, freeze_batch_norm, train_mode, unfreeze
+from common.models.network import SplitNetwork, build, freeze_batch_norm, model_faults, train_mode, unfreeze
 from common.models.saved import load_model, save_model
 from common.models.state import layout_of, read_state, state_sha256
+from common.models.trained import Standardised
 from common.models.zoo.spec import ModelSpec
 
 NAMES = ("1", "2", "3")
 CONVOLUTIONS = ("0.conv1", "0.conv2", "1.conv1", "1.conv2")
 UP = tuple(f"backbone.layer4.{one}.parametrizations.weight.0.up.weight" for one in CONVOLUTIONS)
 """Of a ResNet-18's layers with more than 300 rows and columns."""
+
+OVER_A_BATCH = (lambda batch: batch.mean(dim=0), lambda batch: batch.var(dim=0))
 
 
 def spec(train: str, **more: object) -> ModelSpec:
@@ -62,7 +66,7 @@ def test_what_travels_is_what_is_trained(
 
 @pytest.mark.parametrize(
     ("train", "more"),
-    [("head", {}), ("neck", {"neck": 8}), ("last:1", {}), ("last:5", {}), ("last:40", {}), ("lora:4", {})],
+    [("head", {}), ("neck", {"neck": 8}), ("last:1", {}), ("last:5", {}), ("last:39", {}), ("lora:4", {})],
 )
 def test_a_step_moves_all_that_is_trained_and_nothing_else(train: str, more: dict[str, object]) -> None:
     one = network(train, **more)
@@ -167,3 +171,61 @@ def test_a_saved_model_whose_frozen_part_was_exchanged_is_refused(saved: SplitNe
     (tmp_path / "model.json").write_text(json.dumps(said))
     with pytest.raises(BadInput, match="its frozen part has SHA-256"):
         load_model(tmp_path)
+
+
+def test_running_statistics_are_means_over_the_batches_of_a_round() -> None:
+    """With a momentum they would lag behind at a site of few batches."""
+    one = network("head")
+    standard = one.neck[0]  # type: ignore[index]
+    assert isinstance(standard, Standardised)
+    for factor in (1.0, 5.0):
+        batches = [factor * torch.randn(8, 512, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
+        unfreeze(one)
+        for batch in batches:
+            standard(batch)
+        assert standard.running_mean is not None
+        assert standard.running_var is not None
+        means, variances = (torch.stack([one(batch) for batch in batches]).mean(dim=0) for one in OVER_A_BATCH)
+        assert torch.allclose(standard.running_mean, means, atol=1e-5)
+        assert torch.allclose(standard.running_var, variances, atol=1e-4)
+    before = standard.running_mean.clone()
+    assert standard(batches[0][:1]).isfinite().all()  # a batch of one has no variance
+    assert torch.equal(standard.running_mean, before)
+
+
+@pytest.mark.parametrize("train", ["last:40", "last:41"])
+def test_what_freezes_nothing_is_a_fault(train: str) -> None:
+    (fault,) = model_faults(spec(train), Path())
+    assert str(fault).startswith("model.train: ")
+    with pytest.raises(BadInput):
+        network(train)
+
+
+def test_weights_that_are_no_numbers_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    whole = network("all")
+    with torch.no_grad():
+        whole.backbone.conv1.weight[0] = float("nan")  # type: ignore[union-attr,index]
+    save_model(tmp_path, whole, label_contract_sha256="")
+    (fault,) = model_faults(spec("head", weights=str(tmp_path / "model.safetensors")), Path())
+    assert "not finite" in str(fault)
+
+
+def test_a_damaged_file_is_not_here_and_what_is_no_weights_file_is_not_read(tmp_path: Path) -> None:
+    """What the roll call says decides whether the coordinator sends it."""
+    part = FrozenPart.of(network("head"))
+    named = naming(spec("head"), part)
+    weights = tmp_path / "weights"
+    weights.mkdir()
+    (weights / "endless.safetensors").symlink_to("/dev/zero")
+    with (weights / "large.safetensors").open("wb") as large:
+        large.truncate(10**12)  # a hole: it takes no room
+    parts = FrozenParts(tmp_path / "frozen", weights, durable=False)
+    assert not parts.holds(named)
+    parts.keep(part, part.sha256)
+    assert parts.holds(named)
+    (path,) = (tmp_path / "frozen").iterdir()
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 1
+    path.write_bytes(content)
+    assert not parts.holds(named)
+    assert not path.exists()

@@ -1,0 +1,147 @@
+"""Parts given as objects, as somebody at a prompt gives them: closures, one after the other, into one process."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import polyclinic as pc
+from common.errors import BadInput
+
+SMALL = {
+    "run": {"method": "surgical", "rounds": 2},
+    "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16},
+    "training": {"batch_size": 16, "lr": 0.01},
+    "evaluation": {"result": "last"},
+    "participation": {"guard": "off"},
+    "partition": {"kind": "class_lists", "lists": {"east": ["lines", "bars"], "north": ["bars"]}},
+}
+HEAD = {"model.train": "head"}
+
+
+def pictures(seed: int = 0, count: int = 120, **more: Any) -> pc.LabelledImages:
+    random = np.random.default_rng(seed)
+    labels = random.integers(0, 2, (count, 2)).astype(np.float32)
+    images = random.integers(0, 60, (count, 16, 16), dtype=np.uint8)
+    images[labels[:, 0] == 1, ::4] += 150
+    images[labels[:, 1] == 1, :, ::4] += 40
+    return pc.LabelledImages(images=images, labels=labels, class_names=("lines", "bars"), **more)
+
+
+def networks(width: int, between: Callable[[], nn.Module]) -> Callable[[int, int], nn.Module]:
+    def build(channels: int, image_size: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(channels, width, 5, stride=4), between(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+
+    return build
+
+
+def run(out: Path, data: pc.LabelledImages | None = None, **more: Any) -> pc.FinishedRun:
+    return pc.simulate(SMALL, dataset=data or pictures(), out=out, **more)
+
+
+def test_networks_of_one_factory_are_different_networks_and_stay_so(tmp_path: Path) -> None:
+    """The source is the same; what it captured is not."""
+    first = run(tmp_path / "relu", model=networks(8, nn.ReLU))
+    before = first.predict(pictures().images[:4])
+    second = run(tmp_path / "tanh", model=networks(8, nn.Tanh))
+    wider = run(tmp_path / "wide", model=networks(16, nn.ReLU))
+    assert len({one.model_sha256 for one in (first, second, wider)}) == 3
+    assert isinstance(first.network().backbone[1], nn.ReLU)  # type: ignore[union-attr,index]
+    assert first.predict(pictures().images[:4]).equals(before)
+
+
+def test_data_sets_and_losses_of_one_factory_are_different_ones(tmp_path: Path) -> None:
+    def reader(seed: int) -> Callable[[Path, Any], pc.LabelledImages]:
+        return lambda folder, options: pictures(seed)
+
+    def loss(by: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        return lambda logits, labels, annotated: by * (logits.sigmoid() - labels).abs()[~labels.isnan()].mean()
+
+    runs = [
+        pc.simulate(SMALL, dataset=reader(seed), loss=loss(by), out=tmp_path / f"{seed}{by}")
+        for seed, by in ((1, 1.0), (2, 1.0), (1, -1.0))
+    ]
+    assert len({one.model_sha256 for one in runs}) == 3
+
+
+def test_a_network_that_somebody_holds_is_not_trained_in_place(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    pretrained = networks(8, nn.ReLU)(1, 16)
+    before = {name: tensor.clone() for name, tensor in pretrained.state_dict().items()}
+    hashes = {run(tmp_path / name, model=lambda channels, size: pretrained).model_sha256 for name in ("one", "two")}
+    assert len(hashes) == 1
+    assert all(torch.equal(tensor, before[name]) for name, tensor in pretrained.state_dict().items())
+
+
+def test_a_folder_that_is_used_again_takes_nothing_over(tmp_path: Path) -> None:
+    """A notebook removes the folder and runs the cell again, with other images or fewer of them."""
+    for seed, count in ((1, 120), (2, 120), (2, 90)):
+        fresh = run(tmp_path / f"fresh{seed}{count}", pictures(seed, count), settings=HEAD)
+        again = run(tmp_path / "again", pictures(seed, count), settings=HEAD)
+        assert again.model_sha256 == fresh.model_sha256
+        shutil.rmtree(tmp_path / "again")
+
+
+def test_a_file_that_changed_is_read_anew(tmp_path: Path) -> None:
+    hashes = []
+    for seed in (1, 2):
+        data = pictures(seed)
+        np.savez(tmp_path / "data.npz", **{
+            f"{part}_{kind}": getattr(data, kind)
+            for part in ("train", "val", "test")
+            for kind in ("images", "labels")
+        })  # fmt: skip
+        settings = {"data": {"kind": "npz", "path": str(tmp_path / "data.npz"), "classes": ["lines", "bars"]}}
+        done = pc.simulate(SMALL, settings={**settings, "simulation.backend": "inline"}, out=tmp_path / str(seed))
+        hashes.append(done.model_sha256)
+    assert hashes[0] != hashes[1]
+
+
+def test_a_run_that_is_done_is_resumed_with_its_own_experiment_only(tmp_path: Path) -> None:
+    done = run(tmp_path / "done", model=networks(8, nn.ReLU))
+    assert run(tmp_path / "done", model=networks(8, nn.ReLU), resume=True).model_sha256 == done.model_sha256
+    with pytest.raises(BadInput, match=r"began with another experiment: .*model"):
+        run(tmp_path / "done", model=networks(8, nn.Tanh), resume=True)
+    with pytest.raises(BadInput, match=r"began with another experiment: .*training"):
+        run(tmp_path / "done", model=networks(8, nn.ReLU), settings={"training.lr": 0.5}, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda folder: run(folder, pictures(patients=[None] * 120)), "patients must be a name for each image"),
+        (
+            lambda folder: run(folder, pc.LabelledImages(pictures().images, pictures().labels, "ab")),
+            "class_names must be a list of texts, not 'ab'",
+        ),
+        (
+            lambda folder: run(folder, pc.LabelledImages([1, 2], pictures().labels, ("a", "b"))),  # type: ignore[arg-type]
+            "images must be a uint8 array, not list",
+        ),
+        (lambda folder: run(folder, settings={"training.lr": object()}), "which no experiment file can hold"),
+        (lambda folder: pc.compare("digits_surgical", out=folder), "must be a list"),
+        (lambda folder: pc.compare([], out=folder), "must be a list with at least one"),
+        (lambda folder: pc.compare(["digits_surgical"], seeds=0, out=folder), "must be at least 1"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_words(call: Callable[[Path], object], said: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refused:
+        call(tmp_path / "out")
+    assert said in str(refused.value)
+
+
+def test_a_number_of_numpys_is_a_number_and_half_precision_layers_are_made_single(tmp_path: Path) -> None:
+    half = run(
+        tmp_path / "half",
+        model=lambda channels, size: networks(8, nn.ReLU)(channels, size).half(),
+        settings={"training.lr": np.float64(0.01), "run.rounds": np.int64(1)},
+    )
+    assert all(value.dtype == torch.float32 for value in half.network().parameters())
+    for images in (None, [1, 2], np.zeros((0, 16, 16), np.uint8)):
+        with pytest.raises(BadInput, match="images"):
+            half.predict(images)  # type: ignore[arg-type]
