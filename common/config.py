@@ -281,12 +281,16 @@ def plan_of(experiment: Experiment) -> Plan:
         augmentation=experiment.augmentation,
         evaluation=experiment.evaluation,
         privacy=experiment.privacy,
-        plugins=_plugins_of(experiment),
+        plugins=plugins_of(experiment),
     )
 
 
-def _plugins_of(experiment: Experiment) -> tuple[PluginStamp, ...]:
-    """The stamps of the plug-ins that an experiment names, as this machine has them."""
+def plugins_of(experiment: Experiment) -> tuple[PluginStamp, ...]:
+    """The stamps of the plug-ins that an experiment names, as this machine has them.
+
+    Raises:
+        BadInput: If one is not installed.
+    """
     named = [(METHODS, experiment.run.method), (MODELS, experiment.model.architecture)]
     named += [(LOSSES, experiment.training.loss), (OPTIMIZERS, experiment.training.optimizer)]
     named += [(SCHEDULES, experiment.training.schedule), (TRANSFORMS, experiment.augmentation.transform or "")]

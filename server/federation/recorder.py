@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from pydantic import TypeAdapter
 
 from common import __version__
-from common.config import Experiment
+from common.config import Experiment, plugins_of
 from common.contract import LabelContract
 from common.errors import quoted
 from common.models.state import Layout, ModelState
@@ -235,6 +235,7 @@ def _identity(experiment: Experiment, setting: Setting, contract: LabelContract)
         "method": experiment.run.method,
         "versions": versions(),
         "experiment_sha256": experiment_sha256(experiment),
+        "plugins": [stamp.model_dump() for stamp in plugins_of(experiment)],
         "contract_sha256": contract.hash,
         "classes": list(contract.class_names),
     }

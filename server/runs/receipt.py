@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.config import Experiment
 from common.errors import BadInput, Fault
+from common.plugins import PluginStamp
 from common.security.audit import Audit, Entry
 from common.security.audit_check import check
 from common.security.signatures import CHAINED
@@ -98,6 +99,7 @@ class Receipt(_Part):
     """``receipt.json``.
 
     Attributes:
+        plugins: Package, version and hash of the files of every plug-in that the run named.
         initial_model_sha256: Of the coordinator's model before round 1.
         replies: Every reply of a site that is signed, in the order in which they came.
         absences: Whose reply did not come, and why.
@@ -114,6 +116,7 @@ class Receipt(_Part):
     experiment_sha256: str
     contract_sha256: str
     classes: tuple[str, ...]
+    plugins: tuple[PluginStamp, ...] = ()
     updates_kept: bool
     sites: dict[str, ReceiptSite]
     initial_model_sha256: str

@@ -14,6 +14,7 @@ from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
 from common.models.saved import DESCRIPTION, load_model, read_description
 from common.models.state import layout_of, read_state, state_sha256
+from common.plugins import stamp_of
 from common.security.audit import Audit, Entry
 from common.security.audit_check import check
 from common.security.authorship import check_authorship
@@ -56,9 +57,11 @@ def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verifi
     if not receipt.replies and not any(site.public_key for site in receipt.sites.values()):
         _refuse_unsigned(found, path.parent)
     _check_figures(found, path.parent)
-    _check_model(found, path.parent, receipt)
+    same_code = _check_plugins(found, receipt)
+    if same_code:
+        _check_model(found, path.parent, receipt)
     experiment = _experiment(found, path.parent, receipt)
-    if experiment is not None:
+    if experiment is not None and same_code:
         _check_sums(found, path.parent, receipt, experiment)
     return found
 
@@ -130,6 +133,24 @@ def _check_figures(found: Verified, folder: Path) -> None:
     found.faults += faults
     if not faults:
         found.right.append(f"{listed(list(noted[-1]))}: as the run wrote them")
+
+
+def _check_plugins(found: Verified, receipt: Receipt) -> bool:
+    """Whether the code of the run's plug-ins is what is installed here; else no model can be built as it was."""
+    others = []
+    for stamp in receipt.plugins:
+        try:
+            here = stamp_of(stamp.group, stamp.name)
+        except BadInput:
+            others.append(f"{stamp} is not installed here")
+            continue
+        if here == stamp:
+            found.right.append(f"plug-in {stamp}: the same files here")
+        else:
+            others.append(f"the run had {stamp}, here is {here}")
+    if others:
+        found.unknown.append(f"model and sums: not checked, for {'; '.join(others)}")
+    return not others
 
 
 def _check_model(found: Verified, folder: Path, receipt: Receipt) -> None:

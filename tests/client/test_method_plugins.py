@@ -12,8 +12,11 @@ from client.site.policy import Policy
 from common import plugins
 from common.config import plan_of
 from common.errors import BadInput
+from common.plugins import METHODS, stamp_of
 from common.wire.hello import WIRE_VERSION
 from polyclinic.testing import check_method
+from server.runs.receipt import read_receipt
+from server.runs.verify import verify
 from tests.client.rounds import site as site_of
 from tests.federations import experiment, federation, finished
 from tests.third_parties import install_module
@@ -155,3 +158,29 @@ def test_authors_can_check_it(module: Path) -> None:
         check_method("restless")
     with pytest.raises(BadInput, match="factr"):
         check_method("louder", {"factr": 2.0})
+
+
+def test_the_receipt_names_the_package_and_verify_says_which_code_is_here(
+    module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    federation(tmp_path, *LOUDER, "run.keep_updates=true")
+    (stamp,) = read_receipt(tmp_path / "run" / "receipt.json").plugins
+    assert stamp == stamp_of(METHODS, "louder")
+    same = verify(tmp_path / "run")
+    assert not same.faults
+    assert f"plug-in {stamp}: the same files here" in same.right
+    assert any("make the model" in line for line in same.right)
+    module.write_text(METHOD + "# changed\n")
+    monkeypatch.setattr(plugins, "_at_load", {})
+    assert "the run had louder of louder 1.0" in not_checked(tmp_path / "run")
+    monkeypatch.undo()
+    assert "louder of louder 1.0 (files " in not_checked(tmp_path / "run")
+
+
+def not_checked(run: Path) -> str:
+    """What verify says of the model, which the code here does not make."""
+    found = verify(run)
+    assert not found.faults
+    assert not any("make the model" in line or line.startswith("model.safetensors") for line in found.right)
+    (said,) = [line for line in found.unknown if line.startswith("model and sums: not checked")]
+    return said
