@@ -33,6 +33,7 @@ label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not ann
 # smallest_count = 10           # ... but nothing of classes that fewer patients show, or fewer do not
 # epsilon = 10.0                # only runs with privacy, and none beyond this, all together: docs/privacy.md
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
+# smallest_cohort = 3           # under secure aggregation, help to open no sum of fewer sites
 # rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
 
 # What a run may cost this machine; a run beyond is declined. All limits: docs/hospital-it.md, "What a run may cost"

@@ -33,6 +33,7 @@ WITHOUT_LIMITS: dict[str, Any] = {
     "transforms": ("*",),
     "optimizers": ("*",),
     "schedules": ("*",),
+    "smallest_cohort": 1,
 }
 """For a simulation: who writes the plan there owns the machine."""
 
@@ -79,6 +80,8 @@ class Policy(Section):
         masked_only: Send no update but under secure aggregation.
         rows_alone: Whether, under secure aggregation, a head row that no other site of the round owns may be opened:
             nobody else's hide it. Else it stays masked, and the model's row stays as it was.
+        smallest_cohort: Under secure aggregation, fewest sites whose sum it helps to open; and a round that is asked
+            again is masked among the same sites only. 1: sums of two sites, and of any others when a round is repeated.
         peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
             signed with, as OpenSSH lines; where left out, the coordinator is trusted to relay the right ones.
         smallest_count: Of a class that fewer patients show, or fewer do not, nothing is told.
@@ -119,6 +122,7 @@ class Policy(Section):
     score_histograms: bool = False
     masked_only: bool = False
     rows_alone: bool = False
+    smallest_cohort: int = Field(3, ge=1)
     peers: dict[str, str] = Field(default_factory=dict)
     smallest_count: int = Field(10, ge=0)
     round_counts_to: int = Field(1, ge=1)

@@ -1,7 +1,12 @@
 """Updates that a site holds back until it has masked them."""
 
+import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from client.gate.policy_rules import of_reply
 from client.gate.requested_work import RequestedWork
@@ -19,10 +24,15 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
+from strategies.base.method import Method
 from strategies.base.state import site_weight
-from strategies.privacy.secure_aggregation.site import MaskingRefused, SiteRound, Terms, no_round
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
+from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
 from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.registry import method_of
+
+SMALLEST_DIFFERENCE = 2
+"""Where the policy asks for sums of fewer sites, two sums of one round may differ by any site."""
 
 
 class Masks:
@@ -55,6 +65,9 @@ class Masks:
             alone=site.policy.rows_alone,
             identity=site.identity,
             peers=site.policy.peers,
+            cohort=site.policy.smallest_cohort,
+            asked=asked_of(site, request, method),
+            masked=masked_rounds_of(site),
         )
         self._rounds[site.name] = held = SiteRound(request.run, request.round, site.name, reply.update, terms)
         if held.cut:
@@ -83,3 +96,43 @@ class Masks:
         if site.name not in self._rounds:
             raise no_round(site.name)
         return self._rounds[site.name]
+
+
+def masked_rounds_of(site: Site) -> MaskedRounds:
+    """The rounds that a site has masked; nothing where its policy lets the coordinator learn any difference."""
+    if site.policy.smallest_cohort < SMALLEST_DIFFERENCE:
+        return MaskedRounds()
+    return MaskedRounds(site.folder / "masked", durable=site.durable)
+
+
+def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
+    """What a request asks, as the sites of a round compare it before they mask.
+
+    The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two
+    sites compare those of the classes that both annotate. A class that only one of them annotates cannot be compared.
+    """
+    rows = request.class_names if method.traffic.rows == "all" else ()
+    plan = json.dumps([request.plan, request.contract, rows])
+    own = [(row, name) for row, name in enumerate(request.class_names) if name in site.declaration.canonical]
+    groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
+    by_class = {name: array for name, array in request.statistics.items() if len(array) == len(request.class_names)}
+    rest = {name: array for name, array in sorted(request.statistics.items()) if name not in by_class}
+    shared: dict[str, str] = {}
+    if (head := request.model.head) is not None:
+        shared = {f'head row of "{name}"': _sha256(head.weight[row], head.bias[row]) for row, name in own}
+    # Shares of classes that exclude one another depend on the others: they compare where all classes are the same.
+    among = quoted([name for _, name in own]) if method.task == "multi_class" else ""
+    for row, name in own:
+        values = [array[row] for _, array in sorted(by_class.items())]
+        if values:
+            shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = _sha256(*values)
+    return Asked(plan=hashlib.sha256(plan.encode()).hexdigest(), model=_sha256(*groups, *rest.values()), shared=shared)
+
+
+def _sha256(*arrays: Any) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        written = np.ascontiguousarray(array, "<f4")
+        digest.update(f"{written.shape}\0".encode())
+        digest.update(written.tobytes())
+    return digest.hexdigest()

@@ -10,7 +10,7 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from common.wire.bounds import MOST_IMAGES, MOST_SITES, Each, Name, Range, RoundNumber, SiteNames, Text
+from common.wire.bounds import MOST_SITES, Each, Name, Range, RoundNumber, SiteNames, Text
 from common.wire.errors import WireError
 
 Integers = NDArray[np.uint32]
@@ -31,7 +31,13 @@ class _Step:
 
 @dataclass(frozen=True)
 class KeysRequest(_Step):
-    """Coordinator asks: with which keys do you agree on masks in this round?"""
+    """Coordinator asks: with which keys do you agree on masks in this round?
+
+    Attributes:
+        members: The sites that are asked, sorted.
+    """
+
+    members: SiteNames
 
 
 @dataclass(frozen=True)
@@ -81,13 +87,11 @@ class MaskedRequest(_Step):
 
     Attributes:
         senders: The other sites that take part from here on.
-        total_weight: Of all sites that take part: a site counts by its part of it.
         numbers: Of the masked update that is to come; so whoever carries it knows how large it may be.
     """
 
     senders: SiteNames
     letters: tuple[bytes, ...]
-    total_weight: Annotated[float, Range(0.0, MOST_SITES * MOST_IMAGES)]
     numbers: Numbers
 
     def __post_init__(self) -> None:

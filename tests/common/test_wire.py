@@ -26,7 +26,7 @@ from tests.common.same_records import same
 MASKING = (
     KeysAnswer("run", 4, "north", b"{}", b"", "line"),
     SharesRequest("run", 4, (b"{}", b"{ }"), (b"", b"s"), ("", "line")),
-    MaskedRequest("run", 4, ("south",), (b"letter",), 12.0, 3),
+    MaskedRequest("run", 4, ("south",), (b"letter",), 3),
     MaskedAnswer("run", 4, "north", np.array([0, 2**32 - 1, 7], np.uint32)),
     RevealAnswer("run", 4, "north", ("north", "south"), ("", "b"), (b"1", b"2"), (), ()),
 )

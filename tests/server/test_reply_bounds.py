@@ -7,7 +7,7 @@ from server.deployment.superlink.objects.reply_bounds import MORE_BYTES, MORE_OB
 
 def test_a_masked_update_may_be_as_long_as_its_request_says() -> None:
     numbers = 11_000_000
-    request = encode(MaskedRequest("run", 1, ("south",), (b"letter",), 2.0, numbers))
+    request = encode(MaskedRequest("run", 1, ("south",), (b"letter",), numbers))
     assert asked_for(request) == 4 * numbers
     bound = Bound.on_reply_to([100, 100], asked_for(request))
     # 44 MB in chunks of 16 MiB are three.

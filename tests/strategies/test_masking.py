@@ -275,7 +275,7 @@ def begun(lines: Mapping[str, Identity] | None = None, terms: Terms = TERMS) -> 
     }
     ward = ward_of(dict.fromkeys(names, ""))
     ward.sites = sites
-    said = [sites[site].keys(KeysRequest("run", 3)) for site in names]
+    said = [sites[site].keys(KeysRequest("run", 3, names)) for site in names]
     shares = SharesRequest(
         "run",
         3,
@@ -285,7 +285,7 @@ def begun(lines: Mapping[str, Identity] | None = None, terms: Terms = TERMS) -> 
     )
     letters = {site: sites[site].shares(shares) for site in names[1:]}
     to_ash = tuple(one.letters[one.recipients.index("ash")] for one in letters.values())
-    return Stages(ward, shares, MaskedRequest("run", 3, names[1:], to_ash, 3.0, 7))
+    return Stages(ward, shares, MaskedRequest("run", 3, names[1:], to_ash, 7))
 
 
 def masked_by_ash() -> Stages:
@@ -344,13 +344,11 @@ def test_an_update_is_masked_for_one_set_of_sites() -> None:
         stages.site.masked(stages.masked)
 
 
-def test_too_few_senders_or_a_weight_beyond_all_are_refused() -> None:
+def test_too_few_senders_are_refused() -> None:
     stages = begun()
     stages.site.shares(stages.shares)
     with pytest.raises(MaskingRefused, match="1 of 3 sites are left"):
         stages.site.masked(replace(stages.masked, senders=(), letters=()))
-    with pytest.raises(MaskingRefused, match=r"ash weighs 1.0, all sites together 0.5"):
-        stages.site.masked(replace(stages.masked, total_weight=0.5))
 
 
 def test_a_letter_from_elsewhere_is_refused() -> None:
@@ -379,7 +377,7 @@ def test_a_second_list_of_statements_is_refused() -> None:
 
 def test_another_round_is_refused() -> None:
     with pytest.raises(MaskingRefused, match="holds an update of round 3, not of 4"):
-        begun().site.keys(KeysRequest("run", 4))
+        begun().site.keys(KeysRequest("run", 4, ("ash", "birch")))
 
 
 # ---------------------------------------------------------------------- who is who

@@ -85,6 +85,7 @@ class Summing:
     asked: SumRequest
     ask: Ask
     _statements: dict[str, Statement] = field(default_factory=dict)
+    _members: tuple[str, ...] = ()
 
     def opened(self) -> UnmaskedSum:
         """Go through all stages.
@@ -105,18 +106,20 @@ class Summing:
     # ------------------------------------------------------------------ stages
 
     def _keys(self) -> SharesRequest:
-        asked, answers = self.asked, dict[str, KeysAnswer]()
-        request = KeysRequest(asked.run, asked.round)
-        for site, answer in self.ask(dict.fromkeys(asked.weights, request), KeysAnswer, 2):
-            try:
-                statement = read_statement(answer.statement)
-            except StatementError:
-                continue
-            if (statement.run, statement.round, statement.site) != (asked.run, asked.round, site):
-                continue
-            if statement.rows == asked.rows[site]:
-                self._statements[site], answers[site] = statement, answer
-        self._refuse_fewer(answers, 2, "stated their keys")
+        """Have the sites state their keys: those of an earlier attempt at this round, if there was one."""
+        asked = self.asked
+        self._members = tuple(sorted(asked.weights))
+        answers = self._stated()
+        earlier = sorted({one.members for one in self._statements.values() if one.members != self._members})
+        if earlier:
+            self._members = earlier[0]
+            if missing := sorted(set(self._members) - set(asked.weights)):
+                problem = f"this round was masked before, among {quoted(self._members)}"
+                raise MaskingFailed(
+                    f"{problem}: it can be done again with the same sites, and lacks {quoted(missing)}."
+                )
+            answers = self._stated()
+        self._refuse_fewer(answers, max(self._needed, 2), "stated their keys")
         ordered = [answers[site] for site in sorted(answers)]
         return SharesRequest(
             asked.run,
@@ -125,6 +128,22 @@ class Summing:
             tuple(answer.signature for answer in ordered),
             tuple(answer.identity for answer in ordered),
         )
+
+    def _stated(self) -> dict[str, KeysAnswer]:
+        """Ask the members for their keys; keep the statements that are what was asked for."""
+        asked, answers = self.asked, dict[str, KeysAnswer]()
+        request = KeysRequest(asked.run, asked.round, self._members)
+        self._statements = {}
+        for site, answer in self.ask(dict.fromkeys(self._members, request), KeysAnswer, 2):
+            try:
+                statement = read_statement(answer.statement)
+            except StatementError:
+                continue
+            if (statement.run, statement.round, statement.site) != (asked.run, asked.round, site):
+                continue
+            if (statement.rows, statement.weight) == (asked.rows[site], asked.weights[site]):
+                self._statements[site], answers[site] = statement, answer
+        return answers
 
     def _letters(self, request: SharesRequest) -> dict[str, dict[str, bytes]]:
         """Sender -> recipient -> sealed letter."""
@@ -141,8 +160,9 @@ class Summing:
         """The masked sum, and who is in it."""
         asked, layout = self.asked, self.asked.layout
         total = np.zeros(layout.size(asked.classes), np.uint32)
-        weight = running_sum(asked.weights[site] for site in letters)
-        requests = {site: self._masked_request(site, letters, weight) for site in letters}
+        opened = {site for one in self._statements.values() for site in one.opened}  # by an earlier attempt
+        requests = {site: self._masked_request(site, letters) for site in letters if not opened or site in opened}
+        self._refuse_fewer(requests, self._needed, "are those whose sum was opened before")
         survivors = list[str]()
         for site, answer in self.ask(requests, MaskedAnswer, self._needed):
             rows = asked.rows[site]
@@ -154,11 +174,11 @@ class Summing:
         self._refuse_fewer(survivors, self._needed, "sent a masked update")
         return total, sorted(survivors)
 
-    def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]], weight: float) -> MaskedRequest:
+    def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]]) -> MaskedRequest:
         senders = tuple(sorted(set(letters) - {site}))
         written = tuple(letters[sender][site] for sender in senders)
         numbers = self.asked.layout.size(self.asked.rows[site])
-        return MaskedRequest(self.asked.run, self.asked.round, senders, written, weight, numbers)
+        return MaskedRequest(self.asked.run, self.asked.round, senders, written, numbers)
 
     # ------------------------------------------------------------------ unmasking
 
@@ -171,12 +191,12 @@ class Summing:
         for segment in segments:
             if may_open(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
-                    secret = combined(masks.get((site, segment.name), [])[: self._needed])
+                    secret = combined(masks.get((site, segment.name), [])[: self._shares])
                     places = layout.places(asked.classes, segment.classes, body=segment.body)
                     add_mask(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = key_of(combined(keys.get(gone, [])[: self._needed]), stated.masking_key)
+            key = key_of(combined(keys.get(gone, [])[: self._shares]), stated.masking_key)
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
@@ -220,8 +240,14 @@ class Summing:
         return UnmaskedSum(asked, from_fixed_point(total, asked.largest), parts, rows, tuple(sorted(closed)), total)
 
     @property
+    def _shares(self) -> int:
+        """How many shares make a secret."""
+        return threshold(len(self._members))
+
+    @property
     def _needed(self) -> int:
-        return threshold(len(self._statements))
+        """How many sites must stay to the end: the shares of as many are needed, and no site opens a smaller sum."""
+        return max([self._shares, *(one.cohort for one in self._statements.values())])
 
     def _refuse_fewer(self, sites: Iterable[str], needed: int, what: str) -> None:
         names = sorted(sites)

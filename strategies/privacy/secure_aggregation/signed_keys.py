@@ -9,6 +9,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from common.wire.bounds import MOST_IMAGES
+
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 
 
@@ -20,6 +22,14 @@ class Statement(BaseModel):
     """A site's part in one round.
 
     Attributes:
+        members: The sites that the coordinator asked to mask together, sorted; those of an earlier attempt at this
+            round where the site has masked it before.
+        opened: The sites whose sum it helped to open in an earlier attempt; empty for none.
+        cohort: Fewest sites whose sum it helps to open.
+        weight: Its plain weight in the mean.
+        plan: SHA-256 of what it was asked to do: plan, contract, and head rows where all sites have the same.
+        model: SHA-256 of the trunk and batch normalisation that it started from.
+        shared: SHA-256 by name of what it has in common with some sites only: the head rows that it started from.
         rows: Classes whose head rows it sends, sorted.
         alone: Whether a row of which it is the only owner may be opened.
         sealing_key, masking_key: Public halves, made for this round: for letters to other sites, and for masks.
@@ -30,6 +40,13 @@ class Statement(BaseModel):
     run: str
     round: int
     site: str
+    members: tuple[str, ...]
+    opened: tuple[str, ...]
+    cohort: int
+    weight: float
+    plan: str
+    model: str
+    shared: dict[str, str]
     rows: tuple[str, ...]
     alone: bool
     sealing_key: str
@@ -39,6 +56,8 @@ class Statement(BaseModel):
     def _in_order(self) -> Self:
         if list(self.rows) != sorted(set(self.rows)):
             raise ValueError("rows must be sorted, once each")
+        if not 0 < self.weight <= MOST_IMAGES:
+            raise ValueError(f"the weight must be above 0 and at most {MOST_IMAGES:,}")
         if not all(re.fullmatch("[0-9a-f]{66}", key) for key in (self.sealing_key, self.masking_key)):
             raise ValueError("keys must be points of NIST P-256, compressed, in hexadecimal digits")
         return self
@@ -46,6 +65,21 @@ class Statement(BaseModel):
     def written(self) -> bytes:
         """Return the text that is signed."""
         return self.model_dump_json().encode()
+
+    def disagreement(self, other: "Statement") -> str:
+        """What the other site was asked that this one was not, in words; empty where they agree.
+
+        The coordinator asks; a site that it asks otherwise could add nothing to the sum, or another site's update
+        could be found by subtraction.
+        """
+        if other.members != self.members:
+            return "was asked to mask together with other sites"
+        if other.plan != self.plan:
+            return "trained by another plan"
+        if other.model != self.model:
+            return "trained from another model"
+        common = sorted(self.shared.keys() & other.shared.keys())
+        return next((f"received another {name}" for name in common if self.shared[name] != other.shared[name]), "")
 
 
 def read_statement(text: bytes) -> Statement:

@@ -1,7 +1,9 @@
 """The hospital's half: one round's secrets, in memory only, and four answers that never contradict one another.
 
-What a site must not do is decided here, whatever it is asked: mask with fewer than two sites, give a site's key and
-its own mask away both, open a row that only one site is left in, or answer one stage in two ways.
+What a site must not do is decided here, whatever it is asked: mask with fewer than two sites or with sites that were
+asked otherwise, take a total of weights from anybody but the sites themselves, help to open two different sums of one
+round, give a site's key and its own mask away both, open a row that only one site is left in, or answer one stage in
+two ways.
 """
 
 import os
@@ -28,6 +30,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
+from strategies.aggregation.mean import running_sum
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     add_mask,
@@ -41,6 +44,7 @@ from strategies.privacy.secure_aggregation.crypto import (
 )
 from strategies.privacy.secure_aggregation.encrypted_shares import Letter, read_letter
 from strategies.privacy.secure_aggregation.fixed_point import cut, fixed_point
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds, fewest
 from strategies.privacy.secure_aggregation.segments import Segment, flat, segments_of, threshold
 from strategies.privacy.secure_aggregation.signed_keys import (
     Statement,
@@ -67,6 +71,15 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What a site was asked to do, as hashes that the sites of a round compare; see :class:`Statement`."""
+
+    plan: str = ""
+    model: str = ""
+    shared: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Terms:
     """The terms on which a site takes part.
 
@@ -77,6 +90,9 @@ class Terms:
         identity: None in simulation.
         peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
             relay the right statements.
+        cohort: Fewest sites whose sum it helps to open.
+        asked: What every other site of the round must have been asked, too.
+        masked: The rounds that it has masked so far.
     """
 
     weight: float
@@ -84,6 +100,9 @@ class Terms:
     alone: bool = False
     identity: Identity | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
+    cohort: int = 2
+    asked: Asked = field(default_factory=Asked)
+    masked: MaskedRounds = field(default_factory=MaskedRounds)
 
 
 class SiteRound:
@@ -103,6 +122,8 @@ class SiteRound:
         self._update: NDArray[np.float32] | None = vector
         self.cut = cut(vector, terms.largest)
         self._sealing, self._masking = new_key(), new_key()
+        self._done = terms.masked.of(run, server_round)
+        self._members: tuple[str, ...] = ()
         self._statements: Mapping[str, Statement] = {}
         self._segments: tuple[Segment, ...] = ()
         self._own: dict[str, bytes] = {}  # segment -> secret of this site's own mask
@@ -112,7 +133,13 @@ class SiteRound:
     # ------------------------------------------------------------------ four stages
 
     def keys(self, request: KeysRequest) -> KeysAnswer:
-        """State this round's public keys."""
+        """State this round's public keys, and what this site was asked.
+
+        Where the coordinator names other members before anything is shared, it gets another statement with new keys.
+        """
+        if SharesAnswer not in self._answered and self._answered.get(KeysAnswer, (request,))[0] != request:
+            del self._answered[KeysAnswer]
+            self._sealing, self._masking = new_key(), new_key()
         return self._once(request, KeysAnswer, self._state_keys)
 
     def shares(self, request: SharesRequest) -> SharesAnswer:
@@ -162,6 +189,10 @@ class SiteRound:
     # ------------------------------------------------------------------ keys
 
     def _state_keys(self, request: KeysRequest) -> KeysAnswer:
+        if self.site not in request.members:
+            raise MaskingRefused(f"{self.site} is not among the sites that are to mask together.")
+        self._members = self._done.members or tuple(sorted(set(request.members)))
+        self._refuse_too_few(len(self._members))
         statement = self._statement.written()
         identity = self._terms.identity
         signature = signed(statement, identity.key) if identity else b""
@@ -173,6 +204,13 @@ class SiteRound:
             run=self.run,
             round=self.round,
             site=self.site,
+            members=self._members,
+            opened=self._done.opened,
+            cohort=self._terms.cohort,
+            weight=self._terms.weight,
+            plan=self._terms.asked.plan,
+            model=self._terms.asked.model,
+            shared=dict(self._terms.asked.shared),
             rows=self._rows,
             alone=self._terms.alone,
             sealing_key=public_hex(self._sealing),
@@ -187,7 +225,7 @@ class SiteRound:
         self._segments = segments_of({site: statement.rows for site, statement in self._statements.items()})
         own = [segment.name for segment in self._segments if self.site in segment.owners]
         self._own = {name: os.urandom(SECRET_BYTES) for name in own}
-        needed = threshold(len(sites))
+        needed = threshold(len(self._members))
         keys = shared(secret_of(self._masking), needed, len(sites))
         masks = {name: shared(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
@@ -216,12 +254,17 @@ class SiteRound:
                 raise MaskingRefused(f"a relayed statement {error}.") from None
             if (statement.run, statement.round) != (self.run, self.round) or statement.site in found:
                 raise MaskingRefused("the relayed statements are not one a site, of this round.")
+            if why := self._statement.disagreement(statement):
+                raise MaskingRefused(f"{statement.site} {why}: its update may not hide that of {self.site}.")
             found[statement.site] = statement
         keys = [key for one in found.values() for key in (one.sealing_key, one.masking_key)]
         if found.get(self.site) != self._statement or len(set(keys)) < len(keys):
             raise MaskingRefused(f"the relayed statements lack that of {self.site}, or one key is stated twice.")
+        if not set(found) <= set(self._members):
+            raise MaskingRefused("a relayed statement is of a site that was not to mask with the others.")
         if len(found) < 2:
             raise MaskingRefused("there is no other site: a sum of one update is that update.")
+        self._refuse_too_few(len(found))
         return found
 
     def _refuse_stranger(self, statement: Statement, text: bytes, signature: bytes, identity: str) -> None:
@@ -239,15 +282,16 @@ class SiteRound:
         if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
             raise MaskingRefused("letters come from sites that stated no keys.")
         self._refuse_too_few(len(others) + 1)
-        if not 0 < terms.weight <= request.total_weight:
-            raise MaskingRefused(f"{self.site} weighs {terms.weight}, all sites together {request.total_weight}.")
         letters = zip(request.senders, request.letters, strict=True)
         self._letters |= {sender: self._opened(sender, letter) for sender, letter in letters}
         if self._update is None:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
-        vector = fixed_point(self._update, terms.weight / request.total_weight, terms.largest)
+        total = running_sum(self._statements[site].weight for site in sorted({self.site, *others}))
+        vector = fixed_point(self._update, terms.weight / total, terms.largest)
+        self._done = self._done.masking({self.site, *others})
+        terms.masked.note(self.run, self.round, self._done)
         self._update = None
         self._add_masks(vector, others)
         return MaskedAnswer(self.run, self.round, self.site, vector)
@@ -274,6 +318,8 @@ class SiteRound:
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
         self._refuse_too_few(len(survivors))
+        self._done = self._done.opening(survivors)
+        self._terms.masked.note(self.run, self.round, self._done)
         openable = [segment for segment in self._segments if may_open(segment, survivors, self._statements)]
         given = [(site, one.name) for one in openable for site in one.owners if site in survivors]
         gone = tuple(sorted(took_part - survivors))
@@ -296,9 +342,9 @@ class SiteRound:
         self._answered.pop(MaskedAnswer)
 
     def _refuse_too_few(self, sites: int) -> None:
-        needed = threshold(len(self._statements))
+        needed = fewest(len(self._members), self._terms.cohort)
         if sites < needed:
-            raise MaskingRefused(f"{sites} of {len(self._statements)} sites are left, {needed} are needed.")
+            raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {needed} are needed.")
 
 
 def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:

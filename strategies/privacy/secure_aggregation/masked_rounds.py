@@ -1,0 +1,113 @@
+"""What a site remembers of the rounds that it masked: among which sites, and whose sum it helped to open.
+
+A round that is asked again, after the coordinator was killed or because it would like another sum, gets a sum of the
+same sites or none: the difference of two sums shows the sites that are in one of them only. All sites of a list of
+members need two thirds of that list to open a sum, any two such majorities have a site in common, and that site opens
+one sum. So two sums of one round have the same sites, or none in common.
+"""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.errors import quoted
+from common.system.files import write_atomically
+from strategies.privacy.secure_aggregation.crypto import SecretsError
+from strategies.privacy.secure_aggregation.segments import threshold
+
+KEPT = 5_000
+"""Runs; each costs a coordinator a round of training before a file is written."""
+
+
+@dataclass(frozen=True)
+class MaskedRound:
+    """A round that the site masked.
+
+    Attributes:
+        members: The sites that masked together, sorted; empty before.
+        opened: The sites whose sum this site helped to open, sorted; empty before.
+    """
+
+    members: tuple[str, ...] = ()
+    opened: tuple[str, ...] = ()
+
+    def masking(self, members: Collection[str]) -> "MaskedRound":
+        """The round, asked to be masked among these sites.
+
+        Raises:
+            SecretsError: If the site has masked it among others.
+        """
+        asked = tuple(sorted(members))
+        if self.members not in ((), asked):
+            raise SecretsError(f"this round was masked among {quoted(self.members)}, and is among no others")
+        return MaskedRound(asked, self.opened)
+
+    def opening(self, survivors: Collection[str]) -> "MaskedRound":
+        """The round, asked to help to open the sum of these sites.
+
+        Raises:
+            SecretsError: If the site has opened another sum of the round.
+        """
+        opened = tuple(sorted(survivors))
+        if self.opened not in ((), opened):
+            raise SecretsError(f"the sum of {quoted(self.opened)} was opened in this round, and no other is")
+        return MaskedRound(self.members, opened)
+
+
+def fewest(members: int, cohort: int) -> int:
+    """How many of so many members must stay to the end.
+
+    Args:
+        cohort: Fewest sites whose sum a site helps to open.
+    """
+    return max(threshold(members), cohort)
+
+
+class MaskedRounds:
+    """A folder with one file a run.
+
+    Args:
+        folder: None remembers nothing, in simulation.
+    """
+
+    def __init__(self, folder: Path | None = None, *, durable: bool = True) -> None:
+        self._folder, self._durable = folder, durable
+
+    def of(self, run: str, server_round: int) -> MaskedRound:
+        """What was done in this round.
+
+        Raises:
+            ValueError: If the file is damaged: what the site does not know it must not do again.
+        """
+        found = self._rounds(run).get(str(server_round), {"members": (), "opened": ()})
+        return MaskedRound(tuple(found["members"]), tuple(found["opened"]))
+
+    def note(self, run: str, server_round: int, done: MaskedRound) -> None:
+        """Write down what is about to be done."""
+        if self._folder is None or self.of(run, server_round) == done:
+            return
+        path = self._path(run)
+        if not path.exists():
+            self._forget_old()
+        rounds = {**self._rounds(run), str(server_round): {"members": done.members, "opened": done.opened}}
+        write_atomically(path, json.dumps(rounds).encode(), durable=self._durable)
+
+    def _rounds(self, run: str) -> dict[str, Any]:
+        if self._folder is None or not self._path(run).exists():
+            return {}
+        rounds = json.loads(self._path(run).read_bytes())
+        if not isinstance(rounds, dict):
+            raise ValueError(f"{self._path(run).name} holds no masked rounds")
+        return rounds
+
+    def _path(self, run: str) -> Path:
+        assert self._folder is not None, "checked before"
+        return self._folder / f"{run}.json"
+
+    def _forget_old(self) -> None:
+        assert self._folder is not None, "checked before"
+        paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for path in paths[: max(len(paths) - KEPT + 1, 0)]:
+            path.unlink()

@@ -1,0 +1,182 @@
+"""Hospitals whose real gate and app answer a coordinator that may send each of them something else."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from client.app import client_app
+from client.site.policy import Policy
+from client.site.site import Site
+from common.config import Plan
+from common.contract import Declaration
+from common.models.state import ModelState
+from common.security.identity import public_line
+from common.wire.codec import R, Record, decode, encode
+from common.wire.records import TrainReply, TrainRequest
+from strategies.base.state import site_weight
+from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.fixed_point import ONE
+from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat
+from strategies.privacy.secure_aggregation.site import Identity
+from strategies.privacy.secure_aggregation.supported import largest_change
+from strategies.registry import method_of
+from strategies.rounds.secure_aggregation import STAGES
+from tests.client.rounds import OWN, beginning, images, plan, request
+
+NAMES = ("ash", "birch", "cedar")
+Change = Callable[[str, Any], Any]
+"""Site and request -> the request that this site gets instead."""
+
+
+def honest(site: str, asked: Any) -> Any:
+    """Change nothing."""
+    return asked
+
+
+def masked_plan(method: str = "vanilla", parameters: Mapping[str, Any] | None = None, **training: Any) -> Plan:
+    """One local step of plain descent, so that what comes of it can be worked out."""
+    made = plan(method, dict(parameters or {}), optimizer="sgd", lr=0.1, batch_size=64, epochs=1, **training)
+    return made.model_copy(update={"privacy": made.privacy.model_copy(update={"secure_aggregation": True})})
+
+
+@dataclass
+class Hospitals:
+    """Hospitals that know one another's keys and send nothing but under masks.
+
+    Attributes:
+        counts: Name -> training images.
+        refusals: What they said instead of answers.
+    """
+
+    folder: Path
+    counts: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(NAMES, 40))
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    class_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    refusals: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in self.counts}
+        lines = {name: public_line(key, "") for name, key in keys.items()}
+        policy = Policy(masked_only=True, peers=lines, smallest_count=0, **self.policy)
+        self.sites = {
+            name: Site(
+                Declaration(name, self.class_names.get(name, OWN)),
+                *(images(10 * seed + part, count, self.class_names.get(name, OWN)) for part in range(3)),
+                self.folder / name,
+                durable=False,
+                policy=policy,
+                identity=Identity(keys[name], lines[name]),
+            )
+            for seed, (name, count) in enumerate(self.counts.items())
+        }
+        self.apps: dict[str, ClientApp] = {}
+        self.start(self.sites)
+
+    def start(self, names: Iterable[str]) -> None:
+        """Start these hospitals' processes: what was in memory only is gone."""
+        self.apps |= {name: client_app(partial(_only, self.sites[name])) for name in names}
+
+    def asked(self, name: str, kind: str, record: Record, expected: type[R]) -> R | None:
+        """The answer of one hospital's app; None where it is a refusal."""
+        message = Message(encode(record), 2, kind)
+        try:
+            reply = self.apps[name](message, Context(1, 2, {}, RecordDict(), {}))
+        except ValueError as error:
+            self.refusals.append(f"{name}: {error}")
+            return None
+        if reply.has_error():
+            self.refusals.append(f"{name}: {reply.error.reason}")
+            return None
+        return decode(reply.content, expected)
+
+    def rows(self, name: str, of: Plan) -> tuple[str, ...]:
+        """The head rows that a hospital is sent."""
+        everything = tuple(sorted({one for site in self.sites for one in self.class_names.get(site, OWN)}))
+        return self.class_names.get(name, OWN) if method_of(of).traffic.rows == "own" else everything
+
+    def trained(
+        self, of: Plan, members: Sequence[str], server_round: int, change: Change, run: str = "run"
+    ) -> dict[str, TrainReply]:
+        """Have hospitals train."""
+        whole = beginning(of, tuple(sorted({name for site in self.sites for name in self.rows(site, of)})))
+        found = {}
+        for name in members:
+            own = ModelState(whole.trunk, whole.norm, whole.head.rows(self.rows(name, of)))
+            made = replace(request(of, own, server_round), run=run)
+            reply = self.asked(name, "train", change(name, made), TrainReply)
+            if reply is not None:
+                found[name] = reply
+        return found
+
+    def opened(
+        self,
+        of: Plan,
+        members: Sequence[str] = (),
+        server_round: int = 1,
+        change: Change = honest,
+        lost: Mapping[str, type] | None = None,
+        run: str = "run",
+    ) -> UnmaskedSum:
+        """A whole masked round, as the coordinator leads it.
+
+        Args:
+            change: What the coordinator makes of each request, those to train included.
+            lost: Hospital -> the first request that it gets no more.
+
+        Raises:
+            MaskingFailed: If the hospitals refuse.
+        """
+        method = method_of(of)
+        replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
+        weights = {name: site_weight(reply, method.parameters.weighting) for name, reply in replies.items()}
+        model = beginning(of, OWN)
+        layout = SegmentLayout(len(model.trunk), len(model.norm), model.head.features)
+        rows = {name: tuple(sorted(self.rows(name, of))) for name in replies}
+        classes = tuple(sorted({one for names in rows.values() for one in names}))
+        stages, gone = list(STAGES), lost or {}
+
+        def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+            for name, one in requests.items():
+                if name in gone and stages.index(type(one)) >= stages.index(gone[name]):
+                    continue
+                answer = self.asked(name, f"query.{STAGES[type(one)]}", change(name, one), expected)
+                if answer is not None:
+                    yield name, answer
+
+        asked = SumRequest(run, server_round, weights, rows, classes, layout, largest_change(of, method))
+        return Summing(asked, ask).opened()
+
+    def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
+        """The update that a hospital would send without masks, as one vector."""
+        unmasked = of.model_copy(update={"privacy": of.privacy.model_copy(update={"secure_aggregation": False})})
+        alone = Hospitals.__new__(Hospitals)
+        folder = self.folder / "plain" / name / str(len(list((self.folder / "plain").glob(f"{name}/*"))))
+        site = replace(self.sites[name], folder=folder, policy=Policy(smallest_count=0))
+        alone.sites, alone.class_names, alone.refusals = {**self.sites, name: site}, self.class_names, []
+        alone.apps = {name: client_app(lambda context: site)}
+
+        def changed(who: str, asked: TrainRequest) -> Any:
+            made = change(who, asked)
+            plan_ = Plan.model_validate_json(made.plan)
+            bare = plan_.model_copy(update={"privacy": unmasked.privacy})
+            return replace(made, plan=bare.model_dump_json())
+
+        reply = alone.trained(of, (name,), 1, changed)
+        assert name in reply, alone.refusals
+        return flat(reply[name].update)[2].astype(np.float64)
+
+
+def _only(site: Site, context: Context) -> Site:
+    return site
+
+
+def integers(vector: np.ndarray, part: float, largest: float) -> np.ndarray:
+    """An update in fixed point, worked out here once more."""
+    return np.rint(np.clip(vector, -largest, largest) * part * (ONE / largest)).astype(np.int64)

@@ -1,0 +1,273 @@
+"""A malicious coordinator under secure aggregation: no way of asking hospitals differently shows one's update."""
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.supercore.task_identity import TaskIdentity
+
+from common.config import Plan
+from common.wire.records import Groups, TrainRequest
+from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
+from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
+from tests.client.masked import NAMES, Hospitals, integers, masked_plan
+
+VICTIM = "cedar"
+OTHERS = tuple(name for name in NAMES if name != VICTIM)
+
+
+@pytest.fixture(autouse=True)
+def _flower_knows_where_it_is() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
+
+
+def test_an_honest_round_opens_the_plain_sum_to_the_bit(tmp_path: Path) -> None:
+    here, of = Hospitals(tmp_path), masked_plan()
+    opened = here.opened(of)
+    plain = sum(integers(here.plain(of, name), 1 / 3, 16.0) for name in NAMES)
+    assert opened.integers.view(np.int32).tolist() == plain.tolist()
+
+
+def told_otherwise(change: Callable[[Plan], Plan]) -> Callable[[str, Any], Any]:
+    """Everybody but the victim trains by another plan."""
+
+    def changed(name: str, asked: Any) -> Any:
+        if name == VICTIM or not isinstance(asked, TrainRequest):
+            return asked
+        return replace(asked, plan=change(Plan.model_validate_json(asked.plan)).model_dump_json())
+
+    return changed
+
+
+def lengthened(of: Plan) -> Plan:
+    return of.model_copy(update={"privacy": of.privacy.model_copy(update={"largest_change": 1e30})})
+
+
+def standing_still(of: Plan) -> Plan:
+    return of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e-30})})
+
+
+def from_a_dead_trunk(name: str, asked: Any) -> Any:
+    if name == VICTIM or not isinstance(asked, TrainRequest):
+        return asked
+    assert asked.model.trunk is not None
+    return replace(asked, model=replace(asked.model, trunk=np.zeros_like(asked.model.trunk)))
+
+
+def from_dead_rows(name: str, asked: Any) -> Any:
+    if name == VICTIM or not isinstance(asked, TrainRequest):
+        return asked
+    assert asked.model.head is not None
+    dead = replace(asked.model.head, weight=np.zeros_like(asked.model.head.weight))
+    return replace(asked, model=replace(asked.model, head=dead))
+
+
+def under_another_contract(name: str, asked: Any) -> Any:
+    if name == VICTIM or not isinstance(asked, TrainRequest):
+        return asked
+    return replace(asked, contract="another")
+
+
+UNLIKE = {
+    "plans: numbers cut to another bound": (told_otherwise(lengthened), "trained by another plan"),
+    "plans: another learning rate": (told_otherwise(standing_still), "trained by another plan"),
+    "contracts": (under_another_contract, "trained by another plan"),
+    "models: a dead trunk": (from_a_dead_trunk, "trained from another model"),
+    "models: dead head rows": (from_dead_rows, "received another head row of"),
+}
+
+
+@pytest.mark.parametrize("way", UNLIKE)
+def test_hospitals_that_were_asked_differently_do_not_mask_together(way: str, tmp_path: Path) -> None:
+    change, why = UNLIKE[way]
+    here = Hospitals(tmp_path)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(), change=change)
+    assert any(one.startswith(VICTIM) and why in one for one in here.refusals)
+
+
+@pytest.mark.parametrize(("method", "name"), [("fedavg_scaled", "factor"), ("fedsld", "prior")])
+def test_hospitals_that_were_told_different_statistics_do_not_mask_together(
+    method: str, name: str, tmp_path: Path
+) -> None:
+    """A factor of 0, or a prior of 1e30, makes an update vanish."""
+
+    def told(site: str, asked: Any) -> Any:
+        if site == VICTIM or not isinstance(asked, TrainRequest):
+            return asked
+        return replace(asked, statistics={name: np.full_like(asked.statistics[name], 1e-30)})
+
+    here = Hospitals(tmp_path, policy={"label_counts": True})
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(method), change=told)
+    assert any("another model" in one or "another statistics of" in one for one in here.refusals)
+
+
+def test_weights_are_those_that_hospitals_signed(tmp_path: Path) -> None:
+    """The victim cannot be told that it weighs nearly everything, nor the others that they weigh nothing."""
+
+    def told(site: str, asked: Any) -> Any:
+        if not isinstance(asked, SharesRequest) or site != VICTIM:
+            return asked
+        lighter = tuple(
+            one if b'"site":"cedar"' in one else one.replace(b'"weight":1.0', b'"weight":1e-300')
+            for one in asked.statements
+        )
+        assert lighter != asked.statements
+        return replace(asked, statements=lighter)
+
+    here = Hospitals(tmp_path)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(), change=told)
+    assert any("is not signed by the site's key" in one for one in here.refusals)
+
+
+# ---------------------------------------------------------------------- a round that is asked again
+
+FOUR = {"ash": 40, "birch": 40, "cedar": 40, "elm": 40}
+
+
+@pytest.mark.parametrize("restarted", [(), ("ash", "birch", "cedar", "elm")], ids=["", "restarted"])
+def test_the_same_round_is_not_masked_again_without_a_hospital(restarted: tuple[str, ...], tmp_path: Path) -> None:
+    here, of = Hospitals(tmp_path, FOUR), masked_plan()
+    here.opened(of, tuple(FOUR))
+    here.start(restarted)
+    with pytest.raises(MaskingFailed, match='it can be done again with the same sites, and lacks "cedar"'):
+        here.opened(of, tuple(name for name in FOUR if name != VICTIM))
+
+
+def test_a_coordinator_that_asks_for_other_members_gets_those_of_the_first_attempt(tmp_path: Path) -> None:
+    """An honest one, whose process was killed while a hospital was away, finishes the round without it."""
+    here, of = Hospitals(tmp_path, FOUR), masked_plan()
+    without = tuple(name for name in FOUR if name != VICTIM)
+    before = here.opened(of, without)
+    here.start(FOUR)
+    again = here.opened(of, tuple(FOUR))
+    assert again.integers.tolist() == before.integers.tolist()
+    assert sorted(again.parts) == sorted(without)
+
+
+@pytest.mark.parametrize("stage", [MaskedRequest, RevealRequest])
+def test_survivors_of_a_round_that_is_done_again_are_those_of_the_first_time(stage: type, tmp_path: Path) -> None:
+    """Lost after its letters were there, the victim is in no sum; when it is back, still in none of this round."""
+    here, of = Hospitals(tmp_path, FOUR), masked_plan()
+    before = here.opened(of, tuple(FOUR), lost={VICTIM: stage})
+    here.start(FOUR)
+    again = here.opened(of, tuple(FOUR))
+    assert again.integers.tolist() == before.integers.tolist()
+    assert (VICTIM in again.parts) == (stage is RevealRequest)
+
+
+def test_survivors_that_a_coordinator_changes_are_refused_after_a_restart(tmp_path: Path) -> None:
+    here, of = Hospitals(tmp_path, FOUR), masked_plan()
+    here.opened(of, tuple(FOUR))
+    here.start(FOUR)
+
+    def without(name: str, asked: Any) -> Any:
+        if not isinstance(asked, RevealRequest):
+            return asked
+        return replace(asked, survivors=tuple(one for one in asked.survivors if one != VICTIM))
+
+    with pytest.raises(MaskingFailed):
+        here.opened(of, tuple(FOUR), change=without)
+    assert sum("and no other is" in one for one in here.refusals) == 3
+
+
+def test_another_round_may_have_other_members(tmp_path: Path) -> None:
+    here, of = Hospitals(tmp_path, FOUR), masked_plan()
+    here.opened(of, tuple(FOUR), 1)
+    assert VICTIM not in here.opened(of, tuple(name for name in FOUR if name != VICTIM), 2).parts
+
+
+# ---------------------------------------------------------------------- small cohorts
+
+
+def test_by_default_no_hospital_masks_among_two(tmp_path: Path) -> None:
+    here = Hospitals(tmp_path)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(), NAMES[:2])
+    assert any("2 of 2 sites are left, 3 are needed" in one for one in here.refusals)
+
+
+def test_by_default_no_hospital_opens_a_sum_of_two(tmp_path: Path) -> None:
+    here = Hospitals(tmp_path)
+    with pytest.raises(MaskingFailed, match="3 are needed"):
+        here.opened(masked_plan(), lost={"ash": MaskedRequest})
+
+    def of_two(name: str, asked: Any) -> Any:
+        return replace(asked, survivors=("birch", "cedar")) if isinstance(asked, RevealRequest) else asked
+
+    here = Hospitals(tmp_path / "again")
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(), change=of_two)
+    assert any("2 of 3 sites are left, 3 are needed" in one for one in here.refusals)
+
+
+def test_a_hospital_may_ask_for_more(tmp_path: Path) -> None:
+    here = Hospitals(tmp_path, policy={"smallest_cohort": 4})
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan())
+    assert any("3 of 3 sites are left, 4 are needed" in one for one in here.refusals)
+
+
+def test_a_third_of_six_is_lost_and_the_sum_is_the_plain_one_to_the_bit(tmp_path: Path) -> None:
+    names = ("ash", "birch", "cedar", "elm", "fir", "oak")
+    here, of = Hospitals(tmp_path, dict.fromkeys(names, 40)), masked_plan()
+    opened = here.opened(of, lost={"ash": MaskedRequest, "oak": RevealRequest})
+    left = [name for name in names if name != "ash"]
+    plain = sum(integers(here.plain(of, name), 1 / 6, 16.0) for name in left)
+    assert opened.integers.view(np.int32).tolist() == plain.tolist()
+
+
+# ---------------------------------------------------------------------- any field, to any hospital
+
+
+def other_numbers(groups: Groups) -> Groups:
+    return replace(groups, trunk=None if groups.trunk is None else groups.trunk * np.float32(0.5))
+
+
+CHANGES: dict[str, Callable[[TrainRequest], Any]] = {
+    "run": lambda one: "another",
+    "round": lambda one: one.round + 1,
+    "plan": lambda one: standing_still(Plan.model_validate_json(one.plan)).model_dump_json(),
+    "contract": lambda one: "another",
+    "class_names": lambda one: tuple(reversed(one.class_names)),
+    "counted": lambda one: 7,
+    "best": lambda one: 7,
+    "left_out": lambda one: "nothing",
+    "model": lambda one: other_numbers(one.model),
+    "frozen": lambda one: Groups(np.zeros(3, np.float32)),
+    "statistics": lambda one: {"factor": np.zeros(1, np.float32)},
+}
+
+
+def test_every_field_of_a_request_is_tried() -> None:
+    assert set(CHANGES) == {one.name for one in fields(TrainRequest)}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("changed", [(VICTIM,), OTHERS], ids=["to the victim", "to the others"])
+def test_a_field_that_is_changed_for_some_hospitals_makes_no_update_vanish(
+    name: str, changed: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Either nothing is opened, or every hospital's update is in the sum at its full length, at an equal weight."""
+    here, of = Hospitals(tmp_path), masked_plan()
+
+    def change(site: str, asked: Any) -> Any:
+        if site not in changed or not isinstance(asked, TrainRequest):
+            return asked
+        return replace(asked, **{name: CHANGES[name](asked)})
+
+    try:
+        opened = here.opened(of, change=change)
+    except MaskingFailed:
+        return
+    assert sorted(opened.parts) == sorted(NAMES)
+    updates = {site: here.plain(of, site, change) for site in NAMES}
+    plain = sum(integers(update, 1 / 3, 16.0) for update in updates.values())
+    assert opened.integers.view(np.int32).tolist() == plain.tolist()
+    for site, update in updates.items():
+        assert np.linalg.norm(update) > 0.9 * np.linalg.norm(here.plain(of, site))
