@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install demo test test-network test-oldest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
+.PHONY: help install demo docs test test-network test-oldest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -51,6 +51,9 @@ FUZZ_SECONDS ?= 60
 fuzz: $(VENV)/installed  ## coverage-guided fuzzing of all code that parses received messages or stored files; 24 min
 	$(BIN)/pip install --quiet --editable '.[fuzz]'
 	for target in $$($(BIN)/python -m tests.fuzz.run); do $(BIN)/python -m tests.fuzz.run $$target $(FUZZ_SECONDS) || exit 1; done
+
+docs: $(VENV)/installed  ## the docs as a site, in site/index.html; a dead link or a warning stops it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -102,7 +102,7 @@ CHECKS: dict[str, Check] = {
     "site: gate and audit, as in simulation": passage(durable=False),
     "site: gate and audit, flushed to disk": passage(durable=True),
     "coordinator: a reply's line in the audit": coordinator(keep=False),
-    "coordinator: likewise, update kept": coordinator(keep=True),
+    "coordinator: the same, update kept": coordinator(keep=True),
 }
 
 

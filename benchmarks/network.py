@@ -177,7 +177,7 @@ class Processes:
 
 @contextlib.contextmanager
 def processes(folder: Path) -> Iterator[Processes]:
-    """Ended at the end, whatever happens."""
+    """Ended at the end in any case."""
     folder.mkdir(parents=True, exist_ok=True)
     these = Processes(folder)
     try:

@@ -25,7 +25,7 @@ def client_app(
     on_refusal: Callable[[Refusal], None] = lambda refusal: None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> ClientApp:
-    """Build the app of a process that serves one site, or, in simulation, whichever site is asked for.
+    """Build the app of a process that serves one site, or, in simulation, the site that is asked for.
 
     Args:
         site_of: Finds the site that a message is for.

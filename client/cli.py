@@ -75,7 +75,7 @@ def preview(
 
 @app.command()
 def start(folder: Folder) -> None:
-    """Connect, and train when asked; goes on until it is stopped, whatever happens to the connection.
+    """Connect, and train when asked; goes on until it is stopped, no matter what happens to the connection.
 
     Example: flwr-client start north
 
@@ -129,7 +129,7 @@ def check(
 ) -> None:
     """Find what would go wrong: connection, machine, data, one training step. Nothing of the data leaves.
 
-    The exit code is that of the gravest finding, 0 where there is none; docs/troubleshooting.md lists them all.
+    The exit code is that of the most severe finding, 0 where there is none; docs/troubleshooting.md lists them all.
 
     Example: flwr-client check north
     """

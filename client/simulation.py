@@ -1,4 +1,4 @@
-"""The ClientApp of a simulation: one process serves whichever site a message is for."""
+"""The ClientApp of a simulation: one process serves the site that a message is for."""
 
 from dataclasses import dataclass
 from functools import lru_cache

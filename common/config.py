@@ -155,7 +155,7 @@ class PrivacySection(Section):
     """Differential privacy at the sites and secure aggregation; what they cover and what not: docs/privacy.md.
 
     Attributes:
-        level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``update``, whatever data a
+        level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``update``, all data that a
             site has, in what it sends.
         max_grad_norm: At ``sample``, longest Euclidean length of one image's gradient.
         max_update_norm, max_statistics_norm: At ``update``, longest length of a site's update, and of a method's

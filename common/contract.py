@@ -91,7 +91,7 @@ def merge(declarations: Iterable[Declaration], class_names: Sequence[str] | None
         class_names: The run's canonical names if the coordinator fixed them; else the union of what sites declare.
 
     Raises:
-        BadInput: With every contradiction found and the lines that would mend each.
+        BadInput: With every contradiction found and the lines that would fix each.
     """
     ordered = sorted(declarations, key=lambda declaration: declaration.site)
     faults = [replace(fault, site=one.site) for one in ordered for fault in faults_of_one(one)]

@@ -11,13 +11,13 @@ Cause = Literal["", "column", "patients", "unreadable"]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing wrong with an input, in the words of the person who has to mend it.
+    """One thing wrong with an input, in the words of the person who has to fix it.
 
     Attributes:
         where: File and key, e.g. ``"nih.toml: data.path"``.
         problem: What came and what was expected, one sentence with its full stop.
         remedy: What to do about it, or empty where the problem says it.
-        site: The site at which it has to be mended, where it is one's.
+        site: The site at which it has to be fixed, where it is one's.
         cause: Its kind: a column that is not there, patients on two sides of a split, images that cannot be read.
     """
 

@@ -74,7 +74,7 @@ def simulated_data(experiment: Experiment, base: Path, decoded: Path | None = No
 
 
 def whole_data(experiment: Experiment, base: Path) -> Splits:
-    """The data set of an experiment before it is cut; kept likewise."""
+    """The data set of an experiment before it is cut; kept, too."""
     assert experiment.data is not None, "checked before"
     return _whole_data(experiment.data.model_dump_json(), base)
 

@@ -227,7 +227,7 @@ def status(
 
     Example: flwr-server status trial
 
-    With --web: on a page that follows the run, over TLS with the coordinator's own certificate, for whoever has the
+    With --web: on a page that follows the run, over TLS with the coordinator's own certificate, for anyone who has the
     printed address. It reads files only, and changes nothing.
     """
     from server.coordinator.folder import read_coordinator
@@ -285,7 +285,7 @@ def revoke(
 
     coordinator = read_coordinator(folder)
     if not yes:
-        typer.confirm(f"{site} shall not take part any more?", abort=True)
+        typer.confirm(f"{site} is to take part no more?", abort=True)
     take_back(coordinator, site)
     said = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
     console.print(said, soft_wrap=True)

@@ -100,7 +100,7 @@ def federation(
 def finished(*overrides: str, pages: bool = False) -> tuple[Path, dict[str, Any]]:
     """The run folder and the summary of a federation that no test disturbs: one for all tests of this process.
 
-    Whoever reads it must not change it.
+    Anyone who reads it must not change it.
     """
     folder = Path(tempfile.mkdtemp(prefix="polyclinic-finished-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

@@ -44,7 +44,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
         source = open_source(settings)
         declaration_of(settings, source.class_names)
     except BadInput as bad:
-        unseen = note("the images were not looked at.", "Mend this first, then run the check again.")
+        unseen = note("the images were not looked at.", "Fix this first, then run the check again.")
         return Data(AreaFindings("data", (), (*of_input(bad), unseen)))
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
@@ -115,7 +115,7 @@ def _lost(source: Source, empty: Sequence[int], looks: Sequence[PictureFacts]) -
         problem = f"{len(lost):,} of {seen:,} images that were decoded cannot be read ({len(lost) / seen:.1%})."
         over = len(lost) > budget * seen
         remedy = rules + ("with so many flwr-client start will end." if over else "they are left out.")
-        yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Mend or remove them.", lost)
+        yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost)
 
 
 def _inverted(looks: Sequence[PictureFacts]) -> Iterator[Finding]:

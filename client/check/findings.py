@@ -101,14 +101,14 @@ class Result:
     areas: tuple[AreaFindings, ...]
 
     @property
-    def gravest(self) -> Finding | None:
-        """The first of the gravest findings; None where there are but notes."""
+    def most_severe(self) -> Finding | None:
+        """The first of the most severe findings; None where there are but notes."""
         found = [finding for area in self.areas for finding in area.findings if finding.severity]
         return max(found, key=lambda finding: finding.severity, default=None)
 
     @property
     def exit_code(self) -> ExitCode:
-        return self.gravest.exit_code if self.gravest else ExitCode.STOPPED
+        return self.most_severe.exit_code if self.most_severe else ExitCode.STOPPED
 
     def as_json(self) -> dict[str, Any]:
         return {

@@ -57,7 +57,7 @@ def look_at(source: Source, rows: Iterable[int]) -> list[PictureFacts]:
 
 
 def _looked(source: Source, row: int) -> PictureFacts:
-    # Whatever a decoder makes of a broken file ends here, as it does when a run reads the images.
+    # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
     try:
         data = source.read(row)
         if not isinstance(data, bytes):

@@ -98,5 +98,5 @@ def _trial(
 
 
 def _usable(device: str) -> str:
-    """A step is trained on what is there, whatever was said to have been measured."""
+    """A step is trained on what is there, no matter what was said to have been measured."""
     return device if torch.cuda.is_available() else "cpu"

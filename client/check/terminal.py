@@ -76,15 +76,15 @@ def _table(classes: Sequence[ClassCounts]) -> Table:
 
 
 def _show_verdict(result: Result, console: Console) -> None:
-    if result.gravest is None:
+    if result.most_severe is None:
         console.print(Text(f"{result.site}: nothing stands in the way.", style="bold green"))
         return
     count = sum(bool(finding.severity) for area in result.areas for finding in area.findings)
-    stops = result.gravest.severity == Severity.FAULT
+    stops = result.most_severe.severity == Severity.FAULT
     words = "begin with this one" if count > 1 else "one finding"
     console.print(
         Text(
             f"{result.site}: {words}, exit code {int(result.exit_code)}:", style="bold red" if stops else "bold yellow"
         )
     )
-    console.print(Padding(_told(result.gravest), (0, 0, 0, 8)))
+    console.print(Padding(_told(result.most_severe), (0, 0, 0, 8)))

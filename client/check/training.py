@@ -123,7 +123,7 @@ def check_training(trial: TrainingTrial, needs: Needs) -> AreaFindings:
         return AreaFindings(
             "training", (), (fault(ExitCode.GPU, "the GPU's memory does not suffice for a step.", remedy),)
         )
-    except Exception as error:  # whatever torch, its drivers or the data make of it is what is looked for
+    except Exception as error:  # any error of torch, its drivers or the data is what is looked for
         problem = f"a training step failed: {type(error).__name__}: {error}."
         return AreaFindings("training", (), (fault(ExitCode.TRAINING, problem, "Send the coordinator this line."),))
     return AreaFindings("training", *_estimate(trial, tried, needs))

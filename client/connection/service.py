@@ -59,7 +59,7 @@ Tell = Callable[[str], None]
 
 
 class WorkDropped(BaseException):
-    """The run that this process works for has ended; whatever computes lets go."""
+    """The run that this process works for has ended; all computation stops."""
 
 
 @dataclass

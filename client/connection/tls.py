@@ -40,7 +40,7 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
 
 
 def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
-    """The certificate that is shown at an address, whoever issued it: to be read, never to be believed.
+    """The certificate that is shown at an address, no matter who issued it: to be read, never to be believed.
 
     Raises:
         Refused: If the other side speaks no TLS.

@@ -45,7 +45,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "version": "the release of this program",
         "positives": "how many training images show each class; only where the method asks and `label_counts` allows "
         "it, -1 for a class kept back by `smallest_count`",
-        "negatives": "how many do not show it; likewise",
+        "negatives": "how many do not show it; the same rule",
         "smallest_count": "this site's `smallest_count`, so that others can write “hidden (<10)”",
         "holds_frozen": "whether the frozen part of the plan's model is on this site's disk, so that it need not be "
         "sent",
@@ -80,14 +80,14 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "balanced_accuracy": "of each class, on the test images",
         "positives": "how many test images show each class; -1, and no figure, for a class kept back by "
         "`smallest_count`",
-        "negatives": "how many do not show it; likewise",
+        "negatives": "how many do not show it; the same rule",
         "model_sha256": "a hash of the network that was tested",
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
         "told_classes": "the classes of which the next two tell; only where the experiment asks and `score_histograms` "
         "allows it, and none kept back by `smallest_count`",
         "positive_scores": "of each, how many test images that show it got a score in each of 1,024 bins",
-        "negative_scores": "likewise of those that do not show it",
+        "negative_scores": "the same for those that do not show it",
         "metric_names": "metrics of plug-ins, where the experiment asks for them and `metrics` allows them",
         "metric_values": "what they say of each class, on the test images; nothing of a class kept back by "
         "`smallest_count`",
@@ -119,7 +119,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "run": _RUN,
         "round": _ROUND,
         "site": _SITE,
-        "vector": "how training changed the numbers of the network, under masks: random numbers to whoever does not "
+        "vector": "how training changed the numbers of the network, under masks: random numbers to anyone who does not "
         "have those of all sites of the round",
     },
     "RevealAnswer": {

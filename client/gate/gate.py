@@ -166,7 +166,7 @@ class Passage:
 def listed(found: Sequence[RecordField]) -> list[Any]:
     """A record's parts for one line of the audit: name, shape and bytes of each, at most ``LISTED_BYTES`` of JSON.
 
-    An ordinary record has some thirty. Of a longer list the rest is counted: whoever sends a record must not decide how
+    An ordinary record has some thirty. Of a longer list the rest is counted: the sender of a record must not decide how
     long a line of this site's audit is.
     """
     lines: list[Any] = []

@@ -2,7 +2,7 @@
 
 A rule says in words what stands against it, or nothing. Each is looked up under the name that an audit gives for a
 refusal. The rules of requests see what the coordinator asks, at the roll call and again with every request; those of
-replies see the record itself, as it would leave, whatever made it.
+replies see the record itself, as it would leave, no matter what made it.
 """
 
 from collections.abc import Callable, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""What a site tells of small groups of patients: nothing.
+"""What a site reports about small groups of patients: nothing.
 
 Patients are counted, not images: many images of one patient are no crowd. A class with fewer patients than the policy's
 threshold who show it, or fewer who do not, is *hidden*: neither of its counts is told, nor any figure that rests on
@@ -68,7 +68,7 @@ def told_count(count: int, policy: Policy) -> int:
 
 
 def tells_of(images: ImageSet, policy: Policy) -> bool:
-    """Whether anything is told of a part of the data as a whole; that it is empty says nothing of anybody."""
+    """Whether anything is reported about a part of the data as a whole; that it is empty says nothing of anybody."""
     return not len(images) or not policy.smallest_count or patients_in(images) >= policy.smallest_count
 
 

@@ -70,7 +70,7 @@ class Site:
         return self._hidden[part]
 
     def tells(self, part: str) -> bool:
-        """Whether anything is told of one part of its data as a whole: not if it is of few patients."""
+        """Whether anything is reported about one part of its data as a whole: not if it is of few patients."""
         if part not in self._tells:
             self._tells[part] = tells_of(getattr(self, part), self.policy)
         return self._tells[part]

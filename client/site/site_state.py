@@ -92,7 +92,7 @@ class MemoryFolder:
         gives back something else than was written, for else it would fail in every round to come.
 
         Args:
-            tell: Told of a memory that is damaged.
+            tell: Receives a line about a memory that is damaged.
             forget: Whether to forget any; not where a model is only judged, which may be while a round is undecided.
         """
         if forget:

@@ -99,7 +99,7 @@ def without_figures(reply: TrainReply, epochs: int) -> TrainReply:
     """A reply with nothing in it that depends on the data but what noise covers.
 
     Args:
-        epochs: As the plan says; a site that trains until its loss settles would tell of it by their number.
+        epochs: As the plan says; a site that trains until its loss settles would reveal it by their number.
     """
     return replace(
         reply,

@@ -69,7 +69,7 @@ class Summary:
         note: What was scored: ``"global model"`` or ``"mean over the owning sites' own models"``.
         multi_class: Over all classes at once, where every image has exactly one.
         intervals: Of the AUROCs, where the coordinator's own images were scored.
-        quality: Calibration and decisions, likewise.
+        quality: Calibration and decisions, None as above.
         pooled: Over the sites' own test parts, where they told how their scores are spread.
     """
 

@@ -34,7 +34,7 @@ class PooledClass:
 
 @dataclass(frozen=True)
 class Pooled:
-    """All classes; means are over those with a value. A class that no site told of is not in ``per_class``."""
+    """All classes; means are over those with a value. A class that no site reported is not in ``per_class``."""
 
     mean_auroc: Bounded | None
     mean_average_precision: Bounded | None

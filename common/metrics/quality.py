@@ -17,10 +17,10 @@ class Quality:
 
     Attributes:
         calibration: Class -> calibration; a class without a known label is left out.
-        decisions: Class -> decisions at probability 0.5; likewise.
+        decisions: Class -> decisions at probability 0.5; None as above.
         top_class: Where every image has exactly one class: calibration of the highest score, which counts as a
             positive where it belongs to the right class (Guo et al., ICML 2017).
-        confusion: Likewise: images by class (rows) and answer (columns), in the order of the run's classes.
+        confusion: None as above: images by class (rows) and answer (columns), in the order of the run's classes.
     """
 
     calibration: Mapping[str, Calibration]

@@ -89,7 +89,7 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     Args:
         spec: The experiment's model.
         class_names: Names of the head's rows, at least one.
-        seed: Each head row depends on it and on its own name only, whatever other classes there are.
+        seed: Each head row depends on it and on its own name only, no matter which other classes there are.
         base: Folder that ``spec.weights`` is relative to.
 
     Raises:
@@ -183,8 +183,8 @@ def freeze_batch_norm(network: SplitNetwork) -> None:
 def train_mode(network: SplitNetwork, *, frozen_batch_norm: bool = False, frozen_backbone: bool = False) -> None:
     """Go into training; call it wherever one would call ``network.train()``.
 
-    ``model.train`` and the two flags alone decide what of the backbone is trained, whatever was frozen before; neck and
-    head keep their ``requires_grad``.
+    ``model.train`` and the two flags alone decide what of the backbone is trained; what was frozen before does not
+    count. Neck and head keep their ``requires_grad``.
     """
     network.train()
     network.backbone.requires_grad_(True)

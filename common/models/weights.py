@@ -151,7 +151,7 @@ def _hash_faults(path: Path, content: bytes, expected: str | None) -> list[Fault
 
 def _state_dict(path: Path) -> dict[str, Tensor]:
     """Read tensors by name, running no code from the file."""
-    content = _content(path)  # a file that is not there is said so, whatever its kind
+    content = _content(path)  # a file that is not there is said so, no matter of which kind
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load(content))

@@ -215,7 +215,7 @@ def public_line(key: ec.EllipticCurvePrivateKey, comment: str) -> str:
 
 
 def same_key(one: str, other: str) -> bool:
-    """Whether two lines hold the same key, whatever their comments."""
+    """Whether two lines hold the same key, with any comments."""
     return one.split()[1] == other.split()[1]
 
 

@@ -2,7 +2,7 @@
 
 A site signs each record that it sends with the key that it was admitted with; the coordinator signs each record that
 it sends with a key that its authority has certified. The statement is one line of JSON and holds the SHA-256 of the
-record, so that a record and its statement prove who sent it to whoever holds the public key: without the SuperLink,
+record, so that a record and its statement prove who sent it to anyone who holds the public key: without the SuperLink,
 without the other side, years later. A simulation signs nothing.
 
 The signature travels among the record's fields, under names that begin with ``signature.``; a record of its own would

@@ -6,7 +6,7 @@ not know: another wire version, another record, a missing or unknown field, a wr
 prefix, and nothing is pickled.
 
 Flower sends each record, each array and each chunk of an array by a call of its own, and its SuperLink asks its
-database several times for each: hence the small groups among the fields.
+database several times for each: therefore the small groups among the fields.
 """
 
 import dataclasses

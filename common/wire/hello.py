@@ -1,4 +1,4 @@
-"""What a coordinator says of itself to whoever asks before taking part: the time, its release, whether a key is known.
+"""What a coordinator says of itself to anyone who asks before a run: the time, its release, whether a key is known.
 
 Flower's own calls tell none of it: a site's clock is only ever refused, and another release shows at the roll call.
 """

@@ -180,10 +180,10 @@ class TrainReply:
 
     Attributes:
         validation_loss: Of the model as received, on the site's validation part; None without validation images.
-        validation_auroc: Likewise, mean over the site's classes for which it is defined.
+        validation_auroc: As above, the mean over the site's classes for which it is defined.
         train_loss: Mean over the batches of the last local epoch; None where the run's privacy does not cover it.
         epochs: Local epochs trained.
-        statistics: What the method tells of this site besides.
+        statistics: What the method sends for this site besides.
         test_images, test_correct: Images of the site's test part, and how many of them the model as received puts into
             the right class; None unless the plan asks for it every round.
         epsilon: What the run has cost this site so far, where the plan asks for privacy.
@@ -216,7 +216,7 @@ class EvaluateReply:
 
     Attributes:
         positives, negatives: :data:`UNKNOWN_COUNT` for a class of which the site tells nothing.
-        told_classes: Those whose scores the site tells of, where the plan asks for it and the site's policy allows it.
+        told_classes: Those whose scores the site reports, where the plan asks for it and the site's policy allows it.
         positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
         metric_names: Of plug-ins' metrics.
         metric_values: Of each class as many, one class after the other.
@@ -269,10 +269,10 @@ class EvaluateReply:
     def _check_scores(self) -> None:
         told = self.told_classes
         if len(set(told)) < len(told) or not set(told) <= set(self.class_names):
-            raise WireError("scores must be told of tested classes, once each.")
+            raise WireError("scores must be of tested classes, once each.")
         for kind, scores in (("positives", self.positive_scores), ("negatives", self.negative_scores)):
             if len(scores) != len(told) * BINS or min(scores, default=0) < 0:
-                raise WireError(f"scores of {kind} must be {BINS} counts for each class told of.")
+                raise WireError(f"scores of {kind} must be {BINS} counts for each reported class.")
             tested = dict(zip(self.class_names, getattr(self, kind), strict=True))
             sums = [sum(scores[row * BINS : (row + 1) * BINS]) for row in range(len(told))]
             if sums != [tested[name] for name in told]:

@@ -81,7 +81,7 @@ class Refusal:
     """Coordinator tells a site that it cannot take part in this run, and why; there is no second try.
 
     Attributes:
-        kind: ``name``, ``version`` or ``labels``: what has to be mended.
+        kind: ``name``, ``version`` or ``labels``: what has to be fixed.
     """
 
     run: Text

@@ -87,7 +87,7 @@ class MaskedRequest(_Step):
 
     Attributes:
         senders: The other sites that take part from here on.
-        numbers: Of the masked update that is to come; so whoever carries it knows how large it may be.
+        numbers: Of the masked update that is to come; so anyone who carries it knows how large it may be.
     """
 
     senders: SiteNames

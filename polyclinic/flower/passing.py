@@ -146,7 +146,7 @@ class UniFed(SequentialTraining):
 
     def before_rounds(self, arrays: ArrayRecord, config: ConfigRecord, grid: Grid, timeout: float) -> None:
         """All sites train side by side from the initial model; only the slopes are kept."""
-        fraction, self.fraction_train = self.fraction_train, 1.0  # every site is ranked, whoever is drawn later
+        fraction, self.fraction_train = self.fraction_train, 1.0  # every site is ranked, no matter who is drawn later
         messages = self.configure_train(0, arrays, config, grid)
         self.fraction_train = fraction
         for reply in grid.send_and_receive(messages, timeout=timeout):

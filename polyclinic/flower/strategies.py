@@ -129,7 +129,7 @@ class SurgicalAggregation(LabelledSites):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean, with the rows put in that not every site labels."""
-        every = sorted(replies, key=lambda reply: reply.metadata.src_node_id)  # the same bits whoever was first
+        every = sorted(replies, key=lambda reply: reply.metadata.src_node_id)  # the same bits no matter who was first
         arrays, metrics = super().aggregate_train(server_round, every)
         if arrays is None:
             return arrays, metrics

@@ -1,4 +1,4 @@
-"""Who is connected, as ``flwr-server start`` sees it, in a file: for whoever looks without asking the SuperLink."""
+"""Who is connected, as ``flwr-server start`` sees it, in a file: for anyone who looks without asking the SuperLink."""
 
 import json
 import os

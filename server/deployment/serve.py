@@ -60,7 +60,7 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
             time.sleep(RESTART_S)
             try:
                 _start(coordinator, link, tell)
-            except BadInput as error:  # it started once: whatever keeps it from it may pass
+            except BadInput as error:  # it started once: what keeps it from starting may pass
                 tell(str(error))
                 continue
         try:

@@ -97,7 +97,7 @@ def read_pictures(data: Path, network: SplitNetwork) -> Pictures:
 
 
 def _npz_pictures(data: Path) -> Pictures:
-    """The test part, or whichever there is, named by row; or an array called ``images``."""
+    """The test part, or the one there is, named by row; or an array called ``images``."""
     headers = read_headers(data, str(data))
     keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
     key = next((key for key in keys if key in headers), None)
@@ -147,7 +147,7 @@ def _labelled(network: SplitNetwork, data: Path, class_names: Sequence[str], pic
     if data.suffix == ".npz":
         return load(NpzSpec(kind="npz", path=str(data.resolve()), classes=tuple(class_names)), Path()).test
     splits = load(_folder_spec(network, data, pictures), Path())
-    # All of it is test data, whatever split the loader made.
+    # All of it is test data, no matter how the loader split it.
     return joined([splits.train, splits.validation, splits.test])
 
 

@@ -1,4 +1,4 @@
-"""Writes down how a run goes: events, audit, checkpoints, figures of each round; and shows them to whoever watches."""
+"""Writes down how a run goes: events, audit, checkpoints, figures of each round; and shows them to those who watch."""
 
 import platform
 from collections.abc import Mapping, Sequence

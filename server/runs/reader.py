@@ -1,4 +1,4 @@
-"""The typed view of a run folder, for whoever reads one: reports and comparisons."""
+"""The typed view of a run folder, for anyone who reads one: reports and comparisons."""
 
 from dataclasses import dataclass
 from pathlib import Path

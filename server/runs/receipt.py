@@ -241,7 +241,7 @@ def write_receipt(audit: Audit) -> str:
     try:
         receipt = receipt_of(audit.entries()).model_copy(update={"audit": head})
     except (ValidationError, KeyError) as error:
-        return f"the audit does not tell of a whole run ({type(error).__name__})"
+        return f"the audit does not describe a whole run ({type(error).__name__})"
     content = (receipt.model_dump_json(indent=1) + "\n").encode()
     write_atomically(audit.folder / FILE, content, durable=audit.durable)
     audit.append(event="receipt", sha256=hashlib.sha256(content).hexdigest())

@@ -1,4 +1,4 @@
-"""Tells a person what the present run is doing, line by line, and writes it down for whoever looks later."""
+"""Tells a person what the present run is doing, line by line, and writes it down for anyone who looks later."""
 
 import datetime as dt
 import json

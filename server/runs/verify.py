@@ -87,7 +87,7 @@ def _differences(name: str, receipt: Receipt, entries: list[Entry]) -> list[Faul
     try:
         made = receipt_of(entries).model_dump(mode="json")
     except (ValidationError, KeyError, TypeError) as error:
-        return [Fault("audit.jsonl", f"does not tell of a whole run ({type(error).__name__}): changed.")]
+        return [Fault("audit.jsonl", f"does not describe a whole run ({type(error).__name__}): changed.")]
     said = receipt.model_dump(mode="json")
     return [
         Fault(f"{name}: {where}", f"is {now!r}, and {then!r} by the audit: one of both was changed.")

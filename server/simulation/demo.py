@@ -54,7 +54,7 @@ def _make_room(out: Path) -> None:
 
 
 def _verdict(summaries: dict[str, dict]) -> str:  # type: ignore[type-arg]
-    """What the numbers say, whichever way they fall."""
+    """What the numbers say, in either direction."""
     unique = {name: summary["test"]["unique_classes"]["mean_auroc"] for name, summary in summaries.items()}
     ahead = unique["surgical"] - unique["vanilla"]
     return (

@@ -5,7 +5,7 @@ Towards Optimal Statistical Rates", ICML 2018, definitions 1 and 2.
 Krum and multi-Krum: Blanchard, El Mhamdi, Guerraoui, Stainer, "Machine Learning with Adversaries: Byzantine Tolerant
 Gradient Descent", NeurIPS 2017, sections 3 and 5.
 
-Every site counts once, as in the papers, whatever it says of its number of images. Departs from Yin et al. in one
+Every site counts once, as in the papers, no matter how many images it states. Departs from Yin et al. in one
 point: of n values ``ceil(fraction * n)`` are cut off at either end, not ``fraction * n`` rounded down, which with a
 handful of hospitals would be none.
 """

@@ -1,7 +1,7 @@
 """The aggregator: one round's updates on their way into the model, by the method's own rule.
 
 Updates are added as they come, or kept until all are there; either way in the order of site names, so that the bits are
-the same whoever was first. The same rules, from updates on disk, check a run afterwards.
+the same no matter who was first. The same rules, from updates on disk, check a run afterwards.
 """
 
 import tempfile

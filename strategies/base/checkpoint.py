@@ -80,7 +80,7 @@ def of_bytes(content: bytes) -> FederationState:
 
 
 def _sorted(facts: Mapping[str, Any]) -> Any:
-    """Facts in the order of their names: the same bytes whoever replied first."""
+    """Facts in the order of their names: the same bytes no matter who replied first."""
     return json.loads(json.dumps(facts, sort_keys=True))
 
 

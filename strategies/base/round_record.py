@@ -111,7 +111,7 @@ class TooFewSites(RunStopped):
 
 @dataclass(frozen=True)
 class Waiting:
-    """What a run waits for, for whoever watches it.
+    """What a run waits for, for anyone who watches it.
 
     Attributes:
         phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.

@@ -34,7 +34,7 @@ def z_scores(features: Floats, negative: Floats, positive: Floats) -> NDArray[np
 
 
 def share_tagged(difficulty: float, rate: float) -> float:
-    """Share of images to tag in a round: tau = d T, from 0 to 1 whatever a site says of its difficulty."""
+    """Share of images to tag in a round: tau = d T, from 0 to 1 for any difficulty that a site states."""
     return min(1.0, max(0.0, difficulty) * rate)
 
 

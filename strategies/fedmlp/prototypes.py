@@ -2,7 +2,7 @@
 
 Sun et al., "FedMLP", MICCAI 2024, eq. 6 and 10 (specs 3.4; decisions M4 and M5).
 
-Whatever a site has nothing to say about is NaN: a prototype without images, the prototypes of a class it does not
+What a site has nothing to say about is NaN: a prototype without images, the prototypes of a class it does not
 label, the difficulty of a class it does. Means leave NaN out. All sums run in float64 in the order of site names.
 """
 

@@ -22,7 +22,7 @@ def label_prior(positives: Float64, images: Float64) -> Float64:
 
     Args:
         positives: ``(sites, classes)`` images of each class; NaN where a site does not say.
-        images: ``(sites, classes)`` images about which it could say, NaN likewise.
+        images: ``(sites, classes)`` images about which it could say, NaN as above.
     """
     total = np.nansum(images, axis=0)
     return np.asarray(np.nansum(positives, axis=0) / np.where(total > 0, total, 1.0), np.float64)

@@ -77,7 +77,7 @@ class Batch:
         labels: ``(batch, rows)``, NaN for unknown.
         annotated: ``(rows,)``.
         augmented: Draws another random view of images.
-        generator: On the CPU, for whatever else an objective draws.
+        generator: On the CPU, for anything else that an objective draws.
     """
 
     rows: Tensor

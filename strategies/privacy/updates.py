@@ -4,8 +4,8 @@ McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Langu
 added at the site itself, so that nobody has to be trusted with the bare update.
 
 Two data sets, however unlike, give updates of length at most C each, which lie at most 2 C apart: the sensitivity is
-twice the bound, whatever changes at the site. Update and statistics, each over its own bound, together move by at most
-``2 sqrt(2)``; so every part's noise grows by the root of the number of parts.
+twice the bound. Update and statistics, each over its own bound, together move by at most ``2 sqrt(2)``; so every part's
+noise grows by the root of the number of parts.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ Array = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class NoisyReply:
-    """Hides whatever data a site has, in its update and its method's statistics."""
+    """Hides all data that a site has, in its update and its method's statistics."""
 
     max_update_norm: float
     max_statistics_norm: float

@@ -111,7 +111,7 @@ class FederatedAveraging(Exchanges):
         return FederationState(0, model_of(initial_arrays, self.sites.contract.class_names, self.plan))
 
     def _call_the_roll(self, grid: Grid) -> None:
-        """Ask whoever is connected, at least ``min_sites``; settle classes and model."""
+        """Ask anyone who is connected, at least ``min_sites``; settle classes and model."""
         connected = len(list(grid.get_node_ids()))
         contract = self.sites.roll_call(grid, max(connected, self.participation.min_sites, 1))
         network = build(self.plan.model, contract.class_names, self.plan.run.seed)

@@ -1,4 +1,4 @@
-"""Records that the other side may send: what is said of each, to whoever runs the side that refuses it."""
+"""Records that the other side may send: what is said of each, to anyone who runs the side that refuses it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

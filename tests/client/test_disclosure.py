@@ -1,4 +1,4 @@
-"""Small counts stay at home, and whoever sees everything else cannot work them out."""
+"""Small counts stay at home, and anyone who sees everything else cannot work them out."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence

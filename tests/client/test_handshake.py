@@ -1,4 +1,4 @@
-"""What a site makes of whoever answers at the coordinator's address, against real servers and real certificates."""
+"""What a site makes of anyone who answers at the coordinator's address, against real servers and real certificates."""
 
 import base64
 import datetime as dt
@@ -177,7 +177,7 @@ def test_a_name_that_cannot_be_resolved_is_named(coordinator: Coordinator, monke
 
 
 def leads_to(port: int, heads: list[bytes]) -> Handler:
-    """A proxy that connects whoever asks to this port of this machine; what it was asked stands in ``heads``."""
+    """A proxy that connects anyone who asks to this port of this machine; what it was asked stands in ``heads``."""
 
     def relay(near: socket.socket) -> None:
         heads.append(near.recv(4096))

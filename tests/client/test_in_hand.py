@@ -129,7 +129,7 @@ def train(ttl: float = 3600.0, age_s: float = 0.0, **fields: str) -> Message:
 
 
 class Desk(FleetServicer):
-    """As much of Flower's Fleet API as one message takes; whoever then asks for another is sent away."""
+    """As much of Flower's Fleet API as one message takes; anyone who then asks for another is sent away."""
 
     def __init__(self, message: Message) -> None:
         self._name, self._tree = message.object_id, get_object_tree(message)

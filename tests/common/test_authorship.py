@@ -1,6 +1,6 @@
 """From a receipt alone: a forged, a swapped, a replayed and a withheld reply are found, and nothing else is.
 
-Whoever changes the receipt here may write anything into it and has every key but the victim's.
+Anyone who changes the receipt here may write anything into it and has every key but the victim's.
 """
 
 import copy

@@ -1,4 +1,4 @@
-"""Labels are settled by name, before training; contradictions come with the lines that mend them."""
+"""Labels are settled by name, before training; contradictions come with the lines that fix them."""
 
 import numpy as np
 import pytest
@@ -97,8 +97,8 @@ def test_writing_the_two_lines_mends_the_contradiction() -> None:
     north = Declaration("north", ("Pleural_Effusion",))
     south = Declaration("south", ("pleural effusion", "Mass"))
     assert '"pleural effusion" = "Pleural_Effusion"' in complaint(north, south)
-    mended = Declaration("south", south.names, {"pleural effusion": "Pleural_Effusion"})
-    assert merge([north, mended]).shared_classes == ("Pleural_Effusion",)
+    fixed = Declaration("south", south.names, {"pleural effusion": "Pleural_Effusion"})
+    assert merge([north, fixed]).shared_classes == ("Pleural_Effusion",)
 
 
 @given(st.dictionaries(st.sampled_from("pqrs"), st.permutations("abc").map(lambda names: names[:2]), min_size=1))

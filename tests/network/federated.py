@@ -49,7 +49,7 @@ class Federation:
         self.coordinator.sees(*self.sites)
 
     def gather(self) -> None:
-        """Start whoever does not run, and wait until all are there."""
+        """Start anyone who does not run, and wait until all are there."""
         for site in self.sites:
             site.start_if_down()
         self.coordinator.sees(*self.sites)

@@ -3,7 +3,7 @@
     python -m tests.network.proxy PORT TO_PORT
 
 SIGUSR1 silences it: connections stay, nothing comes through, nobody new is let in. SIGUSR2 cuts it: connections are
-reset, new ones refused. SIGHUP mends it.
+reset, new ones refused. SIGHUP fixes it.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Line:
             one.close()
         self._pairs.clear()
 
-    def mend(self) -> None:
+    def fix(self) -> None:
         self.passes = True
         if self._listener is None:
             self.open()
@@ -89,7 +89,7 @@ def main() -> None:
     line = Line(*map(int, sys.argv[1:]))
     line.open()
     wanted = list[str]()
-    for number, name in ((signal.SIGUSR1, "silence"), (signal.SIGUSR2, "cut"), (signal.SIGHUP, "mend")):
+    for number, name in ((signal.SIGUSR1, "silence"), (signal.SIGUSR2, "cut"), (signal.SIGHUP, "fix")):
         signal.signal(number, lambda _number, _frame, name=name: wanted.append(name))  # type: ignore[misc]
     print("open", flush=True)
     while True:

@@ -93,7 +93,7 @@ def test_a_hospitals_signatures_are_in_the_receipt_and_a_reply_that_is_taken_out
 def test_a_request_that_the_coordinator_did_not_sign_is_refused_and_can_be_shown(
     federation: Federation, tmp_path: Path
 ) -> None:
-    """A SuperLink, or whoever has its disk, that makes requests up: the run's own signing is switched off."""
+    """A SuperLink, or anyone who has its disk, that makes requests up: the run's own signing is switched off."""
     unsigned = (
         "import sys; from server.deployment.superlink.run_client.signing import Signing; "
         "Signing.sign = lambda self, message: None; "

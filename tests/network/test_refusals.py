@@ -235,15 +235,15 @@ def test_labels_that_look_like_one_class_stop_the_run_with_the_two_lines_that_me
     run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=2)
     assert run.ends() == 2
     assert lower.program.ends() == ExitCode.LABELS == 18
-    mend = 'Two lines in site.toml of zlower settle it:\n    [data.synonyms]\n    "1" = "Effusion"'
+    fix = 'Two lines in site.toml of zlower settle it:\n    [data.synonyms]\n    "1" = "Effusion"'
     for said in (run.said, lower.program.said):
         assert '"Effusion" (site upper) and "effusion" (site zlower) look like one class.' in said
-        assert mend in said
+        assert fix in said
     assert upper.program.runs
     lower.edit(lower.toml, ('"1" = "effusion"', '"1" = "Effusion"'))
     lower.start().says("connected to trial")
-    mended = trial.coordinator.run(trial.experiment, tmp_path / "mended", "run.rounds=1", sites=2)
-    assert mended.ends() == 0, mended.said
+    fixed = trial.coordinator.run(trial.experiment, tmp_path / "fixed", "run.rounds=1", sites=2)
+    assert fixed.ends() == 0, fixed.said
 
 
 SHIPPING = """

@@ -151,7 +151,7 @@ def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @dataclass
 class Hospital:
-    """Whoever has a key and Flower's own stub: an admitted site, a stranger, or a forger."""
+    """Anyone who has a key and Flower's own stub: an admitted site, a stranger, or a forger."""
 
     link: Link
     name: str
@@ -211,7 +211,7 @@ class Hospital:
 
 @dataclass
 class Port:
-    """The hospitals' port of a :class:`Link`, and whoever calls it."""
+    """The hospitals' port of a :class:`Link`, and anyone who calls it."""
 
     link: Link
     address: str

@@ -15,7 +15,7 @@ from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.local import database as module
 from server.deployment.superlink.local.database import BESIDE, FILE, damage, database, set_aside_if_damaged
 
-pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to fix
 
 
 def opened(path: Path) -> SqlLinkState:

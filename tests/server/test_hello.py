@@ -1,4 +1,4 @@
-"""What a coordinator tells to whoever asks before taking part, over real gRPC and TLS."""
+"""What a coordinator tells to anyone who asks before taking part, over real gRPC and TLS."""
 
 import time
 from collections.abc import Mapping

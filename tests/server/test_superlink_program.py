@@ -1,6 +1,6 @@
 """The contract with the installed Flower: what our SuperLink replaces is there to be replaced, and is replaced.
 
-Whoever raises Flower's version sees here what its new one does otherwise.
+Anyone who raises Flower's version sees here what its new one does otherwise.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.program import LinkState, ObjectStore, superlink_command
 from tests.server.superlinks import REPLACED, Link
 
-pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to mend
+pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to fix
 FLOWER = f"Flower {version('flwr')} is not what server/deployment/superlink/program.py was written for:"
 
 

@@ -1,4 +1,4 @@
-"""Updates are added in the order of site names, whoever was first, and few of them wait in memory."""
+"""Updates are added in the order of site names, no matter who was first, and few of them wait in memory."""
 
 import gc
 import weakref

@@ -1,4 +1,4 @@
-"""Secure aggregation without a network: sums to the bit, whoever is lost, and what a site never does."""
+"""Secure aggregation without a network: sums to the bit, no matter who is lost, and what a site never does."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace

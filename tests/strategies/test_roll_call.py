@@ -72,7 +72,7 @@ def refusal_to(roll: Roll, node: int) -> Refusal:
 
 
 def called(roll: Roll, expected: int, needed: int = 0) -> list[Waiting]:
-    """Call the roll; what whoever watches was told."""
+    """Call the roll; what anyone who watches was told."""
     told: list[Waiting] = []
     call_the_roll(roll, expected, needed or expected, DEADLINE_S, told.append)
     return told
@@ -227,7 +227,7 @@ def test_whoever_watches_is_told_who_is_not_there_once_for_each_change(clock: Cl
     assert [waiting.deadline_s for waiting in told] == pytest.approx([60, 40], abs=1.5)
 
 
-# ---------------------------------------------------------------------- who has to mend something
+# ---------------------------------------------------------------------- who has to fix something
 
 
 def member(node: int, layout: str = "layout", version: str = "0.1.0") -> Member:
@@ -252,11 +252,11 @@ def test_whoever_has_to_mend_something_is_told_all_of_it_in_one_message_and_is_o
     faults: Sequence[Fault] = [
         Fault("site.toml of south", "first.", "", "south"),
         Fault("run", "of nobody."),
-        Fault("site.toml of south", "second.", "Mend it.", "south"),
+        Fault("site.toml of south", "second.", "Fix it.", "south"),
         Fault("site.toml of nobody", "third.", "", "west"),
     ]
     refuse_faulty(roll, faults, "labels")
-    reason = "site.toml of south: first.\nsite.toml of south: second. Mend it."
+    reason = "site.toml of south: first.\nsite.toml of south: second. Fix it."
     # At the site, lines after the first are indented: none looks like one of its own program.
     assert refusal_to(roll, 8) == Refusal("run-1", "labels", reason.replace("\n", "\n    "))
     assert [sent_to(roll, node) for node in NAMES] == [[ROLL_CALL], [ROLL_CALL, REFUSAL], [ROLL_CALL]]

@@ -66,7 +66,7 @@ def _transformed(images: Tensor, name: str, generator: torch.Generator) -> Tenso
 
 
 def rotations(turns: Tensor, images: Tensor) -> Tensor:
-    """Matrices ``(batch, 2, 2)`` from output to input places; x and y run from -1 to 1 whatever the image's sides."""
+    """Matrices ``(batch, 2, 2)`` from output to input places; x and y run from -1 to 1 for any sides of the image."""
     angles = 2 * math.pi * turns
     cos, sin = angles.cos(), angles.sin()
     aspect = images.shape[2] / images.shape[3]

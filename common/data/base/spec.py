@@ -80,7 +80,7 @@ class PictureSpec(Spec):
 
 
 class FolderSpec(PictureSpec):
-    """A table and a folder of PNG, JPEG or DICOM files (told apart by content).
+    """A table and a folder of PNG, JPEG or DICOM files (distinguished by content).
 
     Labels stand either in one column per class (``label_columns``: 1, 0, -1 uncertain, or blank), or as names in one
     column (``finding_column``, parted by ``separator``, of which ``classes`` are kept).

@@ -78,7 +78,7 @@ def decode_all(
     images = store.allocate((len(names), *form.shape))
 
     def decode_one(index: int) -> str:
-        # Whatever a decoder makes of a broken file ends here: that file is left out, the others go on.
+        # Any error of a decoder on a broken file ends here: that file is left out, the others go on.
         try:
             images[index] = shaped(picture(read(index)), form)
         except Exception as error:
@@ -116,7 +116,7 @@ def picture(data: bytes) -> Image.Image:
     """Decode one file by its content into an 8-bit grey ("L") or colour ("RGB") picture.
 
     Raises:
-        OSError, ValueError, ...: Whatever the decoder found; see :func:`decode_all`.
+        OSError, ValueError, ...: Any error of the decoder; see :func:`decode_all`.
     """
     if not data:
         raise ValueError("empty")
@@ -202,4 +202,4 @@ def stop_over_budget(where: str, skipped: Sequence[Skipped], total: int, budget:
     more = f" and {len(skipped) - 20} more" if len(skipped) > 20 else ""
     problem = f"{len(skipped)} of {total} images cannot be read, more than skip_budget = {budget:g} allows: "
     problem += f"{listed}{more}."
-    raise BadInput([Fault(where, problem, "Mend or remove them, or raise skip_budget.", cause="unreadable")])
+    raise BadInput([Fault(where, problem, "Repair or remove them, or raise skip_budget.", cause="unreadable")])

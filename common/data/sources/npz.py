@@ -203,7 +203,7 @@ def _jpeg_form(spec: NpzSpec, first: bytes) -> ImageForm:
     """
     try:
         image = picture(first)
-    except Exception as error:  # whatever a decoder makes of it
+    except Exception as error:  # any error of a decoder
         problem = f"the first JPEG picture of {spec.path} cannot be read: {why_unreadable(error)}."
-        raise BadInput([Fault("data.path", problem, "All pictures take its form: mend or remove it.")]) from None
+        raise BadInput([Fault("data.path", problem, "All pictures take its form: repair or remove it.")]) from None
     return ImageForm(spec.image_size or max(image.size), image.mode == "RGB", spec.resize)

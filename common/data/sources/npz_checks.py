@@ -31,7 +31,7 @@ class Header:
 
 @contextmanager
 def reading(where: str, name: str) -> Iterator[None]:
-    """Read of an npz file inside: whatever zipfile, zlib and numpy make of damaged bytes is one fault of the file."""
+    """Read of an npz file inside: any error of zipfile, zlib and numpy on damaged bytes is one fault of the file."""
     subject = "" if where.endswith(name) else f"{name} "
     try:
         yield

@@ -1,7 +1,7 @@
 """The official tables of NIH ChestX-ray14, CheXpert and MIMIC-CXR (CXR-LT labels), with the names the papers share.
 
 Splits are made over all rows of a table before rows without a file are left out, so that a patient stands on the same
-side whatever part of the data set a site holds.
+side no matter which part of the data set a site holds.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Matplotlib figures as inline SVG that takes its colours from the page, so that it can be read by day and by night.
 
 Colours are set as stand-ins while drawing and replaced by CSS variables afterwards. The palette is that of Okabe and
-Ito (2008), told apart also by markers, lines and hatches.
+Ito (2008), distinguished also by markers, lines and hatches.
 """
 
 import io

@@ -29,7 +29,7 @@ def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str]
         host = coordinator.file.hosts[0] if address in EVERYWHERE else address
         host = f"[{host}]" if ":" in host else host
         tell(f"live view: https://{host}:{at.getsockname()[1]}/?token={token}")
-        tell(f"whoever has this address may look; nobody can change anything. Certificate SHA-256 {_sha256(files)}")
+        tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {_sha256(files)}")
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate}")
         ViewServer(Watch(of_coordinator(coordinator)), token, files).until_told(at)
 

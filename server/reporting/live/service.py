@@ -21,7 +21,7 @@ from server.reporting.live.page import content_security_policy, page, part
 from server.reporting.live.snapshot import Eye, Seen, Where
 
 LOOK_S, ALIVE_S = 1.0, 10.0
-"""Between two looks at the files; the longest time without a word to whoever watches."""
+"""Between two looks at the files; the longest time without a word to anyone who watches."""
 MOST_VIEWERS, MOST_CONNECTIONS = 16, 64
 CLOSING_S = 1
 """How long open streams may take to tell the last state when the view ends."""
@@ -65,7 +65,7 @@ class Watch:
 
 
 class Guarded:
-    """Refuses whatever comes without the token, and gives every answer the headers that keep it to itself."""
+    """Refuses everything that comes without the token, and gives every answer the headers that keep it to itself."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token.encode()
@@ -169,7 +169,7 @@ class ViewServer(uvicorn.Server):
         )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """End; streams tell the last state first, and whoever does not read it is cut off."""
+        """End; streams tell the last state first, and anyone who does not read it is cut off."""
         self._watch.over = True
         open_ones = list(self.server_state.connections)
         await super().shutdown(sockets)

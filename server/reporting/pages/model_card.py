@@ -1,4 +1,4 @@
-"""The model card: what a model is, what it is not, and how far its figures go, for whoever is asked to trust it."""
+"""The model card: what a model is, what it is not, and how far its figures go, for anyone who is asked to trust it."""
 
 import re
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def model_card(folder: Path) -> str:
 
 
 def escaped(value: object) -> str:
-    """Text that Markdown shows as it is, on one line, in a table too; whatever a site called itself or a class."""
+    """Text that Markdown shows as it is, on one line, in a table too; for any name of a site or a class."""
     if value is None:
         return UNKNOWN
     return re.sub(r"([\\`*_{}\[\]<>|#~&!$])", r"\\\1", plain_text.escaped(" ".join(str(value).split())))

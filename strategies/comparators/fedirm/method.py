@@ -18,7 +18,7 @@ Ours, for several labels an image of which a site annotates some:
   loss on the former and, from round ``supervised_rounds`` + 1 on, the two terms on the latter. With nothing missing it
   is FedAvg.
 - A matrix's row is told by the sites that annotate its class, of the images that show it, and averaged over them; the
-  columns are all classes, whoever annotates them. An image may be in several rows.
+  columns are all classes, no matter who annotates them. An image may be in several rows.
 - A pseudo-label is an entry that is more likely present than absent; its uncertainty is the entropy of that alone.
   The authors' code keeps an image with an entropy below 2 nats and a confidence from 0.3, which of five classes leaves
   out hardly any and of two outcomes none; ours is a bound that does.

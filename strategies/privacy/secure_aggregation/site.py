@@ -1,9 +1,8 @@
 """The hospital's half: one round's secrets, in memory only, and four answers that never contradict one another.
 
-What a site must not do is decided here, whatever it is asked: mask with fewer than two sites or with sites that were
-asked otherwise, take a total of weights from anybody but the sites themselves, help to open two different sums of one
-round, give a site's key and its own mask away both, open a row that only one site is left in, or answer one stage in
-two ways.
+What a site must not do is decided here: mask with fewer than two sites or with sites that were asked otherwise, take a
+total of weights from anybody but the sites themselves, help to open two different sums of one round, give a site's key
+and its own mask away both, open a row that only one site is left in, or answer one stage in two ways.
 """
 
 import os

@@ -29,7 +29,7 @@ class Patience:
     """How long an exchange goes on.
 
     Attributes:
-        deadline_s: After it, whoever is missing is missing.
+        deadline_s: After it, the round goes on without the missing sites.
         enough: Good replies that make it worth not waiting for sites that are *lost*; sites at work are waited for.
     """
 

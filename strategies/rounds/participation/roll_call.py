@@ -79,10 +79,10 @@ class Roll:
         return new
 
     def ask(self, timeout_s: float) -> None:
-        """Send the call to whoever has connected since.
+        """Send the call to anyone who has connected since.
 
         A site that answers with an error will not answer better the second time, unless it went away and came back:
-        somebody may have mended it.
+        somebody may have fixed it.
         """
         online = set(self.grid.get_node_ids())
         self.refused = {node: why for node, why in self.refused.items() if node in online}
@@ -123,7 +123,7 @@ class Roll:
             pass  # it noted the refusal
 
     def _member(self, node: int, reply: Message) -> Member | None:
-        """Take a site in; or note why not, and tell it where it can be mended."""
+        """Take a site in; or note why not, and tell it where it can be fixed."""
         answer, reason = decoded(reply, RollCallAnswer)
         if answer is None:
             self.refused[node] = reason
@@ -204,7 +204,7 @@ def model_faults(members: Iterable[Member], layout: str) -> list[Fault]:
 
 
 def refuse_faulty(roll: Roll, faults: Iterable[Fault], kind: str) -> None:
-    """Tell every site that has to mend something what it is."""
+    """Tell every site that has to fix something what it is."""
     by_site: dict[str, list[str]] = {}
     for fault in faults:
         if fault.site:

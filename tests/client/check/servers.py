@@ -1,4 +1,4 @@
-"""Whoever may answer at a coordinator's address: real sockets, real certificates, real gRPC, on loopback."""
+"""Anyone who may answer at a coordinator's address: real sockets, real certificates, real gRPC, on loopback."""
 
 import contextlib
 import datetime as dt

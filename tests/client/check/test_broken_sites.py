@@ -1,4 +1,4 @@
-"""Sites that are broken on purpose, each in one way: the check's exit code names it, the remedy mends it."""
+"""Sites that are broken on purpose, each in one way: the check's exit code names it, the remedy fixes it."""
 
 import json
 import subprocess
@@ -40,9 +40,9 @@ def hospital(tmp_path: Path) -> Hospital:
 
 def the_finding(result: Result, code: ExitCode, severity: Severity = Severity.FAULT) -> str:
     """Problem and remedy of the gravest finding, which is of this kind."""
-    assert result.gravest is not None
-    assert (result.exit_code, result.gravest.severity) == (code, severity)
-    return f"{result.gravest.problem} {result.gravest.remedy}"
+    assert result.most_severe is not None
+    assert (result.exit_code, result.most_severe.severity) == (code, severity)
+    return f"{result.most_severe.problem} {result.most_severe.remedy}"
 
 
 # ---------------------------------------------------------------------- the connection
@@ -183,8 +183,8 @@ def test_48_of_1910_images_that_are_empty_are_counted_and_named(tmp_path: Path) 
     said = the_finding(result, ExitCode.EMPTY_FILES, Severity.WARNING)
     assert said.startswith("48 of 1,910 image files are empty (2.5%). Up to 5% of the images may be unreadable")
     assert "they are left out, the rest is used" in said
-    assert result.gravest is not None
-    assert result.gravest.names == tuple(f"{row:05}.png" for row in range(0, 1910, 40))
+    assert result.most_severe is not None
+    assert result.most_severe.names == tuple(f"{row:05}.png" for row in range(0, 1910, 40))
 
 
 def test_more_empty_files_than_the_site_allows_end_it(hospital: Hospital) -> None:
@@ -201,9 +201,9 @@ def test_files_that_cannot_be_decoded_are_named_with_the_reason(hospital: Hospit
     result = hospital.checked(**DATA_ONLY)
     said = the_finding(result, ExitCode.UNREADABLE, Severity.WARNING)
     assert "2 of 60 images that were decoded cannot be read (3.3%)" in said
-    assert result.gravest is not None
-    assert [name.split(":")[0] for name in result.gravest.names] == ["00003.png", "00004.png"]
-    assert result.gravest.names[1] == "00004.png: neither PNG, JPEG nor DICOM"
+    assert result.most_severe is not None
+    assert [name.split(":")[0] for name in result.most_severe.names] == ["00003.png", "00004.png"]
+    assert result.most_severe.names[1] == "00004.png: neither PNG, JPEG nor DICOM"
 
 
 def test_images_that_are_all_inverted(hospital: Hospital) -> None:
@@ -233,8 +233,8 @@ def test_an_image_that_stands_in_train_and_in_test_under_two_names(hospital: Hos
     result = hospital.checked(**DATA_ONLY)
     said = the_finding(result, ExitCode.DUPLICATES, Severity.WARNING)
     assert "1 image stands in two parts of the split under different names." in said
-    assert result.gravest is not None
-    assert set(result.gravest.names[0].split(" = ")) == {f"{train} (train)", f"{test} (test)"}
+    assert result.most_severe is not None
+    assert set(result.most_severe.names[0].split(" = ")) == {f"{train} (train)", f"{test} (test)"}
 
 
 def test_a_class_that_the_data_does_not_have(hospital: Hospital) -> None:

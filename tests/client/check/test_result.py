@@ -105,9 +105,9 @@ def test_dicom_files_with_the_wrong_photometric_interpretation_are_named_by_it(h
     hospital.rewrite(hospital.table[:20])
     result = hospital.checked(offline=True)
     assert result.exit_code == ExitCode.INVERTED
-    assert result.gravest is not None
-    assert "in 20 of the 20 images that tell" in result.gravest.problem
-    assert "(now MONOCHROME1; MONOCHROME1 is turned)" in result.gravest.remedy
+    assert result.most_severe is not None
+    assert "in 20 of the 20 images that tell" in result.most_severe.problem
+    assert "(now MONOCHROME1; MONOCHROME1 is turned)" in result.most_severe.remedy
 
 
 # ---------------------------------------------------------------------- needs and the plan
@@ -212,8 +212,8 @@ def test_a_kit_that_is_missing_leaves_the_rest_to_be_checked(hospital: Hospital)
     (hospital.folder / "north.kit").unlink()
     result = hospital.checked()
     assert result.exit_code == ExitCode.BAD_INPUT
-    assert result.gravest is not None
-    assert "Send north.request to the coordinator" in result.gravest.remedy
+    assert result.most_severe is not None
+    assert "Send north.request to the coordinator" in result.most_severe.remedy
     assert [area.area for area in result.areas if area.passed] == ["machine", "data", "training"]
 
 

@@ -164,7 +164,7 @@ def test_three_unreadable_pictures_of_forty_stop_the_load_by_name(folder: Path) 
     assert str(caught.value) == (
         "data.images: 3 of 40 images cannot be read, more than skip_budget = 0.05 allows: "
         '"04.png" (neither PNG, JPEG nor DICOM); "05.png" (neither PNG, JPEG nor DICOM); '
-        '"21.png" (neither PNG, JPEG nor DICOM). Mend or remove them, or raise skip_budget.'
+        '"21.png" (neither PNG, JPEG nor DICOM). Repair or remove them, or raise skip_budget.'
     )
 
 

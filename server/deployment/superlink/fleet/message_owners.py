@@ -126,7 +126,7 @@ class Owners:
     def _holds(self, node: int, is_reply: bool, name: str) -> bool:
         with self._lock:
             newest_first = [*reversed(self._of_site.get((node, is_reply), {}).items())]
-        # Not under the lock: to look names up waits for Flower's database, and whoever has that may wait for the lock.
+        # Not under the lock: to look names up waits for Flower's database, whose holder may wait for the lock.
         return any(name in self._names(root, message) for root, message in newest_first)
 
     def _names(self, root: str, message: _Message) -> frozenset[str]:

@@ -1,4 +1,4 @@
-"""Calls of the hospital link that were refused, on the disk: the SuperLink writes them, whoever leads a run reads them.
+"""Calls of the hospital link that were refused, on the disk: the SuperLink writes them, the leader of a run reads them.
 
 One line of JSON a refusal in ``state/refused-calls.jsonl``. The same refusal of the same caller is written
 once in five seconds with the number of times, and the file is replaced when it is full, so that no caller can fill

@@ -20,7 +20,7 @@ def is_name(object_id: str) -> bool:
 
 
 class ObjectFiles:
-    """One folder; whatever is no name is not there, cannot be written, and need not be removed."""
+    """One folder; what is no name is not there, cannot be written, and need not be removed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

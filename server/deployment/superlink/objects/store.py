@@ -91,7 +91,7 @@ class ObjectStore(OneAtATime, SqlObjectStore):
                 if hashlib.sha256(object_content).hexdigest() != object_id:
                     raise ValueError(f"object {object_id} has another content")
                 self.files.write(object_id, object_content)
-            elif not self.files.has(object_id):  # empty: whoever announced it has put the file there
+            elif not self.files.has(object_id):  # empty: anyone who announced it has put the file there
                 raise ValueError(f"object {object_id} was announced and is not there")
 
     def get(self, object_id: str) -> bytes | None:

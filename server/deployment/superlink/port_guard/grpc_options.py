@@ -19,7 +19,7 @@ LARGEST_METADATA = 8192
 KEEPALIVE_MS = 210_000
 """Some networks cut lines that are silent for four minutes."""
 BACKSTOP = 2
-"""gRPC itself accepts so many times the connections, and closes all others at once, whoever they are from."""
+"""gRPC itself accepts so many times the connections, and closes all others at once, from any address."""
 
 
 def options(limits: Limits) -> list[tuple[str, int]]:

@@ -13,7 +13,7 @@ EVERY_S = 60.0
 LINES = 20
 """At most, each time; all other addresses and reasons together make one more line."""
 KEPT = 1000
-"""Pairs of address and reason that are told apart; addresses can be made up faster than they are reported."""
+"""Pairs of address and reason that are distinguished; addresses can be made up faster than they are reported."""
 OTHERS = "other addresses"
 
 

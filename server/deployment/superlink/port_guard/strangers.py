@@ -116,7 +116,7 @@ def _rooms(connections: Iterable[Connection], limits: Limits) -> Mapping[str, in
 
 
 def _reason(one: Connection, now: float, *, crowded: bool) -> str:
-    """Why this connection is to be closed whoever else is connected; empty if it is not."""
+    """Why this connection is to be closed no matter what other connections there are; empty if it is not."""
     if one.site:
         return "no authenticated call for too long" if now - one.called > SILENT_S else ""
     if one.refused >= REFUSED_CALLS:

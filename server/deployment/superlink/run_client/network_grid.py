@@ -49,7 +49,7 @@ class NetworkGrid(HttpGrid):
         )
         self._files, self._signing = files, signing
         self._announced: dict[str, _Announced] = {}  # by the message that is answered
-        self._bounds: dict[str, Bound] = {}  # likewise
+        self._bounds: dict[str, Bound] = {}  # the same
 
     @property
     def runtime(self) -> RuntimeHttpClient:
@@ -168,10 +168,10 @@ class NetworkGrid(HttpGrid):
 
 @dataclass
 class _Announced:
-    """A reply that the SuperLink has told of; ``missing`` objects were last fewer at ``since``, ``size`` has come.
+    """A reply that the SuperLink has announced; ``missing`` objects were last fewer at ``since``, ``size`` has come.
 
     Attributes:
-        fault: Why it is refused, whatever else of it may come.
+        fault: Why it is refused, no matter what else of it comes.
     """
 
     proto: Any
