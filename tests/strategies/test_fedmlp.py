@@ -106,7 +106,7 @@ def test_a_site_that_starts_anew_goes_on_with_the_tags_on_its_disk(
     train = app.private_round
 
     def after_a_restart(site: Any, request: TrainRequest) -> TrainReply:
-        simulation._site.cache_clear()
+        simulation._kept_sites.cache_clear()
         return train(site, request)
 
     monkeypatch.setattr(app, "private_round", after_a_restart)
