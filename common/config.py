@@ -155,9 +155,10 @@ class PrivacySection(Section):
     """Differential privacy at the sites and secure aggregation; what they cover and what not: docs/privacy.md.
 
     Attributes:
-        level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``update``, all data that a
-            site has, in what it sends.
-        max_grad_norm: At ``sample``, longest Euclidean length of one image's gradient.
+        level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``patient``, whether all
+            images of one patient were; ``update``, all data that a site has, in what it sends.
+        max_grad_norm: Longest Euclidean length of one image's gradient at ``sample``; at ``patient``, of the sum over
+            one patient's images.
         max_update_norm, max_statistics_norm: At ``update``, longest length of a site's update, and of a method's
             statistics.
         noise_multiplier: Standard deviation of the noise over how far one image, or all of a site's data, can move what
@@ -170,14 +171,14 @@ class PrivacySection(Section):
             ``method.clip_update``, or 16.
     """
 
-    level: Literal["none", "sample", "update"] = "none"
+    level: Literal["none", "sample", "patient", "update"] = "none"
     max_grad_norm: float = Field(1.0, gt=0)
     max_update_norm: float = Field(1.0, gt=0)
     max_statistics_norm: float = Field(1.0, gt=0)
     noise_multiplier: float | None = Field(None, ge=0)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
-    accountant: Literal["rdp", "prv"] = "rdp"
+    accountant: Literal["rdp", "prv"] = "prv"
     secure_aggregation: bool = False
     largest_change: float | None = Field(None, gt=0)
 

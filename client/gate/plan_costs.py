@@ -17,6 +17,7 @@ from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from strategies.base.method import Method
+from strategies.privacy.protection import BY_STEP
 
 FLOAT32 = 4
 COPIES_AT_WORK = 5
@@ -143,8 +144,9 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
     batch = min(training.batch_size, images)
     narrow = training.precision != "float32" and (device == "cuda" or training.precision == "bf16")
     of_batch = batch * size.activations // (2 if narrow else 1)
-    if plan.privacy.level == "sample":
-        of_batch += batch * size.trained * FLOAT32  # a gradient an image
+    if plan.privacy.level in BY_STEP:
+        # a gradient an image; at "patient" also their sum for each patient
+        of_batch += batch * size.trained * FLOAT32 * (1 + (plan.privacy.level == "patient"))
     moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS
     frozen = size.parameters - size.trained
     return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32 + of_batch

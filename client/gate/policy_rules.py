@@ -124,6 +124,16 @@ def _masked(policy: Policy, asked: RequestedWork) -> str:
     return "it is true, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
 
 
+def _budget(policy: Policy, asked: RequestedWork) -> str:
+    bare = policy.epsilon is not None and asked.plan.privacy.level == "none"
+    return "it takes part only in runs with privacy, and the plan has no [privacy] level" if bare else ""
+
+
+def _unit(policy: Policy, asked: RequestedWork) -> str:
+    by_image = policy.privacy_unit == "patient" and asked.plan.privacy.level == "sample"
+    return 'it is "patient", and privacy.level = "sample" hides single images' if by_image else ""
+
+
 REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
     "policy.networks": _networks,
@@ -137,6 +147,8 @@ REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.statistics": _statistics,
     "policy.maximum_update_norm": _clipping,
     "policy.masked_only": _masked,
+    "policy.epsilon": _budget,
+    "policy.privacy_unit": _unit,
 }
 
 

@@ -88,6 +88,7 @@ class Policy(Section):
         round_counts_to: Counts are rounded down to a multiple of it.
         epsilon, delta: What all runs together may cost; the site stops taking part before that, and takes no part in
             a run without privacy.
+        privacy_unit: What the noise of a run with privacy must hide here at least: single images, or whole patients.
         metrics_outside_privacy: Whether losses and test results, which no noise covers, leave in a run with privacy.
     """
 
@@ -128,6 +129,7 @@ class Policy(Section):
     round_counts_to: int = Field(1, ge=1)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
+    privacy_unit: Literal["image", "patient"] = "image"
     metrics_outside_privacy: bool = False
 
     @model_validator(mode="after")

@@ -73,8 +73,8 @@ class PrivacyBudgetLedger:
         return tuple(BudgetEntry(**one) for one in json.loads(self._path.read_text(encoding="utf-8"))["entries"])
 
     def epsilon(self, delta: float, more: Sequence[Steps] = ()) -> float:
-        """What all runs have cost, with ``more`` steps on top; by Renyi divergences."""
-        return self._cost(self.entries, delta, "rdp", more)
+        """What all runs have cost, with ``more`` steps on top."""
+        return self._cost(self.entries, delta, "prv", more)
 
     def epsilon_of_run(self, run: str, delta: float, accountant: Accountant, more: Sequence[Steps] = ()) -> float:
         """What one run has cost, with ``more`` steps on top."""

@@ -42,7 +42,6 @@ def refuse_unaffordable(site: Site, plan: Plan, method: Method) -> None:
     Raises:
         BadInput: With the reason.
     """
-    refuse_without_privacy(site, plan)
     protection = protection_of(plan, method, site.train_samples)
     if protection is not None:
         _refuse_beyond_budget(site, protection)
@@ -56,7 +55,6 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     """
     plan = Plan.model_validate_json(request.plan)
     method = method_of(plan)
-    refuse_without_privacy(site, plan)
     protection = protection_of(plan, method, site.train_samples)
     if protection is None:
         return train_round(site, request)
@@ -67,7 +65,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
         return same
     _refuse_beyond_budget(site, protection)
     noise = _noise(site, plan, request.round)
-    shield = Shield(protection.epochs_for(method, noise), protection.reply_for(noise))
+    shield = Shield(protection.epochs_for(method, noise, site.train.patients), protection.reply_for(noise))
     section = plan.privacy
     spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
     reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
@@ -79,20 +77,10 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
 
 def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate, for the site's own sake too; what no noise covers stays at home."""
-    reply, plan = evaluate_round(site, request), Plan.model_validate_json(request.plan)
+    plan = Plan.model_validate_json(request.plan)
+    reply = evaluate_round(site, request)
     outside = plan.privacy.level != "none" and not site.policy.metrics_outside_privacy
     return without_test(reply) if outside else reply
-
-
-def refuse_without_privacy(site: Site, plan: Plan) -> None:
-    """Raise if the site has a budget and the plan no privacy, which no budget pays for.
-
-    Raises:
-        BadInput: With the reason.
-    """
-    if plan.privacy.level == "none" and site.policy.epsilon is not None:
-        problem = "this site takes part only in runs with privacy."
-        raise BadInput([Fault("site.toml: policy.epsilon", problem, "Give the experiment a [privacy] table.")])
 
 
 def without_figures(reply: TrainReply, epochs: int) -> TrainReply:
@@ -109,6 +97,7 @@ def without_figures(reply: TrainReply, epochs: int) -> TrainReply:
         test_images=None,
         test_correct=None,
         epochs=epochs,
+        seconds=0.0,
     )
 
 

@@ -57,7 +57,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     """Take part in one round; the site's memory of it is on disk before the answer leaves."""
     began = time.monotonic()
     work = unpack(site, request)
-    found, tally, result = _trained(work, request, shield.epoch)
+    found, tally, result = _trained(work, request, shield)
     update = Groups() if request.ranks else update_of(work, result.state)
     statistics = result.statistics
     if shield.reply is not None:
@@ -99,7 +99,7 @@ class TrainedHere:
     statistics: Arrays
 
 
-def _trained(work: Work, request: TrainRequest, epoch: Epoch | None) -> tuple[Validation, TestCounts, TrainedHere]:
+def _trained(work: Work, request: TrainRequest, shield: Shield) -> tuple[Validation, TestCounts, TrainedHere]:
     """Judge the received model, then train it; every random number is drawn from the round's own seed."""
     site, plan, method, network = work.site, work.plan, work.method, work.network
     seed = seed_of(plan.run.seed, request.round, site.name)
@@ -113,14 +113,24 @@ def _trained(work: Work, request: TrainRequest, epoch: Epoch | None) -> tuple[Va
         if request.counted == 0:  # the first round that this site takes part in
             warm_up(work, validation, generator)
         judged_by = None if request.ranks else validation
-        trained, optimizer = fine_tune(work, local, judged_by, generator, request.round, epoch)
+        trained, optimizer = fine_tune(work, local, judged_by, generator, request.round, shield.epoch)
         state = read_state(network)
-        refuse_diverged(state, trained.last_loss)
+        _refuse_diverged(state, trained.last_loss, shield)
         few = few_of_rows(site.train, network.class_names, site.policy)
         own = local.statistics(network, trained.losses)
         statistics = told_statistics(own, method.traffic.statistics, few, site.policy)
     kept = local.notes(network)
     return found, tally, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
+
+
+def _refuse_diverged(state: ModelState, loss: float, shield: Shield) -> None:
+    """Raise if training diverged, unless only the images say so: then noise has to hide that too.
+
+    Raises:
+        FloatingPointError: Naming what would help.
+    """
+    if shield.reply is None:
+        refuse_diverged(state, 0.0 if shield.epoch else loss)
 
 
 def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> None:

@@ -57,8 +57,8 @@ def loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level
     if not chooses_loss:
         problem = "makes no sense here: the method has a loss of its own."
         faults += [Fault(key, problem, "Leave it out.") for key in chosen]
-    if level == "sample" and training.loss != "plain":
-        problem = 'with privacy.level = "sample" each image\'s plain loss is minimised.'
+    if level in ("sample", "patient") and training.loss != "plain":
+        problem = f'with privacy.level = "{level}" each image\'s plain loss is minimised.'
         faults.append(Fault("training.loss", problem, "Leave it out."))
     if level != "none" and training.class_weights:
         problem = "counts a site's images, and no noise covers that."

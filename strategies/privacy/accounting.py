@@ -2,8 +2,9 @@
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. ``rdp``: Mironov, Talwar and Zhang, "Renyi
 Differential Privacy of the Sampled Gaussian Mechanism", 2019. ``prv``: Gopi, Lee and Wutschitz, "Numerical Composition
-of Differential Privacy", NeurIPS 2021. One step adds Gaussian noise to a sum over images, each drawn by itself with
-probability ``sample_rate``; at 1 it is the plain Gaussian mechanism.
+of Differential Privacy", NeurIPS 2021, or ``rdp`` where that is smaller, for each is an upper bound. One step adds
+Gaussian noise to a sum over images or patients, each drawn by itself with probability ``sample_rate``; at 1 it is the
+plain Gaussian mechanism.
 """
 
 import math
@@ -11,9 +12,13 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import Final, Literal
 
 Accountant = Literal["rdp", "prv"]
+PRV_MOST_EPSILON: Final = 50.0
+PRV_MOST_STEPS: Final = 1_000_000
+"""Beyond either, Renyi divergences alone are used: the privacy loss distribution would not fit into memory."""
+_TOLERANCE: Final = 0.01
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,12 @@ def epsilon_of(taken: Sequence[Steps], delta: float, accountant: Accountant) -> 
         return 0.0
     if any(not steps.noise_multiplier for steps in taken):
         return math.inf
+    safe = _epsilon(taken, delta, "rdp")
+    beyond = safe > PRV_MOST_EPSILON or sum(steps.count for steps in taken) > PRV_MOST_STEPS
+    return safe if accountant == "rdp" or beyond else min(safe, _epsilon(taken, delta, "prv"))
+
+
+def _epsilon(taken: Sequence[Steps], delta: float, accountant: Accountant) -> float:
     from opacus.accountants import create_accountant
 
     counting = create_accountant(mechanism=accountant)
@@ -50,16 +61,28 @@ def noise_multiplier_for(
     epsilon: float, delta: float, *, sample_rate: float, count: int, accountant: Accountant
 ) -> float:
     """The least noise, to within 0.01 of epsilon, with which so many steps cost no more."""
+    enough = _enough_by_rdp(epsilon, delta, sample_rate, count)
+    if accountant == "rdp":
+        return enough
+
+    def cost(noise_multiplier: float) -> float:
+        return epsilon_of([Steps(noise_multiplier, sample_rate, count)], delta, accountant)
+
+    too_little = enough / 2
+    while cost(too_little) <= epsilon:
+        too_little /= 2
+    while epsilon - cost(enough) > _TOLERANCE and enough - too_little > _TOLERANCE**2 * enough:
+        middle = (enough + too_little) / 2
+        enough, too_little = (middle, too_little) if cost(middle) <= epsilon else (enough, middle)
+    return enough
+
+
+def _enough_by_rdp(epsilon: float, delta: float, sample_rate: float, count: int) -> float:
     from opacus.accountants.utils import get_noise_multiplier
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return float(
-            get_noise_multiplier(
-                target_epsilon=epsilon,
-                target_delta=delta,
-                sample_rate=sample_rate,
-                steps=count,
-                accountant=accountant,
-            )
+        found = get_noise_multiplier(
+            target_epsilon=epsilon, target_delta=delta, sample_rate=sample_rate, steps=count, accountant="rdp"
         )
+    return float(found)

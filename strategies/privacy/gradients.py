@@ -1,8 +1,10 @@
-"""DP-SGD: every image's gradient clipped, noise on their sum.
+"""DP-SGD: every image's or every patient's gradient clipped, noise on their sum.
 
 Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, algorithm 1. Batches are Poisson samples, as the
 accountants assume: each image is drawn by itself, so that a batch's size varies and may be 0; the sum is divided by
-the size expected. Opacus gives the gradient of every image in one pass.
+the size expected. Opacus gives the gradient of every image in one pass. To hide patients, patients are drawn, and what
+is clipped is the sum over all images of a patient: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private
+Recurrent Language Models", ICLR 2018, with a site's patients in the place of users.
 
 An image's loss is that of a batch of this image alone. Where some labels of a batch are unknown, that weighs its
 entries otherwise than the mean over all known entries of the batch does, which no image may influence for another.
@@ -22,7 +24,7 @@ from common.data.augmentation.weak import augment
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
 from strategies.local.training import Batch, Exercise, Losses
-from strategies.privacy.noise import NoiseSource
+from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
 
 
 @dataclass(frozen=True)
@@ -31,9 +33,10 @@ class PrivateEpochs:
 
     Attributes:
         max_norm: Longest length of one image's gradient.
-        sample_rate: Probability with which a step looks at an image.
+        sample_rate: Probability with which a step looks at an image, or at all images of a patient.
         steps: In an epoch.
         expected: Images of a batch, on average.
+        owners: ``(images,)`` int64, the patient of each image as a number from 0 without gaps; None hides images.
     """
 
     loss: Loss
@@ -43,6 +46,7 @@ class PrivateEpochs:
     steps: int
     expected: float
     noise: NoiseSource
+    owners: Tensor | None = None
 
     def __call__(
         self, network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
@@ -51,34 +55,45 @@ class PrivateEpochs:
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
+        rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         with gradients_by_image(network) as learning:
             for step in range(self.steps):
-                rows = self.noise.drawn(len(exercise.examples), self.sample_rate)
-                sums, total = self._sums(network, exercise, rows, generator)
+                drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
+                sums, losses[step] = self._sums(network, exercise, drawn, generator)
                 optimizer.zero_grad(set_to_none=True)
-                for parameter, value in zip(learning, sums, strict=True):
-                    noisy = value + self.noise.like(value, self.noise_multiplier * self.max_norm)
+                for parameter, total in zip(learning, sums, strict=True):
+                    noisy = self._grid.released(total, self.noise)
                     # Like the parameter in memory too: a fused step reads both as they lie there.
                     parameter.grad = torch.empty_like(parameter).copy_(noisy / self.expected)
                 optimizer.step()
-                losses[step] = total / max(len(rows), 1)
         return losses
 
+    @property
+    def _grid(self) -> Grid:
+        return Grid(self.noise_multiplier * self.max_norm, self.max_norm)
+
     def _sums(
-        self, network: SplitNetwork, exercise: Exercise, rows: Tensor, generator: torch.Generator
+        self, network: SplitNetwork, exercise: Exercise, drawn: Sequence[Tensor], generator: torch.Generator
     ) -> tuple[list[Tensor], float]:
-        """The sum of clipped gradients, parameter by parameter, and of losses; no more images at a time than a batch
-        of the experiment has.
+        """The sum of clipped gradients in steps of the grid, parameter by parameter, and the mean loss.
+
+        Args:
+            drawn: The rows of each image or patient drawn.
         """
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        sums, total = [torch.zeros_like(parameter) for parameter in learning], 0.0
-        for part in torch.split(rows, exercise.spec.batch_size) if len(rows) else ():
-            losses = self._losses(network, exercise, part, generator)
-            losses.sum().backward()  # type: ignore[no-untyped-call]
-            each = [_taken_gradients(parameter) for parameter in learning]
-            sums = [before + more for before, more in zip(sums, clipped_sum(each, self.max_norm), strict=True)]
-            total += float(losses.detach().sum())
-        return sums, total
+        sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
+        loss, images = 0.0, sum(map(len, drawn))
+        for pack in packs(drawn, exercise.spec.batch_size):
+            each = [torch.zeros((len(pack), *parameter.shape), device=parameter.device) for parameter in learning]
+            rows, owner = torch.cat(pack), torch.repeat_interleave(torch.tensor([len(one) for one in pack]))
+            for part, whose in zip(*(torch.split(one, exercise.spec.batch_size) for one in (rows, owner)), strict=True):
+                losses = self._losses(network, exercise, part, generator)
+                losses.sum().backward()  # type: ignore[no-untyped-call]
+                for gradients, parameter in zip(each, learning, strict=True):
+                    gradients.index_add_(0, whose.to(gradients.device), _taken_gradients(parameter))
+                loss += float(losses.detach().sum())
+            sums = [before + more for before, more in zip(sums, clipped_sum(each, self._grid), strict=True)]
+        return sums, loss / max(images, 1)
 
     def _losses(self, network: SplitNetwork, exercise: Exercise, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Every image's own loss, ``(batch,)``."""
@@ -99,16 +114,49 @@ def losses_by_image(loss: Loss, logits: Tensor, labels: Tensor, annotated: Tenso
     return torch.vmap(of_one)(logits, labels)
 
 
-def clipped_sum(gradients: Sequence[Tensor], max_norm: float) -> list[Tensor]:
-    """Sum over images of gradients, each image's shortened to ``max_norm`` where it is longer.
+def rows_by_owner(owners: Tensor) -> tuple[Tensor, ...]:
+    """The rows of each owner, by its number.
+
+    Args:
+        owners: ``(images,)``, the owner of each row.
+    """
+    return torch.split(torch.argsort(owners, stable=True), torch.bincount(owners).tolist())
+
+
+def packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
+    """Owners' rows in packs of at most ``size`` rows; an owner of more is a pack alone."""
+    pack, held = list[Tensor](), 0
+    for rows in drawn:
+        if pack and held + len(rows) > size:
+            yield pack
+            pack, held = [], 0
+        pack.append(rows)
+        held += len(rows)
+    if pack:
+        yield pack
+
+
+def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
+    """Sum over images or patients of gradients, each shortened to the grid's longest where it is longer.
+
+    A gradient that is not finite counts as 0: else one image could make the whole sum so.
 
     Args:
         gradients: One a parameter, ``(images, *its shape)``; an image's length runs over all of them.
+
+    Returns:
+        Whole steps of the grid, float64, one a parameter in its shape; exact, however many were added.
     """
-    squares = [gradient.flatten(1).square().sum(dim=1) for gradient in gradients]
+    squares = [gradient.double().reshape(len(gradient), -1).square().sum(dim=1) for gradient in gradients]
     lengths = torch.stack(squares).sum(dim=0).sqrt()  # (images,)
-    factors = (max_norm / lengths.clamp(min=1e-12)).clamp(max=1.0)
-    return [torch.tensordot(factors, gradient, dims=1) for gradient in gradients]
+    factors = (SHRUNK * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
+    factors = factors.where(lengths.isfinite(), 0.0).float()
+    return [_sum_of_steps(gradient, factors, grid) for gradient in gradients]
+
+
+def _sum_of_steps(gradients: Tensor, factors: Tensor, grid: Grid) -> Tensor:
+    short = gradients * factors.view(-1, *[1] * (gradients.dim() - 1))
+    return grid.steps_of(short.nan_to_num(0.0, 0.0, 0.0)).sum(dim=0, dtype=torch.float64)
 
 
 class _Copied(nn.Module):

@@ -3,6 +3,11 @@
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from common.config import Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
@@ -14,6 +19,9 @@ from strategies.privacy.accounting import Steps, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs
 from strategies.privacy.noise import NoiseSource
 from strategies.privacy.updates import NoisyReply
+
+BY_STEP: Final = ("sample", "patient")
+"""Levels at which each step of training is noisy."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +45,16 @@ class Protection:
         """Privacy cost of one round."""
         return Steps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
-    def epochs_for(self, method: Method, noise: NoiseSource) -> PrivateEpochs | None:
-        """What trains an epoch; None for the plain way."""
-        if self.section.level != "sample":
+    def epochs_for(self, method: Method, noise: NoiseSource, patients: NDArray[np.str_]) -> PrivateEpochs | None:
+        """What trains an epoch; None for the plain way.
+
+        Args:
+            patients: Of each training image.
+        """
+        if self.section.level not in BY_STEP:
             return None
+        by_patient = self.section.level == "patient"
+        owners = torch.from_numpy(np.unique(patients, return_inverse=True)[1]) if by_patient else None
         return PrivateEpochs(
             loss=method.loss,
             max_norm=self.section.max_grad_norm,
@@ -49,6 +63,7 @@ class Protection:
             steps=self.steps,
             expected=self.sample_rate * self.images,
             noise=noise,
+            owners=owners,
         )
 
     def reply_for(self, noise: NoiseSource) -> NoisyReply | None:
@@ -89,7 +104,7 @@ def privacy_faults(method: Method, experiment: Experiment | Plan) -> list[Fault]
     trains_norm = experiment.model.norm == "batch" and has_batch_norm(experiment.model)
     instead = "" if experiment.model.backbone_frozen else ', or method.trunk = "fedbn_plus"'
     found = _faults_of_updates(method, trains_norm, instead)
-    if level == "sample":
+    if level in BY_STEP:
         found = _faults_of_images(method, trains_norm, instead) + _faults_of_steps(experiment.training)
         if experiment.augmentation.transform is not None:
             found.append("a plug-in's transform may mix the images of a batch; leave out augmentation.transform")

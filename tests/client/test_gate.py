@@ -46,6 +46,14 @@ def under(folder: Path, **policy: Any) -> Site:
 
 CLIPPED = {"clip_update": 0.5}
 SURGICAL = plan("surgical", {})
+
+
+def private(level: str) -> Plan:
+    tree = SURGICAL.model_dump(mode="json")
+    tree["model"]["norm"], tree["evaluation"]["result"] = "group", "last"
+    return Plan.model_validate({**tree, "privacy": {"level": level, "noise_multiplier": 2.0}})
+
+
 DECLINES: list[tuple[dict[str, Any], Plan, str]] = [
     ({"methods": ("fedsld",)}, SURGICAL, 'declines: policy.methods: it does not have "surgical".'),
     ({"maximum_rounds": 19}, SURGICAL, "declines: policy.maximum_rounds: it is 19, and the run has 20 rounds."),
@@ -70,6 +78,16 @@ DECLINES: list[tuple[dict[str, Any], Plan, str]] = [
         {"maximum_update_norm": 0.4},
         SURGICAL,
         "declines: policy.maximum_update_norm: it is 0.4, and the plan does not clip: method.clip_update is not set.",
+    ),
+    (
+        {"epsilon": 5.0},
+        SURGICAL,
+        "declines: policy.epsilon: it takes part only in runs with privacy, and the plan has no [privacy] level.",
+    ),
+    (
+        {"privacy_unit": "patient"},
+        private("sample"),
+        'declines: policy.privacy_unit: it is "patient", and privacy.level = "sample" hides single images.',
     ),
 ]
 

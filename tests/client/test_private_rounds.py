@@ -39,7 +39,7 @@ def first_round(at: Site, of: Plan, server_round: int = 1) -> TrainReply:
 
 
 def cost(*steps: Steps) -> float:
-    return epsilon_of(steps, 1e-5, "rdp")
+    return epsilon_of(steps, 1e-5, "prv")
 
 
 def test_what_a_round_cost_is_on_the_disk_when_its_reply_leaves(tmp_path: Path) -> None:
@@ -105,13 +105,6 @@ def test_the_reply_that_the_budget_paid_for_can_still_be_sent_again(tmp_path: Pa
     assert first_round(at, of).epsilon == first_round(at, of).epsilon
 
 
-def test_a_site_with_a_budget_takes_no_part_in_a_run_without_privacy(tmp_path: Path) -> None:
-    at, of = private_site(tmp_path, epsilon=5.0), plan("fedavg", {})
-    for ask in (lambda: answer(at, RollCall("run", of.model_dump_json())), lambda: first_round(at, of)):
-        with pytest.raises(BadInput, match="only in runs with privacy"):
-            ask()
-
-
 def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(tmp_path: Path) -> None:
     of = private_plan()
     for outside in (False, True):
@@ -121,6 +114,21 @@ def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(t
         told = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)
         assert [value is not None for value in told] == [outside] * 4
         assert bool(tested.class_names) is outside
+
+
+@pytest.mark.parametrize("level", ["sample", "patient", "update"])
+def test_that_training_diverged_is_told_by_nothing_that_noise_does_not_cover(level: str, tmp_path: Path) -> None:
+    at, of = private_site(tmp_path), private_plan(level)
+    of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e30})})
+    received = beginning(of)
+    received.head.weight[:] = 1e30  # the logits overflow, and with them every loss
+    reply = private_round(at, request(of, received))
+    assert reply.seconds == 0.0
+    assert reply.train_loss is None
+    if level == "update":
+        assert all(np.isfinite(array).all() for array in reply.update.named().values())
+        assert reply.update.trunk is not None
+        assert reply.update.trunk.std() > 1.0  # noise, not silence
 
 
 def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Differential privacy's maths: gradients image by image, clipping, noise, what it costs, and where it is refused."""
 
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,16 @@ from common.wire.records import Groups
 from strategies.local.losses import loss_for
 from strategies.local.optimisation import optimizer_for
 from strategies.local.training import Examples, Exercise, Frozen, plain, train_epoch
-from strategies.privacy.accounting import Steps, epsilon_of, noise_multiplier_for
-from strategies.privacy.gradients import PrivateEpochs, clipped_sum, gradients_by_image, losses_by_image
-from strategies.privacy.noise import NoiseSource, seeded
+from strategies.privacy.accounting import Accountant, Steps, epsilon_of, noise_multiplier_for
+from strategies.privacy.gradients import (
+    PrivateEpochs,
+    clipped_sum,
+    gradients_by_image,
+    losses_by_image,
+    packs,
+    rows_by_owner,
+)
+from strategies.privacy.noise import Grid, seeded
 from strategies.privacy.protection import has_batch_norm, protection_of
 from strategies.privacy.updates import NoisyReply
 from strategies.registry import method_of
@@ -72,12 +80,42 @@ def test_a_network_is_as_before_once_its_gradients_were_looked_at() -> None:
     assert not any(hasattr(parameter, "grad_sample") for parameter in trained.parameters())
 
 
+def released_sum(gradients: list[torch.Tensor], max_norm: float) -> list[torch.Tensor]:
+    grid = Grid(0.0, max_norm)
+    return [grid.released(total, seeded(0)) for total in clipped_sum(gradients, grid)]
+
+
 def test_a_long_gradient_is_shortened_over_all_parameters_together_and_a_short_one_stays() -> None:
     # Image 1: (3, 4), length 5, to length 1: (0.6, 0.8). Image 2: (0.3, -0.4), length 0.5, stays. Image 3: nothing.
     weight, bias = torch.tensor([[3.0], [0.3], [0.0]]), torch.tensor([[4.0], [-0.4], [0.0]])
-    first, second = clipped_sum([weight, bias], max_norm=1.0)
-    torch.testing.assert_close(first, torch.tensor([0.9]))
-    torch.testing.assert_close(second, torch.tensor([0.4]))
+    first, second = released_sum([weight, bias], max_norm=1.0)
+    torch.testing.assert_close(first, torch.tensor([0.9]), rtol=2e-6, atol=0)
+    torch.testing.assert_close(second, torch.tensor([0.4]), rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("deviation", [0.0, 0.3, 30.0])
+def test_no_gradient_is_longer_than_the_bound_in_whole_steps_of_the_grid(deviation: float) -> None:
+    generator, grid = torch.Generator().manual_seed(1), Grid(deviation, 0.7)
+    for scale in (1e-9, 1.0, 1e30):
+        gradients = [scale * torch.randn(1, *shape, generator=generator) for shape in ((40, 30), (50,), ())]
+        totals = clipped_sum(gradients, grid)
+        squares = sum(int(step) ** 2 for total in totals for step in total.flatten().tolist())
+        assert all(torch.equal(total, total.round()) for total in totals)
+        assert squares <= (grid.longest / grid.step) ** 2
+
+
+def test_the_sum_does_not_depend_on_the_order_of_the_images() -> None:
+    gradients, grid = torch.randn(500, 300, generator=torch.Generator().manual_seed(2)), Grid(1.0, 1.0)
+    order = torch.randperm(500, generator=torch.Generator().manual_seed(3))
+    forwards, backwards = (clipped_sum([rows], grid)[0] for rows in (gradients, gradients[order]))
+    assert torch.equal(forwards, backwards)
+
+
+@pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
+def test_an_image_whose_gradient_is_not_finite_adds_nothing(odd: float) -> None:
+    weight = torch.tensor([[0.5, 0.1], [odd, 0.3], [0.25, 0.2]])
+    (total,) = released_sum([weight], max_norm=1.0)
+    torch.testing.assert_close(total, torch.tensor([0.75, 0.3]))
 
 
 def private(noise_multiplier: float, max_norm: float, *, rate: float, steps: int, images: int) -> PrivateEpochs:
@@ -100,7 +138,7 @@ def trunk_after(epoch: object, of: Exercise, epochs: int = 3) -> np.ndarray:
 @pytest.mark.parametrize("batch_size", [20, 50])
 def test_without_noise_and_with_room_for_every_gradient_it_is_plain_training(batch_size: int) -> None:
     of = exercise(examples(20), batch_size)
-    whole = private(0.0, 1e6, rate=1.0, steps=1, images=20)
+    whole = private(0.0, 1e3, rate=1.0, steps=1, images=20)
     np.testing.assert_allclose(trunk_after(whole, of), trunk_after(train_epoch, of), rtol=1e-4, atol=1e-6)
 
 
@@ -108,6 +146,30 @@ def test_images_are_taken_a_few_at_a_time_without_changing_the_step() -> None:
     whole, by_six = exercise(examples(20), 20), exercise(examples(20), 6)
     epoch = private(0.0, 0.05, rate=1.0, steps=1, images=20)
     np.testing.assert_allclose(trunk_after(epoch, by_six), trunk_after(epoch, whole), rtol=1e-4, atol=1e-6)
+
+
+def test_a_patients_images_are_clipped_together() -> None:
+    of, trained = exercise(examples(20), 6), network()
+    owners = torch.tensor([0] * 9 + [1] * 4 + [2] * 7)  # the first is more than a batch
+    with gradients_by_image(trained) as learning:
+        losses_by_image(BCE, trained(of.examples.images), of.examples.labels, EVERY).sum().backward()
+        each = [parameter.grad_sample for parameter in learning]
+    sums = [torch.stack([gradient[owners == owner].sum(dim=0) for owner in range(3)]) for gradient in each]
+    norms = torch.stack([part.flatten(1).square().sum(1) for part in sums]).sum(0).sqrt()
+    bound = float(norms.sort().values[1])  # two of the three are shortened, or just not
+    expected = [(part * (bound / norms).clamp(max=1).view(-1, *[1] * (part.dim() - 1))).sum(0) for part in sums]
+    one = replace(private(0.0, bound, rate=1.0, steps=1, images=20), owners=owners)
+    before = [parameter.detach().clone() for parameter in network().parameters()]
+    trained = network()
+    one(trained, of, torch.optim.SGD(trained.parameters(), lr=20.0), torch.Generator())
+    for parameter, start, step in zip(trained.parameters(), before, expected, strict=True):
+        torch.testing.assert_close(start - parameter, step, rtol=1e-3, atol=1e-5)
+
+
+def test_rows_are_found_by_owner_and_no_owner_is_split_over_packs() -> None:
+    owners = torch.tensor([2, 0, 1, 0, 2, 2])
+    assert [rows.tolist() for rows in rows_by_owner(owners)] == [[1, 3], [2], [0, 4, 5]]
+    assert [[len(rows) for rows in pack] for pack in packs(rows_by_owner(owners), 2)] == [[2], [1], [3]]
 
 
 def test_an_empty_draw_is_a_step_of_noise() -> None:
@@ -120,13 +182,6 @@ def test_an_empty_draw_is_a_step_of_noise() -> None:
 
 
 # ---------------------------------------------------------------------- noise
-
-
-@pytest.mark.parametrize("careful", [False, True])
-def test_noise_has_the_deviation_it_is_asked_for(careful: bool) -> None:
-    noise = NoiseSource(torch.Generator().manual_seed(1), careful).like(torch.empty(200_000), 3.0)
-    assert noise.mean().abs() < 0.03
-    assert noise.std() == pytest.approx(3.0, abs=0.03)
 
 
 def reply(noise_multiplier: float, update_norm: float, statistics_norm: float) -> NoisyReply:
@@ -182,9 +237,22 @@ def test_nothing_costs_nothing_and_no_noise_has_no_price() -> None:
     assert epsilon_of([Steps(1.0, 0.1, 5), Steps(0.0, 0.1, 1)], 1e-5, "rdp") == float("inf")
 
 
-def test_the_noise_for_an_epsilon_costs_that_and_no_more() -> None:
-    noise = noise_multiplier_for(4.0, 1e-5, sample_rate=0.1, count=50, accountant="rdp")
-    assert 3.98 < epsilon_of([Steps(noise, 0.1, 50)], 1e-5, "rdp") <= 4.0
+@pytest.mark.parametrize("accountant", ["rdp", "prv"])
+def test_the_noise_for_an_epsilon_costs_that_and_no_more(accountant: Accountant) -> None:
+    noise = noise_multiplier_for(4.0, 1e-5, sample_rate=0.1, count=50, accountant=accountant)
+    assert 3.98 < epsilon_of([Steps(noise, 0.1, 50)], 1e-5, accountant) <= 4.0
+
+
+def test_the_tighter_accountant_asks_for_less_noise() -> None:
+    by_rdp, by_prv = (
+        noise_multiplier_for(8.0, 1e-5, sample_rate=0.1, count=30, accountant=name) for name in ("rdp", "prv")
+    )
+    assert by_prv < 0.97 * by_rdp
+
+
+@pytest.mark.parametrize("steps", [Steps(1.0, 0.5, 20_000), Steps(0.05, 1.0, 3), Steps(1.0, 1e-4, 3_000_000)])
+def test_what_the_tighter_accountant_has_no_memory_for_is_counted_by_the_other(steps: Steps) -> None:
+    assert epsilon_of([steps], 1e-5, "prv") == epsilon_of([steps], 1e-5, "rdp")
 
 
 def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
@@ -197,7 +265,7 @@ def test_an_epsilon_is_spent_over_all_steps_of_the_run(tmp_path: Path) -> None:
     # 100 images in batches of 30: four steps an epoch, two epochs a round.
     assert (found.cost.count, found.cost.sample_rate) == (8, 0.3)
     run = Steps(found.noise_multiplier, 0.3, 4 * 8)
-    assert 2.98 < epsilon_of([run], 1e-5, "rdp") <= 3.0
+    assert 2.98 < epsilon_of([run], 1e-5, "prv") <= 3.0
 
 
 # ---------------------------------------------------------------------- where it is refused
@@ -270,7 +338,7 @@ def test_it_is_known_which_architectures_have_batch_normalisation() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["sample", "update"])
+@pytest.mark.parametrize("level", ["sample", "patient", "update"])
 def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, tmp_path: Path) -> None:
     asked = (
         f"privacy.level={level}", "privacy.noise_multiplier=2.0", "model.norm=group", "evaluation.result=last",
@@ -280,6 +348,6 @@ def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, t
     again = federation(tmp_path, *asked, out="again")
     assert first["model_sha256"] == again["model_sha256"]
     images = first["sites"]["site-1"]["train_samples"]
-    rate, count = (300 / images, -(-images // 300)) if level == "sample" else (1.0, 1)
-    expected = epsilon_of([Steps(2.0, rate, count)], 1e-5, "rdp")
+    rate, count = (300 / images, -(-images // 300)) if level != "update" else (1.0, 1)
+    expected = epsilon_of([Steps(2.0, rate, count)], 1e-5, "prv")
     assert first["privacy"]["epsilon"]["site-1"] == pytest.approx(expected)

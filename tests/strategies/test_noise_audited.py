@@ -1,0 +1,97 @@
+"""Differential privacy measured from outside: who took part is guessed from one step of training, canary by canary.
+
+Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023: each of m canaries takes part
+by the toss of a coin; from what is released some are guessed. Under (epsilon, delta) the right guesses are few.
+"""
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from scipy import stats
+from torch import Tensor, nn
+
+from common.config import TrainingSection
+from common.data.augmentation.spec import AugmentationSpec
+from common.models.network import SplitNetwork
+from common.models.zoo.spec import ModelSpec
+from strategies.local.losses import loss_for
+from strategies.local.training import Examples, Exercise, Frozen, plain
+from strategies.privacy.accounting import Steps, epsilon_of
+from strategies.privacy.gradients import PrivateEpochs
+from strategies.privacy.noise import seeded
+
+SIZE = 64
+CANARIES = SIZE * SIZE
+DELTA = 1e-5
+BCE = loss_for("multi_label", "masked")
+
+
+class Brightest(nn.Module):
+    """One feature a pixel, large for the brightest: every canary has a gradient of its own, as large as may be."""
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        flat = pixels.flatten(1)
+        return 1000.0 * (flat == flat.amax(dim=1, keepdim=True)).float()
+
+
+def canaries(present: NDArray[np.int64]) -> Examples:
+    """An image for each canary that takes part: one bright pixel, at the place of its number."""
+    images = torch.zeros(len(present), CANARIES, dtype=torch.uint8)
+    images[torch.arange(len(present)), torch.from_numpy(present)] = 255
+    labels = torch.ones(len(present), 1)
+    return Examples(images.reshape(-1, 1, SIZE, SIZE), labels, torch.tensor([True]))
+
+
+def scores(
+    taking_part: NDArray[np.bool_], noise_multiplier: float, images_each: int, *, hides_patients: bool
+) -> Tensor:
+    """What one noisy step did to each canary's weight; the larger, the likelier it took part."""
+    spec = ModelSpec.model_validate({"architecture": "tiny_cnn", "channels": 1, "image_size": SIZE})
+    head = nn.Linear(CANARIES, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    network = SplitNetwork(spec, ("a",), backbone=Brightest(), neck=nn.Identity(), head=head)
+    present = np.repeat(np.flatnonzero(taking_part), images_each)
+    training = TrainingSection(batch_size=256, lr=1.0, optimizer="sgd")
+    exercise = Exercise(canaries(present), plain(BCE), training, AugmentationSpec(), Frozen())
+    owners = torch.from_numpy(np.unique(present, return_inverse=True)[1]) if hides_patients else None
+    step = PrivateEpochs(BCE, 1.0, noise_multiplier, 1.0, 1, 1.0, seeded(11), owners)
+    step(network, exercise, torch.optim.SGD(network.parameters(), lr=1.0), torch.Generator())
+    return head.weight.detach()[0]
+
+
+def proven_epsilon(taking_part: NDArray[np.bool_], seen: NDArray[np.float32], guesses: int) -> float:
+    """The lower bound on epsilon, at confidence 0.95, that so many guesses prove, half of them of each kind."""
+    order = np.argsort(seen)
+    right = int(taking_part[order[-guesses // 2 :]].sum() + (~taking_part[order[: guesses // 2]]).sum())
+
+    def probability(epsilon: float) -> float:
+        """At most so likely are as many right guesses under this epsilon (theorem 5.2)."""
+        binomial = stats.binom(guesses, 1 / (1 + np.exp(-epsilon)))
+        fewer = np.arange(1, right + 1)
+        slack = float(np.max((binomial.cdf(right - 1) - binomial.cdf(right - fewer - 1)) / fewer)) if right else 0.0
+        return float(binomial.sf(right - 1)) + 2 * len(seen) * DELTA * slack
+
+    candidates = np.arange(0.0, 12.0, 0.01)
+    proven = [epsilon for epsilon in candidates if probability(float(epsilon)) <= 0.05]
+    return float(max(proven, default=0.0))
+
+
+@pytest.mark.parametrize(("images_each", "hides_patients"), [(1, False), (5, True)])
+@pytest.mark.parametrize("noise_multiplier", [0.8, 2.0])
+def test_the_guesses_prove_no_more_than_is_stated_and_not_much_less(
+    noise_multiplier: float, images_each: int, hides_patients: bool
+) -> None:
+    taking_part = np.random.default_rng(3).random(CANARIES) < 0.5
+    seen = scores(taking_part, noise_multiplier, images_each, hides_patients=hides_patients).numpy()
+    stated = epsilon_of([Steps(noise_multiplier, 1.0, 1)], DELTA, "prv")
+    proven = proven_epsilon(taking_part, seen, guesses=128)
+    assert stated / 3 <= proven <= stated
+
+
+def test_images_hidden_one_by_one_do_not_hide_a_patient_of_many() -> None:
+    """The audit can fail: with five images each, a patient is found beyond the epsilon of an image."""
+    taking_part = np.random.default_rng(3).random(CANARIES) < 0.5
+    seen = scores(taking_part, 2.0, 5, hides_patients=False).numpy()
+    assert proven_epsilon(taking_part, seen, guesses=512) > epsilon_of([Steps(2.0, 1.0, 1)], DELTA, "prv")
