@@ -6,7 +6,7 @@ from dataclasses import replace
 from client.site.site import Site
 from client.training.evaluate_round import evaluate_round
 from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
-from client.training.train_round import Shield, train_round
+from client.training.train_round import train_round
 from common.config import Plan
 from common.errors import BadInput, Fault
 from common.system.seeds import seed_of
@@ -64,8 +64,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
         ledger.note_again(entry)
         return same
     _refuse_beyond_budget(site, protection)
-    noise = _noise(site, plan, request.round)
-    shield = Shield(protection.epochs_for(method, noise, site.train.patients), protection.reply_for(noise))
+    shield = protection.shield(method, _noise(site, plan, request.round), site.train.patients)
     section = plan.privacy
     spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
     reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)

@@ -27,30 +27,13 @@ from strategies.local.training import (
     Trained,
     Validation,
     plain,
-    refuse_diverged,
     reproducible,
     train,
     train_epoch,
     train_until_settled,
     validate,
 )
-from strategies.privacy.updates import NoisyReply
-
-
-@dataclass(frozen=True)
-class Shield:
-    """What makes a round private; nothing where both are None.
-
-    Attributes:
-        epoch: Trains an epoch.
-        reply: Makes an update and a method's statistics noisy.
-    """
-
-    epoch: Epoch | None = None
-    reply: NoisyReply | None = None
-
-
-BARE = Shield()
+from strategies.privacy.protection import BARE, Shield
 
 
 def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> TrainReply:
@@ -115,22 +98,12 @@ def _trained(work: Work, request: TrainRequest, shield: Shield) -> tuple[Validat
         judged_by = None if request.ranks else validation
         trained, optimizer = fine_tune(work, local, judged_by, generator, request.round, shield.epoch)
         state = read_state(network)
-        _refuse_diverged(state, trained.last_loss, shield)
+        shield.refuse_diverged(state, trained.last_loss)
         few = few_of_rows(site.train, network.class_names, site.policy)
         own = local.statistics(network, trained.losses)
         statistics = told_statistics(own, method.traffic.statistics, few, site.policy)
     kept = local.notes(network)
     return found, tally, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
-
-
-def _refuse_diverged(state: ModelState, loss: float, shield: Shield) -> None:
-    """Raise if training diverged, unless only the images say so: then noise has to hide that too.
-
-    Raises:
-        FloatingPointError: Naming what would help.
-    """
-    if shield.reply is None:
-        refuse_diverged(state, 0.0 if shield.epoch else loss)
 
 
 def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> None:

@@ -62,7 +62,7 @@ def discrete_gaussian(count: int, bits: BitStream, scale_bits: int = SCALE_BITS)
 
 
 def _accepted(count: int, bits: BitStream, scale_bits: int) -> Integers:
-    """Those of ``count`` tries that became a discrete Gaussian (algorithm 3, with t = s)."""
+    """Make ``count`` tries at a discrete Gaussian (algorithm 3, with t = s); return those that are kept."""
     magnitude, positive = _discrete_laplace(count, bits, scale_bits)
     # (|y| - s)^2 / (2 s^2), in units of 2^-(2 scale_bits + 1)
     distance = np.abs(magnitude - (1 << scale_bits)).astype(np.uint64)
@@ -105,7 +105,7 @@ def _falls(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_
 
 
 def _falls_once(rest: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
-    """The same for exponents below 1."""
+    """Draw events of probability ``exp(-rest / 2^unit_bits)``, for exponents below 1."""
     result, active, k = np.zeros(rest.size, bool), np.arange(rest.size), 1
     shift = np.uint64(WORD_BITS - unit_bits)
     while active.size:
@@ -118,7 +118,7 @@ def _falls_once(rest: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool
 
 
 def _falls_of_one(count: int, bits: BitStream) -> NDArray[np.bool_]:
-    """The same for the exponent 1."""
+    """Draw ``count`` events of probability exp(-1)."""
     result, active, k = np.zeros(count, bool), np.arange(count), 2
     while active.size:
         happened = bits.multiples(active.size, k)

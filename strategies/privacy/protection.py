@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from common.config import Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
 from common.models.network import BATCH_NORM
+from common.models.state import ModelState
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import ModelSpec
 from strategies.base.method import Method
+from strategies.local.training import Epoch, refuse_diverged
 from strategies.privacy.accounting import Steps, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs
 from strategies.privacy.noise import NoiseSource
@@ -22,6 +24,31 @@ from strategies.privacy.updates import NoisyReply
 
 BY_STEP: Final = ("sample", "patient")
 """Levels at which each step of training is noisy."""
+
+
+@dataclass(frozen=True)
+class Shield:
+    """What makes a round private; nothing where both are None.
+
+    Attributes:
+        epoch: Trains an epoch.
+        reply: Makes an update and a method's statistics noisy.
+    """
+
+    epoch: Epoch | None = None
+    reply: NoisyReply | None = None
+
+    def refuse_diverged(self, state: ModelState, loss: float) -> None:
+        """Raise if training diverged, unless only the images say so: then noise has to hide that too.
+
+        Raises:
+            FloatingPointError: Naming what would help.
+        """
+        if self.reply is None:
+            refuse_diverged(state, 0.0 if self.epoch else loss)
+
+
+BARE: Final = Shield()
 
 
 @dataclass(frozen=True)
@@ -45,33 +72,28 @@ class Protection:
         """Privacy cost of one round."""
         return Steps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
-    def epochs_for(self, method: Method, noise: NoiseSource, patients: NDArray[np.str_]) -> PrivateEpochs | None:
-        """What trains an epoch; None for the plain way.
+    def shield(self, method: Method, noise: NoiseSource, patients: NDArray[np.str_]) -> Shield:
+        """What makes one round private.
 
         Args:
             patients: Of each training image.
         """
-        if self.section.level not in BY_STEP:
-            return None
-        by_patient = self.section.level == "patient"
-        owners = torch.from_numpy(np.unique(patients, return_inverse=True)[1]) if by_patient else None
-        return PrivateEpochs(
+        section = self.section
+        if section.level == "update":
+            bounds = section.max_update_norm, section.max_statistics_norm
+            return Shield(reply=NoisyReply(*bounds, self.noise_multiplier, noise))
+        by_patient = section.level == "patient"
+        epoch = PrivateEpochs(
             loss=method.loss,
-            max_norm=self.section.max_grad_norm,
+            max_norm=section.max_grad_norm,
             noise_multiplier=self.noise_multiplier,
             sample_rate=self.sample_rate,
             steps=self.steps,
             expected=self.sample_rate * self.images,
             noise=noise,
-            owners=owners,
+            owners=torch.from_numpy(np.unique(patients, return_inverse=True)[1]) if by_patient else None,
         )
-
-    def reply_for(self, noise: NoiseSource) -> NoisyReply | None:
-        """What makes a reply noisy; None where it is made of noisy steps already."""
-        if self.section.level != "update":
-            return None
-        section = self.section
-        return NoisyReply(section.max_update_norm, section.max_statistics_norm, self.noise_multiplier, noise)
+        return Shield(epoch)
 
 
 def protection_of(plan: Plan, method: Method, images: int) -> Protection | None:
