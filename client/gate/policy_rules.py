@@ -236,6 +236,14 @@ def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
+def _training_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    if policy.training_figures or not isinstance(reply, TrainReply | EvaluateReply):
+        return ""
+    figures = [reply.validation_loss, reply.validation_auroc]
+    figures += [reply.train_loss] if isinstance(reply, TrainReply) else []
+    return "it is false" if any(figure is not None for figure in figures) else ""
+
+
 def _metrics_asked(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     named = reply.metric_names if isinstance(reply, EvaluateReply) else ()
     return _beyond(named, asked.plan.evaluation.metrics, "the plan does not ask for")
@@ -259,6 +267,7 @@ REPLY_RULES: Mapping[str, ReplyRule] = {
     "policy.label_counts": _label_counts,
     "policy.score_histograms": _scores,
     "policy.smallest_count": _small_counts,
+    "policy.training_figures": _training_figures,
     "policy.test_metrics": _test_metrics,
     "evaluation.metrics": _metrics_asked,
     "policy.metrics_outside_privacy": _outside_privacy,

@@ -26,18 +26,42 @@ patient_column = "patient"
 label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not annotated
 # annotates = ["Effusion"]                  # the classes that count here; all of them where left out
 
-# What may leave besides model updates:
-# [policy]
+# What this hospital takes part in, and what may leave besides model updates. A level sets the keys below; a key that
+# stands here overrides it. What attacks find under each level: docs/privacy.md, "Three levels".
+[policy]
+level = "standard"              # "strict": only runs whose noise hides patients, no figures; "open": for public data
 # label_counts = false          # true: how many training images show each class, where the method asks (fedsld)
 # score_histograms = false      # true: how the final model's scores on the test images are spread, if asked
-# smallest_count = 10           # ... but nothing of classes that fewer patients show, or fewer do not
+# training_figures = true       # false: no loss, and no AUROC on the validation images
+# test_metrics = true           # false: nothing of how good the model is on the test images
+# test_each_round = true        # false: decline runs that test the model here every round
+# smallest_count = 10           # nothing of classes that fewer patients show, or fewer do not
+# round_counts_to = 1           # counts are rounded down to a multiple of it
+# parts = ["trunk", "norm", "head"]         # groups of the network whose change may leave
+# statistics = []               # what a method may be told beside; what it declares where left out
+# maximum_update_norm = 1.0     # decline runs that do not clip a change to this length, or less
+# keep_features = true          # features of a frozen trunk are kept on this disk, encrypted
+
+# Noise and masks:
 # epsilon = 10.0                # only runs with privacy, and none beyond this, all together: docs/privacy.md
+# delta = 1e-5                  # at which epsilon is counted
+# privacy_unit = "image"        # "patient": decline runs whose noise hides only single images
+# metrics_outside_privacy = false           # true: figures that no noise covers leave in such runs too
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
 # smallest_cohort = 3           # under secure aggregation, help to open no sum of fewer sites
 # rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
+# peers = {{ south = "ecdsa-sha2-nistp256 AAAA..." }}   # the sites with which masks are agreed on
 
-# What a run may cost this machine; a run beyond is declined. All limits: docs/hospital-it.md, "What a run may cost"
-# (they belong into the same [policy] table):
+# What runs here:
+# methods = ["surgical"]        # all of this release where left out; a plug-in's only if listed
+# networks = ["timm:*"]         # networks that are not Polyclinic's own
+# losses = []                   # of plug-ins, like the four below: "plugin:NAME"
+# metrics = []
+# transforms = []
+# optimizers = []
+# schedules = []
+
+# What a run may cost this machine; a run beyond is declined: docs/hospital-it.md, "What a run may cost"
 # maximum_hours = 24            # work on one request; this program stops a longer one
 # maximum_run_hours = 720       # work on one run, all requests together
 # maximum_rounds = 10000
@@ -52,7 +76,6 @@ label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not ann
 # maximum_threads = 64
 # maximum_plan_kb = 64
 # maximum_method_number = 10000 # largest whole number in a plan's [method]
-# test_each_round = true        # false: decline runs that test the model here every round
 
 # Where this hospital's words differ from the federation's:
 # [data.synonyms]

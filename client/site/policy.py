@@ -7,7 +7,7 @@ down, or allow what is told only where a hospital says so. The rules that hold t
 The limits have defaults that an ordinary experiment never meets; None takes one away, which no file can say.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -38,10 +38,29 @@ WITHOUT_LIMITS: dict[str, Any] = {
 """For a simulation: who writes the plan there owns the machine."""
 
 
+Level = Literal["open", "standard", "strict"]
+LEVELS: Mapping[Level, Mapping[str, Any]] = {
+    "open": {"label_counts": True, "score_histograms": True, "rows_alone": True, "smallest_cohort": 2},
+    "standard": {},
+    "strict": {
+        "epsilon": 8.0,
+        "privacy_unit": "patient",
+        "training_figures": False,
+        "test_metrics": False,
+        "test_each_round": False,
+        "round_counts_to": 10,
+    },
+}
+"""What a level sets where the file does not say otherwise; all else is at its default."""
+
+
 class Policy(Section):
     """What the hospital takes part in, and lets out.
 
     Attributes:
+        level: Which defaults hold, see :data:`LEVELS`: ``strict`` takes part only in runs whose noise hides whole
+            patients, and tells no figure that noise does not cover; ``open`` tells what a method or the coordinator
+            asks for, for data that anybody may see.
         methods: Those it takes part in; every method of this release where left out, as ``*`` says too. A plug-in's is
             allowed only where it is listed, ``plugin:NAME``.
         networks: Networks that are not Polyclinic's own and that it builds, ``*`` standing for any letters; a plug-in
@@ -74,6 +93,8 @@ class Policy(Section):
             method declares.
         maximum_update_norm: Longest Euclidean length of a change that leaves; runs whose plan does not clip to it, or
             to less, are declined.
+        training_figures: Whether it tells the loss on its training images, and loss and AUROC on its validation
+            images; else no round is chosen by them.
         test_metrics: Whether it tells how good the model is on its own test part, class by class.
         label_counts: Whether it tells how many training images show each class, where a method asks.
         score_histograms: Whether it tells how the final model's scores on its test part are spread, if asked.
@@ -92,6 +113,7 @@ class Policy(Section):
         metrics_outside_privacy: Whether losses and test results, which no noise covers, leave in a run with privacy.
     """
 
+    level: Level = "standard"
     methods: tuple[str, ...] | None = None
     networks: tuple[str, ...] = ("timm:*", "torchvision:*", "monai:*", "torchxrayvision:*")
     losses: tuple[str, ...] = ()
@@ -118,6 +140,7 @@ class Policy(Section):
     parts: tuple[Group, ...] = GROUPS
     statistics: tuple[str, ...] | None = None
     maximum_update_norm: float | None = Field(None, gt=0)
+    training_figures: bool = True
     test_metrics: bool = True
     label_counts: bool = False
     score_histograms: bool = False
@@ -131,6 +154,12 @@ class Policy(Section):
     delta: float = Field(1e-5, gt=0, lt=1)
     privacy_unit: Literal["image", "patient"] = "image"
     metrics_outside_privacy: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_level_says(cls, said: Any) -> Any:
+        known = isinstance(said, dict) and said.get("level", "standard") in LEVELS  # else pydantic says what is wrong
+        return {**LEVELS[said.get("level", "standard")], **said} if known else said
 
     @model_validator(mode="after")
     def _rounding_makes_no_zero(self) -> Self:

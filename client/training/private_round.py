@@ -57,7 +57,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     method = method_of(plan)
     protection = protection_of(plan, method, site.train_samples)
     if protection is None:
-        return train_round(site, request)
+        return _as_allowed(site, train_round(site, request))
     ledger, asked, cost = ledger_of(site), fingerprint(request), protection.cost
     entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
     if (same := ledger.reply_to(asked)) is not None:
@@ -70,6 +70,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
     if not site.policy.metrics_outside_privacy:
         reply = without_figures(reply, plan.training.epochs)
+    reply = _as_allowed(site, reply)
     ledger.note(entry, reply)
     return reply
 
@@ -78,6 +79,8 @@ def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate, for the site's own sake too; what no noise covers stays at home."""
     plan = Plan.model_validate_json(request.plan)
     reply = evaluate_round(site, request)
+    if not site.policy.training_figures:
+        reply = replace(reply, validation_loss=None, validation_auroc=None)
     outside = plan.privacy.level != "none" and not site.policy.metrics_outside_privacy
     return without_test(reply) if outside else reply
 
@@ -116,6 +119,13 @@ def without_test(reply: EvaluateReply) -> EvaluateReply:
         negatives=(),
         model_sha256=reply.model_sha256,
     )
+
+
+def _as_allowed(site: Site, reply: TrainReply) -> TrainReply:
+    """A reply without the figures of training and validation, if the policy keeps them at home."""
+    if site.policy.training_figures:
+        return reply
+    return replace(reply, train_loss=None, validation_loss=None, validation_auroc=None)
 
 
 def _refuse_beyond_budget(site: Site, protection: Protection) -> None:

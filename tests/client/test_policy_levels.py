@@ -1,0 +1,143 @@
+"""The three levels of a policy, attacked through the gate: what a coordinator finds under each."""
+
+import tomllib
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+from pydantic import ValidationError
+
+from client.site.init import TEMPLATE, prepare
+from client.site.policy import LEVELS, Level, Policy
+from client.site.site import Site
+from common.config import Plan
+from common.wire.codec import decode, encode
+from common.wire.records import EvaluateReply, TrainReply
+from tests.client.gates import asked
+from tests.client.rounds import OWN, beginning, evaluation, plan, request, site
+
+SURGICAL = plan("surgical", {}, lr=1e-30, batch_size=64)
+"""One batch, and training that changes nothing: its loss is that of the model as sent."""
+
+
+@pytest.fixture(autouse=True)
+def _flower_knows_where_it_is() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
+
+
+def private(of: Plan) -> Plan:
+    tree = of.model_dump(mode="json")
+    tree["model"]["norm"], tree["evaluation"]["result"] = "group", "last"
+    return Plan.model_validate({**tree, "privacy": {"level": "patient", "noise_multiplier": 20.0}})
+
+
+def under(folder: Path, level: Level) -> Site:
+    rounding = {} if level == "open" else {"round_counts_to": 5}
+    policy = Policy.model_validate({"level": level, "smallest_count": 5, **rounding})
+    return replace(site(folder), policy=policy)
+
+
+def told(message: Message, kind: type[Any]) -> Any:
+    """The record that left; None where the site declined."""
+    return None if message.has_error() else decode(message.content, kind)
+
+
+def sure_of(of: Plan, row: int) -> Any:
+    """A model of zeros that is sure of one class in every image: a loss then counts the images without the class."""
+    model = beginning(of)
+    model.trunk[:], model.head.weight[:], model.head.bias[:] = 0, 0, 0
+    model.head.bias[row] = 30.0
+    return model
+
+
+def counts_from_losses(at: Site, of: Plan) -> list[tuple[int, int]]:
+    """Positives of each class among training images, as found and as they are."""
+    found, n = [], len(at.train)
+    for row, name in enumerate(OWN):
+        reply = told(asked(at, "train", encode(request(of, sure_of(of, row)))), TrainReply)
+        if reply is None or reply.train_loss is None:
+            continue
+        # The mean over two classes: ln 2 for the other one, 30 for each image without this one.
+        negatives = (2 * reply.train_loss - np.log(2)) * n / 30
+        truth = int((at.train.labels[:, at.train.class_names.index(name)] == 1).sum())
+        found.append((n - round(negatives), truth))
+    return found
+
+
+def counts_from_digits(at: Site, of: Plan) -> list[bool]:
+    """Whether the exact AUROC of a class goes with the true pair of counts, of the 25 that rounding leaves."""
+    reply = told(asked(at, "evaluate", encode(evaluation(of, beginning(of), 1, 1, -1))), EvaluateReply)
+    found = []
+    for name, auroc, positives, negatives in (
+        zip(reply.class_names, reply.auroc, reply.positives, reply.negatives, strict=True) if reply else ()
+    ):
+        column = at.test.labels[:, at.test.class_names.index(name)]
+        pairs = [(p, n) for p in range(positives, positives + 5) for n in range(negatives, negatives + 5)]
+        fits = [(p, n) for p, n in pairs if p * n and (2 * p * n * Fraction(auroc)).limit_denominator(10**6) % 1 == 0]
+        found.append((int((column == 1).sum()), int((column == 0).sum())) in fits and len(fits) < len(pairs) / 2)
+    return found
+
+
+@pytest.mark.parametrize("level", ["open", "standard"])
+def test_what_a_hospital_tells_of_training_and_test_gives_its_counts_away(level: Level, tmp_path: Path) -> None:
+    at = under(tmp_path, level)
+    found = counts_from_losses(at, SURGICAL)
+    assert len(found) == 2
+    assert all(guess == truth for guess, truth in found)
+    if level == "standard":  # an open one tells the counts
+        assert any(counts_from_digits(at, SURGICAL))
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_a_strict_hospital_tells_nothing_that_gives_them_away(protected: bool, tmp_path: Path) -> None:
+    at, of = under(tmp_path, "strict"), private(SURGICAL) if protected else SURGICAL
+    assert counts_from_losses(at, of) == []
+    assert counts_from_digits(at, of) == []
+    reply = told(asked(at, "train", encode(request(of, beginning(of)))), TrainReply)
+    assert (reply is not None) is protected
+    if protected:
+        assert (reply.train_loss, reply.validation_loss, reply.validation_auroc, reply.seconds) == (
+            None,
+            None,
+            None,
+            0.0,
+        )
+        tested = told(asked(at, "evaluate", encode(evaluation(of, beginning(of), 1, 1, -1))), EvaluateReply)
+        assert (tested.validation_loss, tested.class_names) == (None, ())
+
+
+def test_without_figures_of_training_a_run_without_privacy_goes_on(tmp_path: Path) -> None:
+    at = replace(site(tmp_path), policy=Policy(smallest_count=0, training_figures=False))
+    reply = told(asked(at, "train", encode(request(SURGICAL, beginning(SURGICAL)))), TrainReply)
+    assert (reply.train_loss, reply.validation_loss, reply.validation_auroc) == (None, None, None)
+    tested = told(asked(at, "evaluate", encode(evaluation(SURGICAL, beginning(SURGICAL), 1, 1, -1))), EvaluateReply)
+    assert (tested.validation_loss, tested.validation_auroc) == (None, None)
+    assert tested.class_names == OWN
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_level_sets_what_the_file_leaves_out_and_no_more(level: Level) -> None:
+    usual, here = Policy().model_dump(), Policy.model_validate({"level": level}).model_dump()
+    assert {key: value for key, value in here.items() if value != usual[key] and key != "level"} == dict(LEVELS[level])
+    own = {"level": level, "label_counts": True, "training_figures": True, "epsilon": 3.0}
+    assert Policy.model_validate(own).model_dump(include=set(own)) == own
+
+
+def test_no_other_level_is_taken() -> None:
+    with pytest.raises(ValidationError, match="'open', 'standard' or 'strict'"):
+        Policy.model_validate({"level": "lax"})
+
+
+def test_init_writes_every_key_and_the_standard_level(tmp_path: Path) -> None:
+    prepare(tmp_path, "north")
+    text = (tmp_path / "site.toml").read_text(encoding="utf-8")
+    table = text.split("[policy]")[1].split("[data.synonyms]")[0]
+    keys = {line.removeprefix("# ").split(" = ")[0] for line in table.splitlines() if " = " in line}
+    assert set(Policy.model_fields) <= keys
+    assert '\nlevel = "standard"' in TEMPLATE
+    assert Policy.model_validate(tomllib.loads(text)["policy"]) == Policy()
