@@ -66,6 +66,28 @@ def run(
 
 
 @app.command()
+def init(
+    labels: Annotated[Path, typer.Argument(help="Your table of labels, .csv or .csv.gz.")],
+    out: Annotated[Path, typer.Option("--out", help="New experiment file.")] = Path("experiment.toml"),
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", help="Folder of the pictures; looked for beside the table where left out."),
+    ] = None,
+    image_column: Annotated[str | None, typer.Option("--image-column", help="Column that names the pictures.")] = None,
+    patient_column: Annotated[str | None, typer.Option("--patient-column", help="Column of patients.")] = None,
+) -> None:
+    """Write a commented experiment for your own table and pictures.
+
+    Example: flwr-sim init labels.csv --images scans --out mine.toml
+    """
+    from server.own_data.experiment_file import look, write_experiment
+
+    for line in write_experiment(look(labels, images, image_column, patient_column), out):
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
+    console.print(f"Next: flwr-sim run {out} --out runs/{out.stem}", markup=False, soft_wrap=True, highlight=False)
+
+
+@app.command()
 def compare(
     experiments: Annotated[list[Path], typer.Argument(help="Experiment files; the first is the reference.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for all runs and the report; runs found there are kept.")],

@@ -73,6 +73,13 @@ def command(beginning: str) -> list[str]:
     return found[1:]
 
 
+def test_the_first_experiment_is_written_by_a_command_and_runs() -> None:
+    for recipe in ("init ", "runs/first "):
+        ended = typed(server.sim_cli.main, *command(recipe))
+        assert ended.code == 0, ended.out + ended.err
+    assert set(load("runs/first").classes.index) == {"Fluid", "Mass", "Nodule"}
+
+
 def test_a_csv_and_pictures_and_then_dicom_files_make_the_same_model() -> None:
     """The DICOM files hold the same pixels, inverted."""
     for recipe in ("csv", "dicom"):
@@ -128,8 +135,8 @@ def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) 
 
 
 def test_every_command_of_the_page_is_tried_here() -> None:
-    outs = [re.search(r"runs/(\w+)|(weights) ", shlex.join(words)) for words in lines(PAGE)]
+    outs = [re.search(r"runs/(\w+)|(weights|init) ", shlex.join(words)) for words in lines(PAGE)]
     assert all(found for found in outs)
     assert {found[1] or found[2] for found in outs if found} == {
-        *("csv", "dicom", "mine", "gpu", "gpus", "foundation", "weights")
+        *("init", "first", "csv", "dicom", "mine", "gpu", "gpus", "foundation", "weights")
     }

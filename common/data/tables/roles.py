@@ -1,0 +1,124 @@
+"""What the columns of a table of labels are for, found out from their names and cells.
+
+The result is a proposal that a person reads: the caller writes it down with what it rests on.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.data.splits.patient_disjoint import Names
+from common.data.tables.csv import Columns
+from common.errors import BadInput, Fault, did_you_mean, quoted
+
+PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
+_PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid)", re.IGNORECASE)
+_SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
+_FINDINGS = re.compile(r"finding|label|diagnos|class|dx|disease", re.IGNORECASE)
+_PARTS = {"train", "val", "valid", "validation", "test"}
+_LABEL_CELLS = {"1", "1.0", "0", "0.0", "-1", "-1.0", "", "nan", "NaN"}
+_POSITIVE = ("1", "1.0")
+_SEPARATORS = ("|", ";")
+_MOST_CLASSES = 60
+_FEW_CLASSES = 2
+_LOOKED_AT = 200
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What each column is for.
+
+    Attributes:
+        image: Names the picture files.
+        patient: None where no column looks like it.
+        label_columns: One column a class; empty where ``finding`` names the classes.
+        finding: One column with names of classes, parted by ``separator``.
+        classes: Each class with the number of rows that show it, in the order of the table or by frequency.
+        exclusive: Whether each row shows exactly one class.
+    """
+
+    image: str
+    patient: str | None
+    split: str | None
+    label_columns: tuple[str, ...]
+    finding: str | None
+    separator: str
+    classes: Mapping[str, int]
+    exclusive: bool
+
+
+def roles_of(columns: Columns, *, image: str | None = None, patient: str | None = None) -> Roles:
+    """Find out what each column is for.
+
+    Args:
+        image: The column of picture files, where the caller knows.
+        patient: The same for patients.
+
+    Raises:
+        BadInput: If no column names pictures, none holds labels, or a column that the caller names is not there.
+    """
+    for option, named in (("--image-column", image), ("--patient-column", patient)):
+        if named is not None and named not in columns:
+            problem = f'"{named}" is not a column of the table, whose columns are {quoted(columns)}.'
+            raise BadInput([Fault(option, problem, did_you_mean(named, columns))])
+    of_images = image or _image_column(columns)
+    of_patients = patient or next((name for name in columns if name != of_images and _PATIENT.search(name)), None)
+    split = next((name for name, cells in columns.items() if _SPLIT.match(name) and _is_split(cells)), None)
+    rest = [name for name in columns if name not in (of_images, of_patients, split)]
+    labels = tuple(name for name in rest if _is_label(columns[name]))
+    if labels:
+        counts = {name: int(np.isin(np.char.strip(columns[name]), _POSITIVE).sum()) for name in labels}
+        exclusive = len(labels) > 1 and _exclusive([columns[name] for name in labels])
+        return Roles(of_images, of_patients, split, labels, None, "|", counts, exclusive)
+    finding, separator, found = _finding_column(columns, rest)
+    one_each = not any(separator in cell for cell in np.unique(columns[finding]))
+    return Roles(of_images, of_patients, split, (), finding, separator, found, one_each)
+
+
+def _image_column(columns: Columns) -> str:
+    for name, cells in columns.items():
+        looked_at = [cell.lower() for cell in cells[:_LOOKED_AT]]
+        if sum(cell.endswith(PICTURES) for cell in looked_at) > len(looked_at) / 2:
+            return name
+    problem = f"no column of the table names pictures, files that end in {quoted(PICTURES)}; it has {quoted(columns)}."
+    raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
+
+
+def _is_split(cells: Names) -> bool:
+    return {cell.strip().lower() for cell in np.unique(cells)} <= _PARTS
+
+
+def _is_label(cells: Names) -> bool:
+    found = {cell.strip() for cell in np.unique(cells)}
+    return found <= _LABEL_CELLS and bool(found & set(_POSITIVE)) and len(found) > 1
+
+
+def _exclusive(labels: Iterable[Names]) -> bool:
+    positives = np.sum([np.isin(np.char.strip(cells), _POSITIVE) for cells in labels], axis=0)
+    return bool((positives == 1).all())
+
+
+def _finding_column(columns: Columns, rest: Iterable[str]) -> tuple[str, str, dict[str, int]]:
+    """The column whose cells name classes; one that is called so comes first."""
+    for name in sorted(rest, key=lambda column: not _FINDINGS.search(column)):
+        separator = next((mark for mark in _SEPARATORS if any(mark in cell for cell in columns[name])), "|")
+        counts = Counter(part.strip() for cell in columns[name] for part in cell.split(separator) if part.strip())
+        if _FEW_CLASSES <= len(counts) <= _MOST_CLASSES and len(counts) < len(columns[name]):
+            return name, separator, dict(counts.most_common())
+    problem = (
+        f"no column holds labels: 1, 0, -1 or nothing in a column for each class, or names; it has {quoted(columns)}."
+    )
+    raise BadInput([Fault("labels", problem, "Give each class a column of 1 (present) and 0 (absent).")])
+
+
+def picture_folder(table: Path, names: Names) -> Path | None:
+    """The folder beside a table in which most of its pictures lie; None where there is none."""
+    beside = [table.parent, *sorted(folder for folder in table.parent.rglob("*") if folder.is_dir())]
+    looked_at = names[:_LOOKED_AT]
+    there = {folder: sum((folder / name).is_file() for name in looked_at) for folder in beside}
+    best = max(there, key=lambda folder: there[folder])
+    return best if there[best] else None

@@ -1,0 +1,1 @@
+"""An experiment made from somebody's own table and pictures."""

@@ -1,0 +1,193 @@
+"""``flwr-sim init``: an experiment file for somebody's own table and pictures, commented, that runs as it stands."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from common.data.tables.csv import Columns, read_columns
+from common.data.tables.roles import Roles, picture_folder, roles_of
+from common.errors import BadInput, Fault
+from common.system.files import write_atomically
+from common.system.formatting import counted
+
+MOST_SITES, FEWEST_POSITIVES = 3, 10
+TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
+[run]
+method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
+name = {name}
+rounds = 20
+
+[model]
+architecture = "tiny_cnn"       # small and fast; "timm:resnet18" for instance for larger images
+channels = {channels}
+image_size = 64                 # pixels that the network sees
+
+[training]
+epochs = 1                      # of each site in each round
+batch_size = 32
+lr = 1e-3
+
+[augmentation]
+rotation = 0.03                 # of a full turn
+horizontal_flip = false         # true where left and right mean nothing
+
+[data]
+kind = "folder"
+images = {images}
+labels = {labels}
+image_column = {image_column}
+{columns}
+image_size = 64
+color = {color}
+
+# Simulated hospitals: patients are dealt over them, and the classes that each of them annotates.
+[partition]
+kind = "class_subsets"
+sites = {sites}
+shared = {shared}                      # classes that all of them annotate
+"""
+_GREY = ("1", "L", "I", "I;16", "F", "LA")
+
+
+@dataclass(frozen=True)
+class OwnData:
+    """A table and its pictures.
+
+    Attributes:
+        columns: Of the rows whose picture is there.
+        rows: Of the whole table.
+        present: Rows whose picture is there.
+    """
+
+    table: Path
+    images: Path
+    columns: Columns
+    roles: Roles
+    rows: int
+    present: int
+    color: bool
+
+    @property
+    def patients(self) -> int | None:
+        """Number of patients; None where the table does not tell them."""
+        return None if self.roles.patient is None else len(set(self.columns[self.roles.patient]))
+
+
+def look(table: Path, images: Path | None, image_column: str | None, patient_column: str | None) -> OwnData:
+    """Read a table and find its pictures.
+
+    Raises:
+        BadInput: If the table cannot be read, tells no pictures or no labels, or no picture of it is found.
+    """
+    columns = read_columns(table, "labels")
+    roles = roles_of(columns, image=image_column, patient=patient_column)
+    names = columns[roles.image]
+    folder = images or picture_folder(table, names)
+    present = np.array([folder is not None and (folder / name).is_file() for name in names])
+    if folder is None or not present.any():
+        where = f"in {images}" if images else f"in the folder of {table.name} or below"
+        problem = f'none of the {len(names)} pictures of column "{roles.image}" is {where}; the first is "{names[0]}".'
+        raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
+    found = {name: cells[present] for name, cells in columns.items()}
+    roles = roles_of(found, image=roles.image, patient=roles.patient)
+    first = folder / found[roles.image][0]
+    return OwnData(table, folder, found, roles, len(names), int(present.sum()), _color(first))
+
+
+def _color(picture: Path) -> bool:
+    try:
+        with Image.open(picture) as image:
+            return image.mode not in _GREY
+    except (UnidentifiedImageError, OSError):
+        return False  # DICOM: what is in colour there is told by the run
+
+
+def write_experiment(data: OwnData, out: Path) -> list[str]:
+    """Write the experiment file.
+
+    Returns:
+        Lines for the person who ran it: what was found, and what limits it.
+
+    Raises:
+        BadInput: If the file is there already.
+    """
+    if out.exists():
+        raise BadInput([Fault("--out", f"{out} is there already.", "Name another file, or remove it.")])
+    write_atomically(out, _text(data, out.resolve().parent).encode())
+    return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_findings(data)]
+
+
+def _findings(data: OwnData) -> list[str]:
+    roles = data.roles
+    lines = [f"images: column {roles.image}, in {data.images}"]
+    if data.present < data.rows:
+        lines.append(f"    {data.rows - data.present} of {data.rows} rows have no picture there; they are left out.")
+    if data.patients is None:
+        lines.append(
+            "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training"
+        )
+        lines.append(
+            "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column"
+        )
+    else:
+        lines.append(f"patients: column {roles.patient}, {data.patients} of them; no patient is split over two parts.")
+    lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
+    if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
+        few = ", ".join(rare)
+        lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
+    if roles.label_columns:
+        lines.append("    Remove what is no finding (sex, for instance) from label_columns.")
+    if roles.exclusive:
+        lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
+    return lines
+
+
+def _text(data: OwnData, folder: Path) -> str:
+    """The file, with paths relative to its folder where they lie below it."""
+    roles = data.roles
+    columns = [*_patient_lines(roles), *_label_lines(roles)]
+    columns += [f"split_column = {json.dumps(roles.split, ensure_ascii=False)}"] if roles.split else []
+    if data.present < data.rows:
+        columns.append('missing_files = "ignore"        # rows without a picture are left out')
+    sites = min(MOST_SITES, len(roles.classes))
+    return TEMPLATE.format(
+        table=data.table.name,
+        name=json.dumps(data.table.stem, ensure_ascii=False),
+        channels=3 if data.color else 1,
+        images=json.dumps(_path(data.images, folder), ensure_ascii=False),
+        labels=json.dumps(_path(data.table, folder), ensure_ascii=False),
+        image_column=json.dumps(roles.image, ensure_ascii=False),
+        columns="\n".join(columns),
+        color=str(data.color).lower(),
+        sites=sites,
+        shared=int(len(roles.classes) > sites),
+    )
+
+
+def _patient_lines(roles: Roles) -> list[str]:
+    if roles.patient:
+        return [f"patient_column = {json.dumps(roles.patient, ensure_ascii=False)}"]
+    return ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
+
+
+def _label_lines(roles: Roles) -> list[str]:
+    if roles.label_columns:
+        named = json.dumps(list(roles.label_columns), ensure_ascii=False)
+        return [
+            f"label_columns = {named}",
+            'uncertain = "unknown"           # what -1 means; blank cells: nobody looked',
+        ]
+    classes = json.dumps(list(roles.classes), ensure_ascii=False)
+    return [
+        f"finding_column = {json.dumps(roles.finding, ensure_ascii=False)}",
+        f"separator = {json.dumps(roles.separator)}",
+        f"classes = {classes}   # remove what is no finding",
+    ]
+
+
+def _path(path: Path, folder: Path) -> str:
+    whole = path.resolve()
+    return whole.relative_to(folder).as_posix() if whole.is_relative_to(folder) else whole.as_posix()
