@@ -52,6 +52,8 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
     },
 }
 """What a level sets where the file does not say otherwise; all else is at its default."""
+NOT_BESIDE = {"round_counts_to": "smallest_count", "score_histograms": "round_counts_to"}
+"""Keys that a level leaves alone where the file sets the other key: the two might contradict each other."""
 
 
 class Policy(Section):
@@ -158,8 +160,13 @@ class Policy(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_the_level_says(cls, said: Any) -> Any:
-        known = isinstance(said, dict) and said.get("level", "standard") in LEVELS  # else pydantic says what is wrong
-        return {**LEVELS[said.get("level", "standard")], **said} if known else said
+        if not isinstance(said, dict) or said.get("level", "standard") not in LEVELS:
+            return said  # pydantic says what is wrong
+        unfit = {key for key, other in NOT_BESIDE.items() if other in said}
+        return {
+            **{key: value for key, value in LEVELS[said.get("level", "standard")].items() if key not in unfit},
+            **said,
+        }
 
     @model_validator(mode="after")
     def _rounding_makes_no_zero(self) -> Self:

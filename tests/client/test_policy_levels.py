@@ -128,6 +128,11 @@ def test_a_level_sets_what_the_file_leaves_out_and_no_more(level: Level) -> None
     assert Policy.model_validate(own).model_dump(include=set(own)) == own
 
 
+def test_a_level_contradicts_no_key_of_the_file() -> None:
+    assert Policy.model_validate({"level": "strict", "smallest_count": 3}).round_counts_to == 1
+    assert not Policy.model_validate({"level": "open", "round_counts_to": 5}).score_histograms
+
+
 def test_no_other_level_is_taken() -> None:
     with pytest.raises(ValidationError, match="'open', 'standard' or 'strict'"):
         Policy.model_validate({"level": "lax"})
