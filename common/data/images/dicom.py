@@ -6,10 +6,14 @@ from typing import Any
 import numpy as np
 import pydicom
 from numpy.typing import NDArray
+from pydicom.encaps import get_frame
 from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.pixels.utils import pixel_array
+from pydicom.uid import RLELossless
 
 from common.data.base.image_set import MAX_PIXELS
+from common.data.images.frame_size import frame_size
+from common.data.images.syntaxes import READ_BY, in_words, is_readable
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
@@ -30,11 +34,7 @@ def dicom_pixels(data: bytes) -> NDArray[np.uint8]:
     _refuse_other_than_one_image(dataset)
     if int(dataset.Rows) * int(dataset.Columns) > MAX_PIXELS:
         raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
-    try:
-        pixels = pixel_array(dataset)
-    except (RuntimeError, NotImplementedError):
-        kind = dataset.file_meta.TransferSyntaxUID.name
-        raise ValueError(f"its pixels are packed as {kind}, which cannot be decoded here") from None
+    pixels = _unpacked(dataset)
     if dataset.PhotometricInterpretation in _COLOR:
         return _eight_bit_color(pixels, int(dataset.BitsStored))
     shown = _displayed(pixels, dataset)  # (height, width), 0 to 1
@@ -52,6 +52,26 @@ def _refuse_other_than_one_image(dataset: Any) -> None:
     if dataset.PhotometricInterpretation not in _GREY + _COLOR:
         kind = str(dataset.PhotometricInterpretation)[:20]
         raise ValueError(f"its pixels are of the kind {kind}, which is neither grey nor RGB or YBR")
+
+
+def _unpacked(dataset: Any) -> NDArray[Any]:
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if not is_readable(syntax):
+        raise ValueError(f"its pixels are packed as {in_words(syntax)}, which cannot be decoded here")
+    if syntax.is_encapsulated and syntax != RLELossless:
+        _refuse_another_size(dataset)
+    try:
+        return pixel_array(dataset, decoding_plugin=READ_BY[syntax])
+    except (RuntimeError, NotImplementedError):
+        raise ValueError(f"its pixels, packed as {in_words(syntax)}, are damaged") from None
+
+
+def _refuse_another_size(dataset: Any) -> None:
+    """A frame that unpacks to more than the file says would take memory that nobody has looked at."""
+    told = (int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel))
+    if (inside := frame_size(get_frame(dataset.PixelData, 0, number_of_frames=1))) != told:
+        named = (" × ".join(map(str, size)) for size in (told, inside))
+        raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*named))
 
 
 def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:

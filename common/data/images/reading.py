@@ -19,7 +19,7 @@ from common.data.images.dicom import dicom_pixels, is_dicom
 from common.errors import BadInput, Fault
 
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
-_LONGEST_REASON = 100
+_LONGEST_REASON = 150
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well
 
 
