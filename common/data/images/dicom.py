@@ -1,6 +1,5 @@
 """One DICOM image to 8 bits, as a viewer would show it: rescaled, windowed, white bone on black air."""
 
-import io
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from pydicom.pixels.utils import pixel_array
 from pydicom.uid import RLELossless
 
 from common.data.base.image_set import MAX_PIXELS
+from common.data.images.dataset import dataset_of
 from common.data.images.frame_size import frame_size
 from common.data.images.syntaxes import READ_BY, in_words, is_readable
 
@@ -30,7 +30,7 @@ def dicom_pixels(data: bytes) -> NDArray[np.uint8]:
     Raises:
         ValueError: If it is no single grey or colour image, or too large a one; what pydicom raises passes.
     """
-    dataset = pydicom.dcmread(io.BytesIO(data))
+    dataset = dataset_of(data)
     _refuse_other_than_one_image(dataset)
     if int(dataset.Rows) * int(dataset.Columns) > MAX_PIXELS:
         raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
