@@ -78,7 +78,7 @@ def open_source(settings: Settings) -> Source:
         parts=table.parts,
         read=lambda row: table.files[row].read_bytes(),
         files=table.files,
-        form=ImageForm(spec.image_size, spec.color, spec.resize),
+        form=ImageForm(spec.image_size, spec.color, spec.resize, spec.frame),
         patients_known=getattr(spec, "patient_column", "in the table") is not None,
         missing=table.missing,
         skip_budget=spec.skip_budget,
