@@ -14,7 +14,10 @@ from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.connection.exit_codes import ExitCode
 from client.site.init import FILE
 from client.site.settings import Settings, data_faults_of, declaration_of
+from common.data.images.syntaxes import in_words as in_words_of
+from common.data.images.syntaxes import is_readable
 from common.errors import BadInput
+from common.system.formatting import counted
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
     looks = look_at(source, filled[chosen_rows(len(filled), images)])
     good, classes = [look for look in looks if not look.reason], class_counts(source, settings)
     same = duplicates(source, (int(row) for row in filled))
-    found = (*_parts(source), *_lost(source, empty, looks), *_inverted(good))
+    found = (*_parts(source), *_packed(source), *_lost(source, empty, looks), *_inverted(good))
     findings = (*found, *_twice(source, same), *_notes(source, classes))
     passed = _passed(source, good, all_differ=same.compared == len(filled) and not same.groups)
     facts = {
@@ -60,6 +63,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
         "decoded": len(good),
         "looked_at": len(looks),
         "empty": len(empty),
+        "transfer_syntaxes": dict(Counter(filter(None, source.syntaxes))),
         "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
         "classes": {one.name: one.as_json() for one in classes},
     }
@@ -77,6 +81,11 @@ def _passed(source: Source, good: Sequence[PictureFacts], *, all_differ: bool) -
     by_part = ", ".join(f"{counts[part]:,} {part}" for part in PARTS)
     patients = f"of {len(np.unique(source.patients)):,} patients" if source.patients_known else "of unknown patients"
     passed = [f"{len(source):,} images {patients}: {by_part}"]
+    if source.patients_from:
+        passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
+    if packed := Counter(filter(None, source.syntaxes)):
+        listed = (f"{count:,} {in_words_of(syntax)}" for syntax, count in packed.most_common())
+        passed.append(f"transfer syntaxes of the DICOM files: {', '.join(listed)}")
     if good:
         passed.append(f"{len(good):,} of them decoded: {in_words(good)}")
     return [*passed, "no image is there twice"] if all_differ else passed
@@ -116,6 +125,20 @@ def _lost(source: Source, empty: Sequence[int], looks: Sequence[PictureFacts]) -
         over = len(lost) > budget * seen
         remedy = rules + ("with so many flwr-client start will end." if over else "they are left out.")
         yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost)
+
+
+def _packed(source: Source) -> Iterator[Finding]:
+    """Transfer syntaxes of all files, those that nothing here decodes first."""
+    for syntax, count in Counter(filter(None, source.syntaxes)).items():
+        if not is_readable(syntax):
+            problem = (
+                f"{counted(count, 'DICOM file')} packed as {in_words_of(syntax)} ({syntax}), which cannot be read."
+            )
+            over = count > source.skip_budget * len(source)
+            remedy = (
+                "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
+            )
+            yield (fault if over else warning)(ExitCode.UNREADABLE, problem, remedy)
 
 
 def _inverted(looks: Sequence[PictureFacts]) -> Iterator[Finding]:

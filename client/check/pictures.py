@@ -62,7 +62,7 @@ def _looked(source: Source, row: int) -> PictureFacts:
         data = source.read(row)
         if not isinstance(data, bytes):
             return _of_pixels(row, "npz", "colour" if data.ndim == 3 else "grey", data)
-        shown = picture(data)
+        shown = picture(data, source.form.frame if source.form else None)
         kind, mode = _form_of(data)
         grey = np.asarray(shown)
         form = source.form

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from client.site.settings import Settings
 from common.data.base.image_set import ImageSet, Skipped
 from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
+from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
 from common.data.splits.patient_disjoint import Names
@@ -30,6 +31,8 @@ class Source:
         files: Paths, where there are any.
         form: What pictures are brought into before the network sees them; None where they are.
         patients_known: Whether the data says whose images they are.
+        patients_from: What says so, where it is no setting of the site's.
+        syntaxes: Transfer syntax of each DICOM file, empty for others.
         skipped: What the reader of a whole set has left out.
         missing: Rows of the table without a file.
         skip_budget: Part of the images that may be unreadable.
@@ -44,6 +47,8 @@ class Source:
     files: tuple[Path, ...] = ()
     form: ImageForm | None = None
     patients_known: bool = True
+    patients_from: str = ""
+    syntaxes: tuple[str, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     missing: int = 0
     skip_budget: float = 0.05
@@ -70,6 +75,9 @@ def open_source(settings: Settings) -> Source:
     if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | PluginSpec):
         return _of_arrays(settings)
     table = open_table(spec, settings.folder)
+    heads = dicom_heads(table.files)
+    stated = getattr(spec, "patient_column", "in the table") is not None
+    in_files = sum(bool(head.patient) for head in heads) if not stated and dicom_patients(heads) else 0
     return Source(
         names=tuple(file.name for file in table.files),
         labels=table.labels,
@@ -78,8 +86,10 @@ def open_source(settings: Settings) -> Source:
         parts=table.parts,
         read=lambda row: table.files[row].read_bytes(),
         files=table.files,
-        form=ImageForm(spec.image_size, spec.color, spec.resize),
-        patients_known=getattr(spec, "patient_column", "in the table") is not None,
+        form=ImageForm(spec.image_size, spec.color, spec.resize, spec.frame),
+        patients_known=stated or in_files == len(heads),
+        patients_from=f"PatientID of {in_files:,} of {len(heads):,} files" if in_files else "",
+        syntaxes=tuple(head.syntax for head in heads),
         missing=table.missing,
         skip_budget=spec.skip_budget,
     )

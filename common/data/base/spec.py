@@ -14,6 +14,7 @@ from common.data.base.spec_base import (
     ClassNames,
     Count,
     Fraction,
+    Frame,
     LabelPolicy,
     LegacySeed,
     Resize,
@@ -67,6 +68,7 @@ class PictureSpec(Spec):
         resize: ``"pad"`` keeps the aspect ratio on black; ``"stretch"`` does not.
         skip_budget: Part of the images that may be unreadable before the load stops.
         missing_files: Whether rows of the table without a file are a fault, or left out and counted.
+        frame: Of DICOM files of several: its number from 1, or ``"middle"``; without it such a file is unreadable.
     """
 
     images: str
@@ -76,6 +78,7 @@ class PictureSpec(Spec):
     color: bool = False
     skip_budget: Fraction = 0.05
     missing_files: Literal["ignore", "fault"] = "fault"
+    frame: Frame | None = None
     split_seed: LegacySeed = SPLIT_SEED
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 Resize = Literal["pad", "stretch"]
+Frame = Annotated[int, Field(ge=1)] | Literal["middle"]
 LabelPolicy = Literal["unknown", "negative", "positive"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]

@@ -1,18 +1,25 @@
 """One DICOM image to 8 bits, as a viewer would show it: rescaled, windowed, white bone on black air."""
 
-import io
 from typing import Any
 
 import numpy as np
 import pydicom
 from numpy.typing import NDArray
-from pydicom.pixels.processing import apply_modality_lut, apply_voi
+from pydicom.encaps import get_frame
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut, apply_voi
 from pydicom.pixels.utils import pixel_array
+from pydicom.uid import RLELossless
 
 from common.data.base.image_set import MAX_PIXELS
+from common.data.base.spec_base import Frame
+from common.data.images.dataset import dataset_of
+from common.data.images.frame_size import frame_size
+from common.data.images.frames import frame_count, frame_index, take_over_groups
+from common.data.images.syntaxes import READ_BY, in_words, is_readable
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")
 _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
+_PALETTE = "PALETTE COLOR"
 
 
 def is_dicom(data: bytes) -> bool:
@@ -20,38 +27,62 @@ def is_dicom(data: bytes) -> bool:
     return data[128:132] == b"DICM"
 
 
-def dicom_pixels(data: bytes) -> NDArray[np.uint8]:
+def dicom_pixels(data: bytes, frame: Frame | None = None) -> NDArray[np.uint8]:
     """Return ``(height, width)`` grey or ``(height, width, 3)`` colour.
 
+    Args:
+        frame: Of a file of several.
+
     Raises:
-        ValueError: If it is no single grey or colour image, or too large a one; what pydicom raises passes.
+        ValueError: If it is no chosen grey or colour image, or too large a one; what pydicom raises passes.
     """
-    dataset = pydicom.dcmread(io.BytesIO(data))
-    _refuse_other_than_one_image(dataset)
+    dataset = dataset_of(data)
+    _refuse_other_than_pictures(dataset)
+    index = frame_index(dataset, frame)
+    take_over_groups(dataset, index)
     if int(dataset.Rows) * int(dataset.Columns) > MAX_PIXELS:
         raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
-    try:
-        pixels = pixel_array(dataset)
-    except (RuntimeError, NotImplementedError):
-        kind = dataset.file_meta.TransferSyntaxUID.name
-        raise ValueError(f"its pixels are packed as {kind}, which cannot be decoded here") from None
+    pixels = _unpacked(dataset, index)
     if dataset.PhotometricInterpretation in _COLOR:
         return _eight_bit_color(pixels, int(dataset.BitsStored))
+    if dataset.PhotometricInterpretation == _PALETTE:
+        colors = apply_color_lut(pixels, dataset)
+        return _eight_bit_color(colors, 8 * colors.itemsize)
     shown = _displayed(pixels, dataset)  # (height, width), 0 to 1
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         shown = 1 - shown
     return np.round(255 * shown).astype(np.uint8)
 
 
-def _refuse_other_than_one_image(dataset: Any) -> None:
+def _refuse_other_than_pictures(dataset: Any) -> None:
     if "PixelData" not in dataset:
         raise ValueError("the DICOM file holds no pixels")
-    frames = int(dataset.get("NumberOfFrames") or 1)
-    if frames > 1:
-        raise ValueError(f"the DICOM file has {frames} frames; one image per file is expected")
-    if dataset.PhotometricInterpretation not in _GREY + _COLOR:
+    if dataset.PhotometricInterpretation not in (*_GREY, *_COLOR, _PALETTE):
         kind = str(dataset.PhotometricInterpretation)[:20]
-        raise ValueError(f"its pixels are of the kind {kind}, which is neither grey nor RGB or YBR")
+        raise ValueError(f"its pixels are of the kind {kind}, which is neither grey, palette, RGB nor YBR")
+    if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
+        raise ValueError("its palette is segmented, which is not read here")
+
+
+def _unpacked(dataset: Any, index: int) -> NDArray[Any]:
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if not is_readable(syntax):
+        raise ValueError(f"its pixels are packed as {in_words(syntax)}, which cannot be decoded here")
+    if syntax.is_encapsulated and syntax != RLELossless:
+        _refuse_another_size(dataset, index)
+    try:
+        return pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
+    except (RuntimeError, NotImplementedError):
+        raise ValueError(f"its pixels, packed as {in_words(syntax)}, are damaged") from None
+
+
+def _refuse_another_size(dataset: Any, index: int) -> None:
+    """A frame that unpacks to more than the file says would take memory that nobody has looked at."""
+    told = (int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel))
+    packed = get_frame(dataset.PixelData, index, number_of_frames=frame_count(dataset))
+    if (inside := frame_size(packed)) != told:
+        named = (" × ".join(map(str, size)) for size in (told, inside))
+        raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*named))
 
 
 def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:

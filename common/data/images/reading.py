@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from common.data.base.image_set import MAX_PIXELS, Skipped
-from common.data.base.spec_base import Resize
+from common.data.base.spec_base import Frame, Resize
 from common.data.images.dicom import dicom_pixels, is_dicom
 from common.errors import BadInput, Fault
 
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
-_LONGEST_REASON = 100
+_LONGEST_REASON = 150
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well
 
 
@@ -30,6 +30,7 @@ class ImageForm:
     size: int
     color: bool
     resize: Resize
+    frame: Frame | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,7 +81,7 @@ def decode_all(
     def decode_one(index: int) -> str:
         # Any error of a decoder on a broken file ends here: that file is left out, the others go on.
         try:
-            images[index] = shaped(picture(read(index)), form)
+            images[index] = shaped(picture(read(index), form.frame), form)
         except Exception as error:
             return why_unreadable(error)
         return ""
@@ -112,8 +113,11 @@ def why_unreadable(error: Exception) -> str:
     return "damaged, or of a kind that cannot be decoded here"
 
 
-def picture(data: bytes) -> Image.Image:
+def picture(data: bytes, frame: Frame | None = None) -> Image.Image:
     """Decode one file by its content into an 8-bit grey ("L") or colour ("RGB") picture.
+
+    Args:
+        frame: Of a DICOM file of several.
 
     Raises:
         OSError, ValueError, ...: Any error of the decoder; see :func:`decode_all`.
@@ -121,7 +125,7 @@ def picture(data: bytes) -> Image.Image:
     if not data:
         raise ValueError("empty")
     if is_dicom(data):
-        return Image.fromarray(dicom_pixels(data))
+        return Image.fromarray(dicom_pixels(data, frame))
     if not data.startswith((b"\x89PNG", b"\xff\xd8")):
         raise ValueError("neither PNG, JPEG nor DICOM")
     with _opened(data) as image:

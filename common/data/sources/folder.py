@@ -1,11 +1,13 @@
 """A hospital's own folder of pictures with a label table."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from common.data.base.spec import FolderSpec
+from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.splits.patient_disjoint import Names
 from common.data.tables.csv import Columns, column_faults, finding_matrix, label_matrix, part_column, read_columns
 from common.data.tables.labels import (
@@ -84,7 +86,7 @@ def _identity_faults(spec: FolderSpec, columns: Columns) -> list[Fault]:
 
 def _table(spec: FolderSpec, base: Path, columns: Columns) -> LabelTable:
     names = columns[spec.image_column]
-    count = len(names)
+    count, files = len(names), tuple(base / spec.images / name for name in names)
     if spec.finding_column is None:
         labels = label_matrix(
             columns, spec.label_columns, uncertain=spec.uncertain, blank=spec.blank, where="data.label_columns"
@@ -92,14 +94,20 @@ def _table(spec: FolderSpec, base: Path, columns: Columns) -> LabelTable:
     else:
         labels = finding_matrix(columns[spec.finding_column], spec.separator, spec.classes)
     table = LabelTable(
-        files=tuple(base / spec.images / name for name in names),
+        files=files,
         labels=labels,
         class_names=spec.label_columns or spec.classes,
-        patients=own_patients(count) if spec.patient_column is None else columns[spec.patient_column],
+        patients=_patients_of(files) if spec.patient_column is None else columns[spec.patient_column],
         sources=np.full(count, "") if spec.source_column is None else columns[spec.source_column],
         parts=np.full(count, "train"),
     )
     return _with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column])
+
+
+def _patients_of(files: Sequence[Path]) -> Names:
+    """Who the files themselves say they show; without a word of it, each image is a patient of its own."""
+    found = dicom_patients(dicom_heads(files))
+    return own_patients(len(files)) if found is None else np.array(found, dtype=np.str_)
 
 
 def _with_parts(table: LabelTable, spec: FolderSpec, values: Names | None) -> LabelTable:

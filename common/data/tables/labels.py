@@ -112,7 +112,7 @@ def load_pictures(table: LabelTable, spec: PictureSpec, store: ImageStore) -> Sp
     Raises:
         BadInput: If more than ``spec.skip_budget`` of them cannot be read.
     """
-    form = ImageForm(spec.image_size, spec.color, spec.resize)
+    form = ImageForm(spec.image_size, spec.color, spec.resize, spec.frame)
     sets = [_decoded_part(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in _part_names()]
     skipped = [skip for images in sets for skip in images.skipped]
     stop_over_budget("data.images", skipped, len(table.files), spec.skip_budget)

@@ -125,8 +125,11 @@ def test_windows_follow_the_standards_functions(function: str, expected: list[fl
 @pytest.mark.parametrize(
     ("elements", "reason"),
     [
-        ({"NumberOfFrames": 2, "Rows": 1, "Columns": 2}, "has 2 frames; one image per file is expected"),
-        ({"PhotometricInterpretation": "HSV"}, "its pixels are of the kind HSV, which is neither grey nor RGB or YBR"),
+        ({"NumberOfFrames": 2, "Rows": 1, "Columns": 2}, 'has 2 frames; choose one by data.frame, 1 to 2 or "middle"'),
+        (
+            {"PhotometricInterpretation": "HSV"},
+            "its pixels are of the kind HSV, which is neither grey, palette, RGB nor YBR",
+        ),
         ({"WindowCenter": 5, "WindowWidth": 0}, "window width 0 is too small"),
     ],
 )

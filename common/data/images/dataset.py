@@ -1,0 +1,34 @@
+"""The elements of a DICOM file, with a bound on what a deflated one grows to."""
+
+import io
+import zlib
+from typing import Any
+
+import pydicom
+from pydicom.filereader import _read_file_meta_info, read_dataset, read_preamble
+from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+from common.data.base.image_set import MAX_PIXELS
+
+MOST_INFLATED = 4 * MAX_PIXELS
+"""Bytes; 16-bit colour of the largest picture needs 6 a pixel, and is not deflated in practice."""
+
+
+def dataset_of(data: bytes) -> Any:
+    """Read a file.
+
+    Raises:
+        ValueError: If it inflates to more than :data:`MOST_INFLATED` bytes; what pydicom raises passes.
+    """
+    content = io.BytesIO(data)
+    read_preamble(content, force=False)
+    meta = _read_file_meta_info(content)
+    if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
+        return pydicom.dcmread(io.BytesIO(data))
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    inflated = inflater.decompress(content.read(), MOST_INFLATED)
+    if inflater.unconsumed_tail:
+        raise ValueError(f"it inflates to more than {MOST_INFLATED >> 20} MiB")
+    dataset = read_dataset(io.BytesIO(inflated), is_implicit_VR=False, is_little_endian=True)
+    dataset.file_meta = meta
+    return dataset

@@ -1,0 +1,101 @@
+"""A folder of DICOM files: how they are packed and whose they are, before a run."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydicom import uid
+
+from client.check.data import check_data
+from client.site.settings import read_settings
+from common.data.base.spec import FolderSpec
+from common.data.images.syntaxes import READ_BY
+from common.data.sources.folder import open_folder
+from tests.common.data.dicom_files import dicom
+from tests.common.data.dicom_syntaxes import by_gdcm, in_fragments, plain, source
+
+SPEC = {
+    "kind": "folder",
+    "images": "images",
+    "labels": "labels.csv",
+    "image_column": "image",
+    "label_columns": ["Mass"],
+    "image_size": 16,
+}
+
+
+def laid_down(folder: Path, files: Sequence[bytes]) -> Path:
+    """A site's folder of these files."""
+    (folder / "images").mkdir()
+    rows = [f"{place:02d}.dcm,{place % 2}" for place in range(len(files))]
+    (folder / "labels.csv").write_text("\n".join(["image,Mass", *rows]), encoding="utf-8")
+    for place, content in enumerate(files):
+        (folder / "images" / f"{place:02d}.dcm").write_bytes(content)
+    keys = "\n".join(f"{key} = {value!r}" for key, value in SPEC.items())
+    (folder / "site.toml").write_text(f'name = "north"\n[data]\n{keys}\n', encoding="utf-8")
+    return folder
+
+
+def of_patient(name: str) -> bytes:
+    return dicom(np.random.default_rng(len(name)).integers(0, 4096, (16, 16), np.uint16), PatientID=name)
+
+
+def patients(folder: Path, names: Sequence[str]) -> list[str]:
+    laid_down(folder, [of_patient(name) for name in names])
+    found: list[str] = open_folder(FolderSpec.model_validate(SPEC), folder).patients.tolist()
+    return found
+
+
+def test_patients_are_those_of_the_files_where_the_table_has_none(tmp_path: Path) -> None:
+    assert patients(tmp_path, ["Ann", "Bo", "Ann"] * 7) == ["Ann", "Bo", "Ann"] * 7
+
+
+def test_no_patient_stands_on_two_sides_of_the_split(tmp_path: Path) -> None:
+    laid_down(tmp_path, [of_patient(f"P{place % 10}") for place in range(40)])
+    table = open_folder(FolderSpec.model_validate(SPEC), tmp_path)
+    sides = {name: set(table.parts[table.patients == name]) for name in table.patients}
+    assert {len(parts) for parts in sides.values()} == {1}
+    assert {"train", "test"} <= set(table.parts)
+
+
+def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
+    laid_down(tmp_path, [of_patient(f"P{place}") for place in range(20)])
+    (tmp_path / "images" / "03.dcm").write_bytes(b"no DICOM")
+    found = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
+    assert (found[2], found[3], len(set(found))) == ("P2", "image 3", 20)
+    passed = check_data(read_settings(tmp_path), None).checked.passed
+    assert any("the split is by PatientID of 19 of 20 files" in line for line in passed)
+
+
+@pytest.mark.parametrize("names", [["Ann", "", "Bo"], ["ANONYMOUS"] * 3])
+def test_patients_that_are_not_told_apart_are_not_made_up(tmp_path: Path, names: list[str]) -> None:
+    assert patients(tmp_path, names * 7) == [str(place) for place in range(21)]
+
+
+def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:
+    files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
+    files[:5] = [by_gdcm(file, uid.JPEGLosslessSV1) for file in files[:5]]
+    found = check_data(read_settings(laid_down(tmp_path, files)), None).checked
+    assert "PATIENTS: the table has no patient_column; the split is by PatientID of 20 of 20 files" in found.passed
+    assert found.facts["transfer_syntaxes"] == {uid.JPEGLosslessSV1: 5, uid.ExplicitVRLittleEndian: 15}
+    assert "15 Explicit VR Little Endian, 5 JPEG Lossless" in " ".join(found.passed)
+
+
+def test_the_check_says_which_transfer_syntax_cannot_be_read(tmp_path: Path) -> None:
+    files = [plain(source(8), 8, PatientID=f"P{place}") for place in range(20)]
+    files[:2] = [in_fragments(file, bytes(8), syntax=uid.MPEG2MPML) for file in files[:2]]
+    found = check_data(read_settings(laid_down(tmp_path, files)), None).checked
+    told = [finding for finding in found.findings if "which cannot be read" in finding.problem]
+    assert [finding.severity.name for finding in told] == ["FAULT"]
+    assert told[0].problem.startswith("2 DICOM files packed as MPEG2 Main Profile / Main Level")
+
+
+def test_the_docs_list_every_transfer_syntax_that_is_read() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([\d.]+)` \|", page, re.MULTILINE) == sorted(READ_BY, key=natural)
+
+
+def natural(syntax: str) -> list[int]:
+    return [int(part) for part in syntax.split(".")]

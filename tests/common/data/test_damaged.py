@@ -1,0 +1,84 @@
+"""A damaged or lying DICOM file is a picture or is refused: it takes neither the process nor the memory with it."""
+
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydicom import uid
+
+from common.data.images import dataset
+from common.data.images.dicom import dicom_pixels
+from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
+
+ROOT = Path(__file__).parents[3]
+
+
+def read_damaged(first: int, count: int, seconds: int) -> list[int]:
+    """Pictures and refusals among so many files, read in a process of its own."""
+    command = [sys.executable, "-m", "tests.common.data.damaged", str(first), str(count)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return [int(word) for word in ended.stdout.split()]
+
+
+def test_damaged_files_are_pictures_or_refused() -> None:
+    pictures, refused = read_damaged(0, 600, seconds=240)
+    assert pictures + refused == 600
+    assert min(pictures, refused) > 60
+
+
+@pytest.mark.long
+def test_ten_thousand_damaged_files_are_pictures_or_refused() -> None:
+    assert sum(read_damaged(0, 10_000, seconds=1200)) == 10_000
+
+
+def with_size(data: bytes, before: bytes, rows: int, columns: int, kind: str) -> bytes:
+    """The file with another size behind these bytes of its packed pixels."""
+    place = data.index(before) + len(before)
+    return data[:place] + struct.pack(kind, rows, columns) + data[place + struct.calcsize(kind) :]
+
+
+LIARS: dict[str, Callable[[bytes], bytes]] = {
+    uid.JPEGLosslessSV1: lambda data: with_size(
+        by_gdcm(data, uid.JPEGLosslessSV1), b"\xff\xc3\0\x0b\x08", 65535, 65535, ">HH"
+    ),
+    uid.JPEGLSLossless: lambda data: with_size(
+        by_gdcm(data, uid.JPEGLSLossless), b"\xff\xf7\0\x0b\x08", 65535, 65535, ">HH"
+    ),
+    uid.JPEG2000Lossless: lambda data: with_size(
+        by_pydicom(data, uid.JPEG2000Lossless), b"\xff\x4f\xff\x51\0\x29\0\0", 65535, 65535, ">II"
+    ),
+}
+
+
+@pytest.mark.parametrize("syntax", LIARS)
+def test_a_frame_that_unpacks_to_another_size_is_refused_before_it_does(syntax: str) -> None:
+    data = LIARS[syntax](plain(source(8), 8))
+    with pytest.raises(
+        ValueError, match="says 36 × 52 × 1 for rows, columns and samples, its packed pixels 65535 × 65535"
+    ):
+        dicom_pixels(data)
+
+
+def deflated(data: bytes, more: int) -> bytes:
+    """The file, deflated, with so many bytes of nothing behind it."""
+    end = 144 + struct.unpack_from("<I", data, 140)[0]
+    before, after = (name.encode() for name in (uid.ExplicitVRLittleEndian, uid.DeflatedExplicitVRLittleEndian))
+    head = data[:end].replace(before + b"\0", after)
+    head = head[:140] + struct.pack("<I", len(head) - 144) + head[144:]
+    place = head.index(after) - 2
+    head = head[:place] + struct.pack("<H", len(after)) + head[place + 2 :]
+    packer = zlib.compressobj(wbits=-15)
+    return head + packer.compress(data[end:]) + packer.compress(bytes(more)) + packer.flush()
+
+
+def test_a_deflated_file_is_inflated_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset, "MOST_INFLATED", 1 << 20)
+    data = plain(source(8), 8)
+    assert (dicom_pixels(deflated(data, 0)) == dicom_pixels(data)).all()
+    with pytest.raises(ValueError, match="inflates to more than 1 MiB"):
+        dicom_pixels(deflated(data, 1 << 21))
