@@ -84,16 +84,35 @@ class PrivateEpochs:
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
         for pack in packs(drawn, exercise.spec.batch_size):
-            each = [torch.zeros((len(pack), *parameter.shape), device=parameter.device) for parameter in learning]
-            rows, owner = torch.cat(pack), torch.repeat_interleave(torch.tensor([len(one) for one in pack]))
-            for part, whose in zip(*(torch.split(one, exercise.spec.batch_size) for one in (rows, owner)), strict=True):
-                losses = self._losses(network, exercise, part, generator)
-                losses.sum().backward()  # type: ignore[no-untyped-call]
-                for gradients, parameter in zip(each, learning, strict=True):
-                    gradients.index_add_(0, whose.to(gradients.device), _taken_gradients(parameter))
-                loss += float(losses.detach().sum())
+            losses, each = self._gradients(network, exercise, pack, learning, generator)
+            loss += losses
             sums = [before + more for before, more in zip(sums, clipped_sum(each, self._grid), strict=True)]
         return sums, loss / max(images, 1)
+
+    def _gradients(
+        self,
+        network: SplitNetwork,
+        exercise: Exercise,
+        pack: Sequence[Tensor],
+        learning: Sequence[nn.Parameter],
+        generator: torch.Generator,
+    ) -> tuple[float, list[Tensor]]:
+        """The losses of a pack added up, and the gradient of each of its owners, parameter by parameter."""
+        loss, each = 0.0, list[Tensor]()
+        rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(one) for one in pack]))
+        for part, whose in zip(*(torch.split(one, exercise.spec.batch_size) for one in (rows, owner)), strict=True):
+            losses = self._losses(network, exercise, part, generator)
+            losses.sum().backward()  # type: ignore[no-untyped-call]
+            loss += float(losses.detach().sum())
+            taken = [_taken_gradients(parameter) for parameter in learning]
+            if len(rows) == len(pack):  # an image each
+                return loss, taken
+            each = each or [
+                torch.zeros_like(parameter).repeat(len(pack), *[1] * parameter.dim()) for parameter in learning
+            ]
+            for gradients, more in zip(each, taken, strict=True):
+                gradients.index_add_(0, whose.to(gradients.device), more)
+        return loss, each
 
     def _losses(self, network: SplitNetwork, exercise: Exercise, rows: Tensor, generator: torch.Generator) -> Tensor:
         """Every image's own loss, ``(batch,)``."""
@@ -147,16 +166,24 @@ def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
     Returns:
         Whole steps of the grid, float64, one a parameter in its shape; exact, however many were added.
     """
-    squares = [gradient.double().reshape(len(gradient), -1).square().sum(dim=1) for gradient in gradients]
-    lengths = torch.stack(squares).sum(dim=0).sqrt()  # (images,)
+    lengths = torch.stack([_lengths(gradient) for gradient in gradients]).square().sum(dim=0).sqrt()  # (images,)
     factors = (SHRUNK * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
-    factors = factors.where(lengths.isfinite(), 0.0).float()
-    return [_sum_of_steps(gradient, factors, grid) for gradient in gradients]
+    finite = lengths.isfinite()
+    factors = factors.where(finite, 0.0).float()
+    return [_sum_of_steps(gradient, factors, grid, all_finite=bool(finite.all())) for gradient in gradients]
 
 
-def _sum_of_steps(gradients: Tensor, factors: Tensor, grid: Grid) -> Tensor:
+def _lengths(gradients: Tensor) -> Tensor:
+    """Euclidean length of each image's gradient of one parameter, float64 ``(images,)``."""
+    rows = gradients.reshape(len(gradients), -1)
+    found: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return found
+
+
+def _sum_of_steps(gradients: Tensor, factors: Tensor, grid: Grid, *, all_finite: bool) -> Tensor:
     short = gradients * factors.view(-1, *[1] * (gradients.dim() - 1))
-    return grid.steps_of(short.nan_to_num(0.0, 0.0, 0.0)).sum(dim=0, dtype=torch.float64)
+    # 0 times infinity is no number.
+    return grid.steps_of(short if all_finite else short.nan_to_num(0.0, 0.0, 0.0)).sum(dim=0, dtype=torch.float64)
 
 
 class _Copied(nn.Module):
