@@ -11,20 +11,25 @@ os.environ.update(
     RAY_worker_niceness="0",  # Ray's 15 starves a simulation on a machine that does anything else
 )
 
+import shlex
+import sys
 from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from common.errors import CannotGoOn
+from common.system.stopping import go_on_with, stopped_at_once
 from common.system.terminal import PlainConsole, program, run_program
 from server.runs.scalars import Track
 
 app = program(
     "flwr-sim",
     "Train one classifier over simulated hospitals that label different things.",
-    "0 done, 1 a run failed, 2 a fault in what was given",
+    "0 done, 1 a run failed, 2 a fault in what was given, 3 stopped on request",
 )
 console = PlainConsole()
 Overrides = Annotated[
@@ -36,6 +41,8 @@ Jobs = Annotated[
     typer.Option("--jobs", min=1, help="Runs at a time; by default as cores and GPUs allow, one with Ray."),
 ]
 TrackTo = Annotated[Track | None, typer.Option("--track", help="Tell the figures of every round to MLflow too.")]
+GOES_ON = ("run", "compare", "study")
+"""Commands that go on where they were stopped."""
 Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]
 
 
@@ -292,7 +299,20 @@ def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
-    run_program(app, arguments, (CannotGoOn,))
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with stopped_at_once():
+        if given and given[0] in GOES_ON:
+            go_on_with(partial(_again, given))
+        run_program(app, arguments, (CannotGoOn,))
+
+
+def _again(given: list[str]) -> str:
+    """The line that goes on with a command that was stopped: the same, of a run that is begun with ``--resume``."""
+    out = next((after for before, after in pairwise(given) if before == "--out"), "")
+    resume = (
+        ["--resume"] if given[0] == "run" and "--resume" not in given and Path(out, "events.jsonl").is_file() else []
+    )
+    return shlex.join(["flwr-sim", *given, *resume])
 
 
 if __name__ == "__main__":

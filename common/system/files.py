@@ -7,6 +7,8 @@ import re
 import threading
 from pathlib import Path
 
+from common.system.stopping import removed_if_stopped
+
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """The disk, the user's share of it, or the size that a file may have."""
 
@@ -34,7 +36,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
     temporary = part_of(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
-        with os.fdopen(descriptor, "wb") as file:
+        with removed_if_stopped(temporary.unlink), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             if durable:

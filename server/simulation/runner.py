@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
 from rich.console import Console
 
 from common.errors import BadInput, CannotGoOn, Fault
+from common.system.stopping import removed_if_stopped
 from server.simulation.live_table import LiveTable
 from server.simulation.progress import AtWork, Pace
 from server.simulation.trial import Cell
@@ -113,7 +115,9 @@ class _Grid:
 def _run_process(cell: Cell) -> str:
     if cell.unfinished.exists():
         shutil.rmtree(cell.unfinished)
-    if failure := run_apart(cell):
+    with removed_if_stopped(partial(shutil.rmtree, cell.unfinished, ignore_errors=True)):
+        failure = run_apart(cell)
+    if failure:
         return failure
     cell.unfinished.rename(cell.folder)
     return ""

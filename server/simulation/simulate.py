@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import SimulatedData, forget, own_tests, simulated_data, whole_data
+from common.system.stopping import removed_if_stopped
 from server.federation.evaluation import Setting
 from server.federation.recorder import Both, Watcher
 from server.federation.resume import OpenedRunFolder
@@ -157,10 +159,11 @@ def _decoded_for_workers(data: Splits, place: Path, folder: RunFolder) -> Iterat
         folder.event("images_not_shared", reason=f"{error.strerror}: every worker reads the data set itself")
         yield None
         return
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
+    with removed_if_stopped(partial(shutil.rmtree, place, ignore_errors=True)):
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:

@@ -1,0 +1,125 @@
+"""Ctrl-C and SIGTERM end flwr-sim and all that it started, at once, and say how to go on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from common.system.stopping import STOPPED_ON_REQUEST
+
+LIMIT_S = 5
+PROGRAM = "from server.sim_cli import main; main()"
+EXPERIMENT = "experiments/digits_surgical.toml"
+ENDLESS = ["--set", "run.rounds=500"]
+MARK = "POLYCLINIC_TEST_STOPPING"
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every living process that a program with this mark in its environment started, itself included."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def rounds(folder: Path) -> int:
+    return max((path.read_text().count("\n") for path in folder.rglob("rounds.jsonl")), default=0)
+
+
+def ended(
+    arguments: list[str], out: Path, number: signal.Signals, whole_group: bool, late: bool, ignored: bool = False
+) -> tuple[int, float, str, list[psutil.Process]]:
+    """Exit code, seconds from the signal to the last process's end, stderr, and processes left."""
+    before = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None
+    program = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=before,
+        env={**os.environ, MARK: str(out)},
+    )
+    until = time.monotonic() + 150
+    while late and rounds(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
+        time.sleep(0.1)
+    if not late:
+        time.sleep(1.5)
+    assert program.poll() is None
+    if ignored:
+        os.killpg(program.pid, signal.SIGINT)
+        time.sleep(0.5)
+        assert program.poll() is None
+    asked = time.monotonic()
+    (os.killpg if whole_group else os.kill)(program.pid, number)
+    try:
+        said = program.communicate(timeout=20)[1]
+        while marked(str(out)) and time.monotonic() < asked + 20:
+            time.sleep(0.05)
+        return program.returncode, time.monotonic() - asked, said, marked(str(out))
+    finally:
+        for process in marked(str(out)):
+            process.kill()
+
+
+INLINE = ["run", EXPERIMENT, "--backend", "inline", *ENDLESS]
+RAY = ["run", EXPERIMENT, "--backend", "ray", *ENDLESS]
+COMPARE = ["compare", EXPERIMENT, "--seeds", "2", "--jobs", "2", "--backend", "inline", *ENDLESS]
+STUDY = ["study", "experiments/papers/fedmlp", "--quick", "--jobs", "2"]
+WAYS = {
+    "Ctrl-C": (signal.SIGINT, True),
+    "SIGTERM to the parent": (signal.SIGTERM, False),
+    "SIGTERM to the group": (signal.SIGTERM, True),
+}
+
+
+def holds(arguments: list[str], out: Path, way: str, late: bool, ignored: bool = False) -> None:
+    code, seconds, said, left = ended(arguments, out, *WAYS[way], late=late, ignored=ignored)
+    assert (code, left) == (STOPPED_ON_REQUEST, [])
+    assert seconds < LIMIT_S
+    again = "--resume" if late and arguments[0] == "run" else ""
+    assert "stopped on request; to go on: flwr-sim" in said
+    assert said.rstrip().endswith(again)
+    assert "Traceback" not in said
+    assert [path for path in out.parent.rglob("*") if path.name.endswith(".part") or path.name == "images"] == []
+    assert list(out.parent.rglob("*.unfinished")) == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_command_that_has_just_begun_ends_at_once(tmp_path: Path, way: str) -> None:
+    holds(INLINE, tmp_path / "run", way, late=False)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("ignored", [False, True], ids=["", "SIGINT ignored"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("arguments", [INLINE, RAY, COMPARE, STUDY], ids=["inline", "ray", "compare", "study"])
+def test_a_command_at_work_ends_within_the_limit(tmp_path: Path, arguments: list[str], way: str, ignored: bool) -> None:
+    if ignored and way == "Ctrl-C":
+        pytest.skip("it is what such a process is started to ignore")
+    holds(arguments, tmp_path / "run", way, late=True, ignored=ignored)
+
+
+def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
+    code = (
+        "import os, signal, time\n"
+        "from common.system.stopping import stopped_at_once\n"
+        "with stopped_at_once():\n"
+        "    child = os.fork()\n"
+        "    if not child:\n"
+        "        time.sleep(30)\n"
+        "    os.kill(child, signal.SIGTERM)\n"
+        "    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "    time.sleep(0.3)\n"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(-signal.SIGTERM), "")
