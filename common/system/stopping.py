@@ -108,8 +108,9 @@ def _end() -> None:
     """End every process that this one started, remove what is half done, say how to go on, and end."""
     _ending.set()
     person = _silenced()
+    half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
     _end_children()
-    for remove in list(_to_remove):
+    for remove in [*half_done, *_to_remove]:
         with suppress(Exception):  # the program ends in any case
             remove()
     again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
