@@ -2,11 +2,13 @@
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.tables.csv import Columns, read_columns
 from common.data.tables.roles import Roles, picture_folder, roles_of
 from common.errors import BadInput, Fault
@@ -70,10 +72,14 @@ class OwnData:
     present: int
     color: bool
 
-    @property
-    def patients(self) -> int | None:
-        """Number of patients; None where the table does not tell them."""
-        return None if self.roles.patient is None else len(set(self.columns[self.roles.patient]))
+    @cached_property
+    def patients(self) -> tuple[str, int] | None:
+        """What tells the patients, and their number; None where nothing does."""
+        if self.roles.patient is not None:
+            return f"column {self.roles.patient}", len(set(self.columns[self.roles.patient]))
+        heads = dicom_heads([self.images / name for name in self.columns[self.roles.image]])
+        found = dicom_patients(heads) if any(head.syntax for head in heads) else None
+        return None if found is None else ("PatientID of the DICOM files", len(set(found)))
 
 
 def look(table: Path, images: Path | None, image_column: str | None, patient_column: str | None) -> OwnData:
@@ -133,7 +139,8 @@ def _findings(data: OwnData) -> list[str]:
             "    and test, scores come out too high, and intervals too narrow. Name the column: --patient-column"
         )
     else:
-        lines.append(f"patients: column {roles.patient}, {data.patients} of them; no patient is split over two parts.")
+        source, count = data.patients
+        lines.append(f"patients: {source}, {count} of them; no patient is split over two parts.")
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
     if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
         few = ", ".join(rare)
@@ -148,7 +155,7 @@ def _findings(data: OwnData) -> list[str]:
 def _text(data: OwnData, folder: Path) -> str:
     """The file, with paths relative to its folder where they lie below it."""
     roles = data.roles
-    columns = [*_patient_lines(roles), *_label_lines(roles)]
+    columns = [*_patient_lines(data), *_label_lines(roles)]
     columns += [f"split_column = {json.dumps(roles.split, ensure_ascii=False)}"] if roles.split else []
     if data.present < data.rows:
         columns.append('missing_files = "ignore"        # rows without a picture are left out')
@@ -167,9 +174,11 @@ def _text(data: OwnData, folder: Path) -> str:
     )
 
 
-def _patient_lines(roles: Roles) -> list[str]:
-    if roles.patient:
-        return [f"patient_column = {json.dumps(roles.patient, ensure_ascii=False)}"]
+def _patient_lines(data: OwnData) -> list[str]:
+    if data.roles.patient:
+        return [f"patient_column = {json.dumps(data.roles.patient, ensure_ascii=False)}"]
+    if data.patients:
+        return ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
     return ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 import server.sim_cli
 from common.config import read_experiment
@@ -90,6 +92,22 @@ def test_one_hot_columns_are_noticed_and_so_are_rare_classes(tmp_path: Path) -> 
     _, said, _ = made(table(tmp_path / "rare", "file,patient,Rare,Mass", *rare))
     assert "fewer than 10 images show Rare" in said
     assert "exactly one" not in said
+
+
+def test_patients_of_dicom_files_are_taken_where_the_table_names_none(tmp_path: Path) -> None:
+    names = [f"{number:03}.dcm" for number in range(12)]
+    path = table(tmp_path, "file,Fluid,Mass", *[f"{name},{n % 2},{n // 2 % 2}" for n, name in enumerate(names)])
+    for number, name in enumerate(names):
+        image = Dataset()
+        image.file_meta = FileMetaDataset()
+        image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+        image.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.1"
+        image.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+        image.PatientID = f"patient {number // 3}"
+        image.save_as(tmp_path / "scans" / name, enforce_file_format=True)
+    _, said, out = made(path)
+    assert "patients: PatientID of the DICOM files, 4 of them" in said
+    assert "UNKNOWN" not in said + out.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
