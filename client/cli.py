@@ -60,6 +60,9 @@ def preview(
 
     Example: flwr-client preview north --experiment experiment.toml --out seen
     """
+    from client.site.site_file import read_site_toml
+
+    read_site_toml(folder)  # before torch is imported
     from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
     from client.site.settings import open_site, read_settings
 
@@ -83,6 +86,9 @@ def start(folder: Folder) -> None:
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another release, 18 labels contradict those of the others.
     """
+    from client.site.site_file import read_site_toml
+
+    read_site_toml(folder)  # before torch is imported
     from client.connection.service import DROP_SIGNAL, Service, alone_in
     from client.connection.status import Status, health_server
     from client.gate.gate import begin
@@ -159,6 +165,9 @@ def preview_data(
 
     Example: flwr-client preview-data north
     """
+    from client.site.site_file import read_site_toml
+
+    read_site_toml(folder)  # before torch is imported
     from client.preview.images import write_preview
     from common.config import read_experiment
 

@@ -322,8 +322,20 @@ def read_experiment(
     Raises:
         BadInput: With every fault of the file and the overrides.
     """
-    tree, base_of_paths = _read_tree(path, ())
+    tree, base_of_paths = read_tables(path)
     return experiment_of(tree, base_of_paths, overrides, also, path.name)
+
+
+def read_tables(path: Path) -> tuple[dict[str, Any], Path]:
+    """Read an experiment file and its ancestors as they are written, without torch: most wrong calls end here, at once.
+
+    Returns:
+        Its tables, and the file beside which relative paths start.
+
+    Raises:
+        BadInput: If one is not there, or is no TOML.
+    """
+    return _read_tree(path, ())
 
 
 def experiment_of(

@@ -63,7 +63,9 @@ def run(
 
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
-    from common.config import read_experiment
+    from common.config import read_experiment, read_tables
+
+    read_tables(experiment)  # before torch is imported
     from server.simulation.simulate import simulate
     from strategies.registry import method_faults
 
@@ -110,6 +112,10 @@ def compare(
 
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
+    from common.config import read_tables
+
+    for one in experiments:
+        read_tables(one)  # before torch is imported
     from server.simulation.compare import run_comparison
 
     run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track)
@@ -146,7 +152,9 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from common.config import read_experiment
+    from common.config import read_experiment, read_tables
+
+    read_tables(experiment)  # before torch is imported
     from server.simulation.export_sites import write_sites
 
     for folder in write_sites(read_experiment(experiment, overrides), out):

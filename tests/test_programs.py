@@ -137,3 +137,33 @@ def test_a_command_that_trains_nothing_does_not_wait_for_torch(module: str) -> N
 def test_a_program_that_trains_starts_without_what_only_tests_and_reports_need(module: str) -> None:
     looked = f"import sys, {module}; sys.exit(bool({{'sklearn', 'matplotlib', 'scipy.stats'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
+
+
+WRONG_PATHS = {
+    "flwr-sim run": ("nowhere.toml", "--out", "run"),
+    "flwr-sim compare": ("nowhere.toml", "--out", "run"),
+    "flwr-sim sites": ("nowhere.toml", "--out", "run"),
+    "flwr-client start": ("nowhere",),
+    "flwr-client preview": ("nowhere", "--experiment", "nowhere.toml"),
+    "flwr-client preview-data": ("nowhere",),
+}
+
+
+@pytest.mark.parametrize("words", WRONG_PATHS)
+def test_a_wrong_path_is_refused_before_torch_is_imported(words: str, tmp_path: Path) -> None:
+    program, command = words.split(" ", 1)
+    module = PROGRAMS[program].__name__
+    code = (
+        f"import sys\nfrom {module} import main\n"
+        f"try:\n    main({[command, *WRONG_PATHS[words]]!r})\n"
+        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert ended.stdout.split() == ["2", "False"], ended.stderr
+    assert "nowhere" in ended.stderr

@@ -4,11 +4,11 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from client.site.site_file import FILE
 from common.errors import BadInput, Fault
 from common.security.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
 from common.system.files import private_folder, write_atomically
 
-FILE = "site.toml"
 TEMPLATE = """# What this hospital brings to the federation. Paths are relative to this folder.
 name = "{name}"
 # kit = "{name}.kit"            # what the coordinator sends back

@@ -10,9 +10,9 @@ import torch
 from pydantic import Field, field_validator
 
 from client.site.disclosure import hidden_classes
-from client.site.init import FILE
 from client.site.policy import Policy
 from client.site.site import Site
+from client.site.site_file import FILE, read_site_toml
 from common.contract import Declaration, merge
 from common.data.base.image_set import ImageSet, Splits
 from common.data.base.spec import DataSpec
@@ -20,8 +20,7 @@ from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.security.identity import SiteKit, checked_name, public_line, read_key, read_kit, same_key, split_address
-from common.system.files import is_file
-from common.system.toml import Section, read_toml, validated
+from common.system.toml import Section, validated
 
 
 class SiteFile(Section):
@@ -122,10 +121,7 @@ def data_faults_of(settings: Settings) -> list[Fault]:
 
 def _read(folder: Path) -> tuple[Settings, list[Fault]]:
     """Settings, and what is wrong with their class names; of a file with other faults there are no settings."""
-    if not is_file(folder / FILE):
-        problem = f"is no site's folder: it holds no {FILE}."
-        raise BadInput([Fault(str(folder), problem, "Make one with flwr-client init.")])
-    tree = read_toml(folder / FILE)
+    tree = read_site_toml(folder)
     data = tree.get("data")
     labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
     wrong = [*_list_faults(labels), *_map_faults(synonyms)]

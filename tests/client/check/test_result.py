@@ -27,6 +27,7 @@ from client.training import network_cache
 from common.config import Plan, plan_of, read_experiment
 from common.data.sources.phantom import phantoms
 from common.models.network import SplitNetwork, build
+from common.system.stopping import STOPPED_ON_REQUEST
 from common.wire.roll_call import RollCall
 from server.deployment.processes.supervisor import RunExit
 from tests.client.check.sites import CLASSES, Hospital, hospital_in
@@ -230,7 +231,7 @@ def listed_codes() -> Iterator[tuple[int, str]]:
 def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
     runs, simulations = "flwr-server run", "flwr-sim"
     assert [code for code, who in listed_codes() if who not in (runs, simulations)] == [int(code) for code in ExitCode]
-    assert [code for code, who in listed_codes() if who == simulations] == [1]
+    assert [code for code, who in listed_codes() if who == simulations] == [int(RunExit.STOPPED), STOPPED_ON_REQUEST]
     assert [code for code, who in listed_codes() if who == runs] == [
         int(code) for code in RunExit if code not in (RunExit.DONE, RunExit.BAD_INPUT)
     ]
