@@ -37,10 +37,10 @@ def stopped_at_once() -> Iterator[None]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = {each: signal.getsignal(each) for each in SIGNALS}
+    watched = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # first: what comes after is not lost
     for each in SIGNALS:
         if before[each] is not signal.SIG_IGN:
             signal.signal(each, _leave_it_to_the_thread)
-    watched = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     threading.Thread(target=_wait, args=(reading,), daemon=True, name="stopping").start()
     try:
         yield

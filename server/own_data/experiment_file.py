@@ -1,6 +1,5 @@
 """``flwr-sim init``: an experiment file for somebody's own table and pictures, commented, that runs as it stands."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +13,7 @@ from common.data.tables.roles import Roles, picture_folder, roles_of
 from common.errors import BadInput, Fault
 from common.system.files import write_atomically
 from common.system.formatting import counted
+from common.system.plain_text import json_text
 
 MOST_SITES, FEWEST_POSITIVES = 3, 10
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
@@ -156,17 +156,17 @@ def _text(data: OwnData, folder: Path) -> str:
     """The file, with paths relative to its folder where they lie below it."""
     roles = data.roles
     columns = [*_patient_lines(data), *_label_lines(roles)]
-    columns += [f"split_column = {json.dumps(roles.split, ensure_ascii=False)}"] if roles.split else []
+    columns += [f"split_column = {json_text(roles.split)}"] if roles.split else []
     if data.present < data.rows:
         columns.append('missing_files = "ignore"        # rows without a picture are left out')
     sites = min(MOST_SITES, len(roles.classes))
     return TEMPLATE.format(
         table=data.table.name,
-        name=json.dumps(data.table.stem, ensure_ascii=False),
+        name=json_text(data.table.stem),
         channels=3 if data.color else 1,
-        images=json.dumps(_path(data.images, folder), ensure_ascii=False),
-        labels=json.dumps(_path(data.table, folder), ensure_ascii=False),
-        image_column=json.dumps(roles.image, ensure_ascii=False),
+        images=json_text(_path(data.images, folder)),
+        labels=json_text(_path(data.table, folder)),
+        image_column=json_text(roles.image),
         columns="\n".join(columns),
         color=str(data.color).lower(),
         sites=sites,
@@ -176,7 +176,7 @@ def _text(data: OwnData, folder: Path) -> str:
 
 def _patient_lines(data: OwnData) -> list[str]:
     if data.roles.patient:
-        return [f"patient_column = {json.dumps(data.roles.patient, ensure_ascii=False)}"]
+        return [f"patient_column = {json_text(data.roles.patient)}"]
     if data.patients:
         return ["# patient_column = ...          # left out: PatientID of the DICOM files is taken"]
     return ["# patient_column = ...          # UNKNOWN: without it one patient may stand in training and test"]
@@ -184,15 +184,15 @@ def _patient_lines(data: OwnData) -> list[str]:
 
 def _label_lines(roles: Roles) -> list[str]:
     if roles.label_columns:
-        named = json.dumps(list(roles.label_columns), ensure_ascii=False)
+        named = json_text(list(roles.label_columns))
         return [
             f"label_columns = {named}",
             'uncertain = "unknown"           # what -1 means; blank cells: nobody looked',
         ]
-    classes = json.dumps(list(roles.classes), ensure_ascii=False)
+    classes = json_text(list(roles.classes))
     return [
-        f"finding_column = {json.dumps(roles.finding, ensure_ascii=False)}",
-        f"separator = {json.dumps(roles.separator)}",
+        f"finding_column = {json_text(roles.finding)}",
+        f"separator = {json_text(roles.separator)}",
         f"classes = {classes}   # remove what is no finding",
     ]
 

@@ -35,6 +35,13 @@ def rounds(folder: Path) -> int:
     return max((path.read_text().count("\n") for path in folder.rglob("rounds.jsonl")), default=0)
 
 
+def listens(pid: int) -> bool:
+    """Whether a process has begun: SIGTERM would no longer just end it."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    caught = int(status.split("SigCgt:")[1].split()[0], 16)
+    return bool(caught >> (signal.SIGTERM - 1) & 1)
+
+
 def ended(
     arguments: list[str], out: Path, number: signal.Signals, whole_group: bool, late: bool, ignored: bool = False
 ) -> tuple[int, float, str, list[psutil.Process]]:
@@ -52,8 +59,8 @@ def ended(
     until = time.monotonic() + 150
     while late and rounds(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
         time.sleep(0.1)
-    if not late:
-        time.sleep(1.5)
+    while not late and not listens(program.pid) and time.monotonic() < until:
+        time.sleep(0.05)
     assert program.poll() is None
     if ignored:
         os.killpg(program.pid, signal.SIGINT)
@@ -69,6 +76,7 @@ def ended(
     finally:
         for process in marked(str(out)):
             process.kill()
+        program.communicate()
 
 
 INLINE = ["run", EXPERIMENT, "--backend", "inline", *ENDLESS]
