@@ -7,7 +7,7 @@ what differs; ``--set section.key=value`` overrides any key. The part that a hos
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -149,6 +149,10 @@ class ParticipationSection(Section):
                 f"no round could count: min_sites {self.min_sites}, sites_per_round {self.sites_per_round}"
             )
         return self
+
+
+BY_STEP: Final = ("sample", "patient")
+"""Levels of privacy at which each step of training is noisy."""
 
 
 class PrivacySection(Section):
@@ -326,18 +330,6 @@ def read_experiment(
     return experiment_of(tree, base_of_paths, overrides, also, path.name)
 
 
-def read_tables(path: Path) -> tuple[dict[str, Any], Path]:
-    """Read an experiment file and its ancestors as they are written, without torch: most wrong calls end here, at once.
-
-    Returns:
-        Its tables, and the file beside which relative paths start.
-
-    Raises:
-        BadInput: If one is not there, or is no TOML.
-    """
-    return _read_tree(path, ())
-
-
 def experiment_of(
     tree: dict[str, Any],
     base_of_paths: Path,
@@ -383,8 +375,20 @@ def _scaled(tree: dict[str, Any], overrides: Iterable[str], name: str) -> tuple[
     return tree, rest, [Fault(f"{name}: scale", problem)]
 
 
-def _read_tree(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], Path]:
-    """Read one TOML file over the file it extends; paths inside count from the file that is read."""
+def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, Any], Path]:
+    """Read an experiment file over the file it extends, as written; paths inside count from the file that is read.
+
+    This needs no torch: a command that calls it first refuses a wrong path at once.
+
+    Args:
+        children: Files that extend this one.
+
+    Returns:
+        The tables, and the file beside which relative paths start.
+
+    Raises:
+        BadInput: If a file is not there, is no TOML, or extends itself.
+    """
     if path.resolve() in children:
         raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
     tree = read_toml(path)
@@ -395,7 +399,7 @@ def _read_tree(path: Path, children: tuple[Path, ...]) -> tuple[dict[str, Any], 
         raise BadInput([Fault(f"{path.name}: extends", "must name a file in the same folder.", "")])
     if not is_file(path.parent / parent):
         raise BadInput([Fault(f"{path.name}: extends", f'names "{parent}", and there is no such file beside it.')])
-    inherited, _ = _read_tree(path.parent / parent, (*children, path.resolve()))
+    inherited, _ = read_tables(path.parent / parent, (*children, path.resolve()))
     if _method_of(tree) not in (None, _method_of(inherited)) and isinstance(small := inherited.get("small"), dict):
         small.pop("method", None)  # sized for another method
     return _merged(inherited, tree), path

@@ -310,16 +310,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     with stopped_at_once():
         if given and given[0] in GOES_ON:
-            go_on_with(partial(_again, given))
+            go_on_with(partial(line_to_go_on, given))
         run_program(app, arguments, (CannotGoOn,))
 
 
-def _again(given: list[str]) -> str:
+def line_to_go_on(given: list[str]) -> str:
     """The line that goes on with a command that was stopped: the same, of a run that is begun with ``--resume``."""
-    out = next((after for before, after in pairwise(given) if before == "--out"), "")
-    resume = (
-        ["--resume"] if given[0] == "run" and "--resume" not in given and Path(out, "events.jsonl").is_file() else []
-    )
+    apart = [part for word in given for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    out = next((after for before, after in pairwise(apart) if before == "--out"), "")
+    begun = given[0] == "run" and Path(out, "events.jsonl").is_file()
+    resume = ["--resume"] if begun and "--resume" not in given else []
     return shlex.join(["flwr-sim", *given, *resume])
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from client.site.site import Site
 from client.training.private_round import private_round
 from common.models.state import Head
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import TrainReply, TrainRequest
 
 Array = NDArray[np.float32]
 Change = Callable[[Array, int], Array]
@@ -18,23 +18,12 @@ Change = Callable[[Array, int], Array]
 Answer = Callable[[Site, TrainRequest], TrainReply]
 
 
-def everywhere(update: Groups, change: Callable[[Array], Array]) -> Groups:
-    """Change every array of an update."""
-    head = update.head
-    return replace(
-        update,
-        trunk=None if update.trunk is None else change(update.trunk),
-        norm=None if update.norm is None else change(update.norm),
-        head=None if head is None else Head(head.class_names, change(head.weight), change(head.bias)),
-    )
-
-
 def changed(change: Change) -> Answer:
     """Train, and change what is sent."""
 
     def answer(site: Site, request: TrainRequest) -> TrainReply:
         reply = private_round(site, request)
-        as_sent = everywhere(reply.update, lambda array: change(array, request.round).astype(np.float32))
+        as_sent = reply.update.changed(lambda array: change(array, request.round).astype(np.float32))
         return replace(reply, update=as_sent)
 
     return answer

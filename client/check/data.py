@@ -63,7 +63,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
         "decoded": len(good),
         "looked_at": len(looks),
         "empty": len(empty),
-        "transfer_syntaxes": dict(Counter(filter(None, source.syntaxes))),
+        "transfer_syntaxes": dict(source.packed),
         "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
         "classes": {one.name: one.as_json() for one in classes},
     }
@@ -83,7 +83,7 @@ def _passed(source: Source, good: Sequence[PictureFacts], *, all_differ: bool) -
     passed = [f"{len(source):,} images {patients}: {by_part}"]
     if source.patients_from:
         passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
-    if packed := Counter(filter(None, source.syntaxes)):
+    if packed := source.packed:
         listed = (f"{count:,} {in_words_of(syntax)}" for syntax, count in packed.most_common())
         passed.append(f"transfer syntaxes of the DICOM files: {', '.join(listed)}")
     if good:
@@ -128,8 +128,8 @@ def _lost(source: Source, empty: Sequence[int], looks: Sequence[PictureFacts]) -
 
 
 def _packed(source: Source) -> Iterator[Finding]:
-    """Transfer syntaxes of all files, those that nothing here decodes first."""
-    for syntax, count in Counter(filter(None, source.syntaxes)).items():
+    """Transfer syntaxes that nothing here decodes."""
+    for syntax, count in source.packed.items():
         if not is_readable(syntax):
             problem = (
                 f"{counted(count, 'DICOM file')} packed as {in_words_of(syntax)} ({syntax}), which cannot be read."

@@ -1,5 +1,6 @@
 """A site's images for looking at: files beside a table, or arrays of a set that is read whole."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,11 @@ class Source:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def packed(self) -> Counter[str]:
+        """Number of DICOM files of each transfer syntax."""
+        return Counter(filter(None, self.syntaxes))
 
     @property
     def side(self) -> int:

@@ -11,13 +11,12 @@ from functools import lru_cache
 
 import torch
 
-from common.config import Plan
+from common.config import BY_STEP, Plan
 from common.models.network import adapted_outline
 from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from strategies.base.method import Method
-from strategies.privacy.protection import BY_STEP
 
 FLOAT32 = 4
 COPIES_AT_WORK = 5

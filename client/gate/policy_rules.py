@@ -239,9 +239,16 @@ def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 def _training_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if policy.training_figures or not isinstance(reply, TrainReply | EvaluateReply):
         return ""
-    figures = [reply.validation_loss, reply.validation_auroc]
-    figures += [reply.train_loss] if isinstance(reply, TrainReply) else []
-    return "it is false" if any(figure is not None for figure in figures) else ""
+    return "it is false" if _some_told(_of_training(reply)) else ""
+
+
+def _of_training(reply: TrainReply | EvaluateReply) -> list[float | None]:
+    trained = [reply.train_loss] if isinstance(reply, TrainReply) else []
+    return [*trained, reply.validation_loss, reply.validation_auroc]
+
+
+def _some_told(figures: Iterable[float | None]) -> bool:
+    return any(figure is not None for figure in figures)
 
 
 def _metrics_asked(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
@@ -252,9 +259,8 @@ def _metrics_asked(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 def _outside_privacy(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if asked.plan.privacy.level == "none" or not isinstance(reply, TrainReply | EvaluateReply):
         return ""
-    figures = [reply.validation_loss, reply.validation_auroc, reply.test_images]
-    figures += [reply.train_loss] if isinstance(reply, TrainReply) else [*reply.auroc]
-    told = any(figure is not None for figure in figures)
+    tested = [] if isinstance(reply, TrainReply) else reply.auroc
+    told = _some_told([*_of_training(reply), reply.test_images, *tested])
     return "it is false" if told and not policy.metrics_outside_privacy else ""
 
 

@@ -160,8 +160,8 @@ class Policy(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_the_level_says(cls, said: Any) -> Any:
-        if not isinstance(said, dict) or said.get("level", "standard") not in LEVELS:
-            return said  # pydantic says what is wrong
+        if not isinstance(said, dict) or said.get("level", "standard") not in list(LEVELS):
+            return said  # pydantic says what is wrong; a list cannot be looked up in a mapping
         unfit = {key for key, other in NOT_BESIDE.items() if other in said}
         return {
             **{key: value for key, value in LEVELS[said.get("level", "standard")].items() if key not in unfit},

@@ -57,7 +57,8 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     method = method_of(plan)
     protection = protection_of(plan, method, site.train_samples)
     if protection is None:
-        return _as_allowed(site, train_round(site, request))
+        reply = train_round(site, request)
+        return reply if site.policy.training_figures else without_training_figures(reply)
     ledger, asked, cost = ledger_of(site), fingerprint(request), protection.cost
     entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
     if (same := ledger.reply_to(asked)) is not None:
@@ -70,7 +71,8 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
     if not site.policy.metrics_outside_privacy:
         reply = without_figures(reply, plan.training.epochs)
-    reply = _as_allowed(site, reply)
+    elif not site.policy.training_figures:
+        reply = without_training_figures(reply)
     ledger.note(entry, reply)
     return reply
 
@@ -91,16 +93,13 @@ def without_figures(reply: TrainReply, epochs: int) -> TrainReply:
     Args:
         epochs: As the plan says; a site that trains until its loss settles would reveal it by their number.
     """
-    return replace(
-        reply,
-        train_loss=None,
-        validation_loss=None,
-        validation_auroc=None,
-        test_images=None,
-        test_correct=None,
-        epochs=epochs,
-        seconds=0.0,
-    )
+    untold = without_training_figures(reply)
+    return replace(untold, test_images=None, test_correct=None, epochs=epochs, seconds=0.0)
+
+
+def without_training_figures(reply: TrainReply) -> TrainReply:
+    """A reply without losses, and without the AUROC on validation images."""
+    return replace(reply, train_loss=None, validation_loss=None, validation_auroc=None)
 
 
 def without_test(reply: EvaluateReply) -> EvaluateReply:
@@ -119,13 +118,6 @@ def without_test(reply: EvaluateReply) -> EvaluateReply:
         negatives=(),
         model_sha256=reply.model_sha256,
     )
-
-
-def _as_allowed(site: Site, reply: TrainReply) -> TrainReply:
-    """A reply without the figures of training and validation, if the policy keeps them at home."""
-    if site.policy.training_figures:
-        return reply
-    return replace(reply, train_loss=None, validation_loss=None, validation_auroc=None)
 
 
 def _refuse_beyond_budget(site: Site, protection: Protection) -> None:

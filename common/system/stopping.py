@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 STOPPED_ON_REQUEST = 3
-"""The exit code, as that of ``flwr-server run``."""
+"""The exit code of ``flwr-sim``, and of ``flwr-server run``."""
 
 ENDING_S = 3.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -69,20 +69,25 @@ def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
         _to_remove.remove(remove)
 
 
+def _is_within() -> bool:
+    """Whether signals come to the thread of :func:`stopped_at_once`."""
+    return signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread
+
+
 def _hold_back() -> None:
     """What a child is sent before it is on its own must not end its parent."""
-    if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+    if _is_within():
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
 
 
 def _let_come() -> None:
-    if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+    if _is_within():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
 
 def _only_here() -> None:
     """A forked child has no such thread, and what it is sent must not end its parent."""
-    if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+    if _is_within():
         signal.set_wakeup_fd(-1)
         for each in SIGNALS:
             if signal.getsignal(each) is _leave_it_to_the_thread:

@@ -3,8 +3,8 @@
 :mod:`common.wire.codec` writes them into Flower's records and reads them back.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -84,6 +84,16 @@ class Groups:
         if self.head:
             arrays |= {"head.weight": self.head.weight, "head.bias": self.head.bias}
         return {name: array for name, array in arrays.items() if array is not None}
+
+    def changed(self, change: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> "Groups":
+        """Return these groups with each array changed, head rows included."""
+        head = self.head
+        return replace(
+            self,
+            trunk=None if self.trunk is None else change(self.trunk),
+            norm=None if self.norm is None else change(self.norm),
+            head=head and Head(head.class_names, change(head.weight), change(head.bias)),
+        )
 
     @classmethod
     def of_named(cls, arrays: Mapping[str, NDArray[np.float32]], class_names: Sequence[str]) -> "Groups":

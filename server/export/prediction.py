@@ -15,7 +15,7 @@ from common.config import read_experiment
 from common.data.base.image_set import ImageSet, joined
 from common.data.base.spec import FolderSpec, NpzSpec
 from common.data.images.pixels import channels_first
-from common.data.images.reading import ImageForm, decode_all
+from common.data.images.reading import PICTURES, ImageForm, decode_all
 from common.data.load import load
 from common.data.sources.npz_checks import opened_npz, read_headers
 from common.data.tables.csv import read_columns
@@ -26,7 +26,6 @@ from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.system.plain_text import escaped
 
-PICTURES = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ""}
 NPZ_PARTS = ("test", "val", "train")
 
 
@@ -85,7 +84,9 @@ def read_pictures(data: Path, network: SplitNetwork) -> Pictures:
     if data.suffix == ".npz" and data.is_file():
         return _npz_pictures(data)
     files = (
-        sorted(p for p in data.rglob("*") if p.suffix.lower() in PICTURES and p.is_file()) if data.is_dir() else [data]
+        sorted(p for p in data.rglob("*") if p.suffix.lower() in (*PICTURES, "") and p.is_file())
+        if data.is_dir()
+        else [data]
     )
     if not files or not files[0].is_file():
         raise BadInput([Fault(str(data), "is no npz file, no picture and no folder of pictures (PNG, JPEG, DICOM).")])

@@ -8,9 +8,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from common.data.images.headers import dicom_heads, dicom_patients
-from common.data.tables.csv import Columns, read_columns
-from common.data.tables.roles import Roles, picture_folder, roles_of
-from common.errors import BadInput, Fault
+from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
+from common.errors import BadInput, Fault, stop_on
 from common.system.files import write_atomically
 from common.system.formatting import counted
 from common.system.plain_text import json_text
@@ -82,25 +82,29 @@ class OwnData:
         return None if found is None else ("PatientID of the DICOM files", len(set(found)))
 
 
-def look(table: Path, images: Path | None, image_column: str | None, patient_column: str | None) -> OwnData:
+def look(table: Path, images: Path | None, named: str | None, patient_column: str | None) -> OwnData:
     """Read a table and find its pictures.
+
+    Args:
+        images: Their folder; looked for beside the table where None.
+        named: The column that names them; looked for where None.
 
     Raises:
         BadInput: If the table cannot be read, tells no pictures or no labels, or no picture of it is found.
     """
     columns = read_columns(table, "labels")
-    roles = roles_of(columns, image=image_column, patient=patient_column)
-    names = columns[roles.image]
+    stop_on(column_faults(table.name, columns, {"--image-column": named, "--patient-column": patient_column}))
+    column = named or image_column(columns)
+    names = columns[column]
     folder = images or picture_folder(table, names)
     present = np.array([folder is not None and (folder / name).is_file() for name in names])
     if folder is None or not present.any():
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
-        problem = f'none of the {len(names)} pictures of column "{roles.image}" is {where}; the first is "{names[0]}".'
+        problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
     found = {name: cells[present] for name, cells in columns.items()}
-    roles = roles_of(found, image=roles.image, patient=roles.patient)
-    first = folder / found[roles.image][0]
-    return OwnData(table, folder, found, roles, len(names), int(present.sum()), _color(first))
+    roles = roles_of(found, column, patient_column)
+    return OwnData(table, folder, found, roles, len(names), int(present.sum()), _color(folder / found[column][0]))
 
 
 def _color(picture: Path) -> bool:

@@ -4,11 +4,8 @@ McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Langu
 ("flat clipping"): the whole update is one vector.
 """
 
-from dataclasses import replace
-
 import numpy as np
 
-from common.models.state import Head
 from common.wire.records import Groups
 
 
@@ -22,10 +19,5 @@ def clipped(update: Groups, bound: float) -> Groups:
     length = norm_of(update)
     if length <= bound:
         return update
-    factor, head = np.float32(bound / length), update.head
-    return replace(
-        update,
-        trunk=None if update.trunk is None else update.trunk * factor,
-        norm=None if update.norm is None else update.norm * factor,
-        head=head and Head(head.class_names, head.weight * factor, head.bias * factor),
-    )
+    factor = np.float32(bound / length)
+    return update.changed(lambda array: array * factor)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, logsigmoid
 
-from common.config import TrainingSection
+from common.config import BY_STEP, TrainingSection
 from common.errors import BadInput, Fault
 from common.models.zoo.spec import Task
 from common.plugins import LOSSES, PLUGIN, loaded
@@ -57,7 +57,7 @@ def loss_faults(training: TrainingSection, task: Task, chooses_loss: bool, level
     if not chooses_loss:
         problem = "makes no sense here: the method has a loss of its own."
         faults += [Fault(key, problem, "Leave it out.") for key in chosen]
-    if level in ("sample", "patient") and training.loss != "plain":
+    if level in BY_STEP and training.loss != "plain":
         problem = f'with privacy.level = "{level}" each image\'s plain loss is minimised.'
         faults.append(Fault("training.loss", problem, "Leave it out."))
     if level != "none" and training.class_weights:

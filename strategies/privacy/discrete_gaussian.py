@@ -5,6 +5,7 @@ many values at a time. The standard deviation is a power of two, so that every p
 numbers: no float takes part, and the lowest bits of a value tell nothing of what it was added to (Mironov, CCS 2012).
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -106,22 +107,32 @@ def _falls(exponent: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_
 
 def _falls_once(rest: Words, bits: BitStream, unit_bits: int) -> NDArray[np.bool_]:
     """Draw events of probability ``exp(-rest / 2^unit_bits)``, for exponents below 1."""
-    result, active, k = np.zeros(rest.size, bool), np.arange(rest.size), 1
     shift = np.uint64(WORD_BITS - unit_bits)
-    while active.size:
-        happened = bits.words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
-        if k > 1:
-            happened &= bits.multiples(active.size, k)
-        result[active[~happened]] = k % 2 == 1
-        active, k = active[happened], k + 1
-    return result
+
+    def happened(active: NDArray[np.intp]) -> NDArray[np.bool_]:
+        return bits.words(active.size) >> shift < rest[active] if unit_bits else np.zeros(active.size, bool)
+
+    return _alternating(rest.size, happened, bits)
 
 
 def _falls_of_one(count: int, bits: BitStream) -> NDArray[np.bool_]:
     """Draw ``count`` events of probability exp(-1)."""
-    result, active, k = np.zeros(count, bool), np.arange(count), 2
+    return _alternating(count, lambda active: np.ones(active.size, bool), bits)
+
+
+def _alternating(
+    count: int, happened: Callable[[NDArray[np.intp]], NDArray[np.bool_]], bits: BitStream
+) -> NDArray[np.bool_]:
+    """Whether the first of events of probability x/1, x/2, x/3, ... that fails has an odd number: exp(-x).
+
+    Args:
+        happened: Draws events of probability x, for some of the places.
+    """
+    result, active, k = np.zeros(count, bool), np.arange(count), 1
     while active.size:
-        happened = bits.multiples(active.size, k)
-        result[active[~happened]] = k % 2 == 1
-        active, k = active[happened], k + 1
+        passed = happened(active)
+        if k > 1:
+            passed &= bits.multiples(active.size, k)
+        result[active[~passed]] = k % 2 == 1
+        active, k = active[passed], k + 1
     return result

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.config import Experiment, Plan, PrivacySection, TrainingSection
+from common.config import BY_STEP, Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
 from common.models.network import BATCH_NORM
 from common.models.state import ModelState
@@ -21,9 +21,6 @@ from strategies.privacy.accounting import Steps, noise_multiplier_for
 from strategies.privacy.gradients import PrivateEpochs
 from strategies.privacy.noise import NoiseSource
 from strategies.privacy.updates import NoisyReply
-
-BY_STEP: Final = ("sample", "patient")
-"""Levels at which each step of training is noisy."""
 
 
 @dataclass(frozen=True)

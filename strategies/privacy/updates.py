@@ -8,14 +8,13 @@ twice the bound. Update and statistics, each over its own bound, together move b
 noise grows by the root of the number of parts.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from common.models.state import Head
 from common.wire.records import Arrays, Groups
 from strategies.local.clipping import clipped
 from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
@@ -37,31 +36,20 @@ class NoisyReply:
         parts = bool(update.named()) + bool(statistics)
         spread = 2 * self.noise_multiplier * parts**0.5
         if not all(np.isfinite(array).all() for array in update.named().values()):
-            update = each_group(update, np.zeros_like)  # that training diverged says something too
+            update = update.changed(np.zeros_like)  # that training diverged says something too
         short = clipped(update, self.max_update_norm * SHRUNK)
         known = {name: np.nan_to_num(array, nan=0.0) for name, array in sorted(statistics.items())}
         told = shortened(known, self.max_statistics_norm * SHRUNK)
         of_update = Grid(spread * self.max_update_norm, self.max_update_norm)
         of_statistics = Grid(spread * self.max_statistics_norm, self.max_statistics_norm)
         return (
-            each_group(short, lambda array: self._noisy(array, of_update)),
+            short.changed(lambda array: self._noisy(array, of_update)),
             {name: self._noisy(array, of_statistics) for name, array in told.items()},
         )
 
     def _noisy(self, array: Array, grid: Grid) -> Array:
         steps = grid.steps_of(torch.from_numpy(np.array(array, np.float64)))
         return grid.released(steps, self.noise).numpy()
-
-
-def each_group(update: Groups, change: Callable[[Array], Array]) -> Groups:
-    """An update with each of its arrays changed, head rows included."""
-    head = update.head
-    return replace(
-        update,
-        trunk=None if update.trunk is None else change(update.trunk),
-        norm=None if update.norm is None else change(update.norm),
-        head=head and Head(head.class_names, change(head.weight), change(head.bias)),
-    )
 
 
 def shortened(arrays: Mapping[str, Array], bound: float) -> dict[str, Array]:

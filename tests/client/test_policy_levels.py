@@ -133,9 +133,10 @@ def test_a_level_contradicts_no_key_of_the_file() -> None:
     assert not Policy.model_validate({"level": "open", "round_counts_to": 5}).score_histograms
 
 
-def test_no_other_level_is_taken() -> None:
+@pytest.mark.parametrize("level", ["lax", ["strict"], {"strict": True}, 3])
+def test_no_other_level_is_taken(level: object) -> None:
     with pytest.raises(ValidationError, match="'open', 'standard' or 'strict'"):
-        Policy.model_validate({"level": "lax"})
+        Policy.model_validate({"level": level})
 
 
 def test_init_writes_every_key_and_the_standard_level(tmp_path: Path) -> None:

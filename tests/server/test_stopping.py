@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from common.system.stopping import STOPPED_ON_REQUEST
+from server.sim_cli import line_to_go_on
 
 LIMIT_S = 5
 PROGRAM = "from server.sim_cli import main; main()"
@@ -106,6 +107,18 @@ def holds(arguments: list[str], out: Path, way: str, late: bool, ignored: bool =
 @pytest.mark.parametrize("way", WAYS)
 def test_a_command_that_has_just_begun_ends_at_once(tmp_path: Path, way: str) -> None:
     holds(INLINE, tmp_path / "run", way, late=False)
+
+
+@pytest.mark.parametrize("out", [["--out", "it"], ["--out=it"]], ids=["apart", "joined"])
+def test_the_line_that_goes_on_resumes_a_run_that_has_begun(
+    tmp_path: Path, out: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert line_to_go_on(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)}"
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / "events.jsonl").touch()
+    assert line_to_go_on(["run", "own.toml", *out]) == f"flwr-sim run own.toml {' '.join(out)} --resume"
+    assert line_to_go_on(["run", *out, "--resume"]) == f"flwr-sim run {' '.join(out)} --resume"
 
 
 @pytest.mark.long

@@ -18,6 +18,8 @@ from common.data.base.spec_base import Frame, Resize
 from common.data.images.dicom import dicom_pixels, is_dicom
 from common.errors import BadInput, Fault
 
+PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
+"""Endings of picture files; what a file is, its content says."""
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
 _LONGEST_REASON = 150
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well

@@ -21,8 +21,10 @@ Columns = Mapping[str, Names]
 _CELLS = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}
 _UNCERTAIN = ("-1", "-1.0")
 _BLANK = ("", "nan", "NaN")
+LABEL_CELLS = frozenset((*_CELLS, *_UNCERTAIN, *_BLANK))
+POSITIVE_CELLS = tuple(cell for cell, value in _CELLS.items() if value)
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
-_PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
+PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}
 
 
 def read_columns(path: Path, where: str) -> Columns:
@@ -142,8 +144,8 @@ def part_column(values: Names, where: str) -> Names:
         BadInput: Naming every other value.
     """
     cells, inverse = np.unique(values, return_inverse=True)
-    unknown = [cell for cell in cells if cell.strip().lower() not in _PARTS]
+    unknown = [cell for cell in cells if cell.strip().lower() not in PARTS]
     if unknown:
         problem = f'values are "train", "val" or "validation", and "test"; got {quoted(unknown)}.'
         raise BadInput([Fault(where, problem)])
-    return np.array([_PARTS[cell.strip().lower()] for cell in cells])[inverse]
+    return np.array([PARTS[cell.strip().lower()] for cell in cells])[inverse]

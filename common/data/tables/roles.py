@@ -11,17 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
+from common.data.images.reading import PICTURES
 from common.data.splits.patient_disjoint import Names
-from common.data.tables.csv import Columns
-from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.data.tables.csv import LABEL_CELLS, PARTS, POSITIVE_CELLS, Columns
+from common.errors import BadInput, Fault, quoted
 
-PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 _PATIENT = re.compile(r"(^|[^a-z])(patient|subject|person|lesion|mrn|pid)", re.IGNORECASE)
 _SPLIT = re.compile(r"^(split|part|partition|set|subset)$", re.IGNORECASE)
 _FINDINGS = re.compile(r"finding|label|diagnos|class|dx|disease", re.IGNORECASE)
-_PARTS = {"train", "val", "valid", "validation", "test"}
-_LABEL_CELLS = {"1", "1.0", "0", "0.0", "-1", "-1.0", "", "nan", "NaN"}
-_POSITIVE = ("1", "1.0")
 _SEPARATORS = ("|", ";")
 _MOST_CLASSES = 60
 _FEW_CLASSES = 2
@@ -51,35 +48,12 @@ class Roles:
     exclusive: bool
 
 
-def roles_of(columns: Columns, *, image: str | None = None, patient: str | None = None) -> Roles:
-    """Find out what each column is for.
-
-    Args:
-        image: The column of picture files, where the caller knows.
-        patient: The same for patients.
+def image_column(columns: Columns) -> str:
+    """The column that names picture files.
 
     Raises:
-        BadInput: If no column names pictures, none holds labels, or a column that the caller names is not there.
+        BadInput: If there is none.
     """
-    for option, named in (("--image-column", image), ("--patient-column", patient)):
-        if named is not None and named not in columns:
-            problem = f'"{named}" is not a column of the table, whose columns are {quoted(columns)}.'
-            raise BadInput([Fault(option, problem, did_you_mean(named, columns))])
-    of_images = image or _image_column(columns)
-    of_patients = patient or next((name for name in columns if name != of_images and _PATIENT.search(name)), None)
-    split = next((name for name, cells in columns.items() if _SPLIT.match(name) and _is_split(cells)), None)
-    rest = [name for name in columns if name not in (of_images, of_patients, split)]
-    labels = tuple(name for name in rest if _is_label(columns[name]))
-    if labels:
-        counts = {name: int(np.isin(np.char.strip(columns[name]), _POSITIVE).sum()) for name in labels}
-        exclusive = len(labels) > 1 and _exclusive([columns[name] for name in labels])
-        return Roles(of_images, of_patients, split, labels, None, "|", counts, exclusive)
-    finding, separator, found = _finding_column(columns, rest)
-    one_each = not any(separator in cell for cell in np.unique(columns[finding]))
-    return Roles(of_images, of_patients, split, (), finding, separator, found, one_each)
-
-
-def _image_column(columns: Columns) -> str:
     for name, cells in columns.items():
         looked_at = [cell.lower() for cell in cells[:_LOOKED_AT]]
         if sum(cell.endswith(PICTURES) for cell in looked_at) > len(looked_at) / 2:
@@ -88,17 +62,40 @@ def _image_column(columns: Columns) -> str:
     raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
 
 
+def roles_of(columns: Columns, image: str, patient: str | None = None) -> Roles:
+    """Find out what each column is for.
+
+    Args:
+        image: The column of picture files.
+        patient: That of patients, where the caller knows.
+
+    Raises:
+        BadInput: If no column holds labels.
+    """
+    of_patients = patient or next((name for name in columns if name != image and _PATIENT.search(name)), None)
+    split = next((name for name, cells in columns.items() if _SPLIT.match(name) and _is_split(cells)), None)
+    rest = [name for name in columns if name not in (image, of_patients, split)]
+    labels = tuple(name for name in rest if _is_label(columns[name]))
+    if labels:
+        counts = {name: int(np.isin(np.char.strip(columns[name]), POSITIVE_CELLS).sum()) for name in labels}
+        exclusive = len(labels) > 1 and _exclusive([columns[name] for name in labels])
+        return Roles(image, of_patients, split, labels, None, "|", counts, exclusive)
+    finding, separator, found = _finding_column(columns, rest)
+    one_each = not any(separator in cell for cell in np.unique(columns[finding]))
+    return Roles(image, of_patients, split, (), finding, separator, found, one_each)
+
+
 def _is_split(cells: Names) -> bool:
-    return {cell.strip().lower() for cell in np.unique(cells)} <= _PARTS
+    return {cell.strip().lower() for cell in np.unique(cells)} <= PARTS.keys()
 
 
 def _is_label(cells: Names) -> bool:
     found = {cell.strip() for cell in np.unique(cells)}
-    return found <= _LABEL_CELLS and bool(found & set(_POSITIVE)) and len(found) > 1
+    return found <= LABEL_CELLS and not found.isdisjoint(POSITIVE_CELLS) and len(found) > 1
 
 
 def _exclusive(labels: Iterable[Names]) -> bool:
-    positives = np.sum([np.isin(np.char.strip(cells), _POSITIVE) for cells in labels], axis=0)
+    positives = np.sum([np.isin(np.char.strip(cells), POSITIVE_CELLS) for cells in labels], axis=0)
     return bool((positives == 1).all())
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
+from common.system.stopping import STOPPED_ON_REQUEST
 from server.deployment.processes.child_process import with_this_process
 
 MOST_DEATHS = 5
@@ -33,7 +34,7 @@ class RunExit(IntEnum):
     DONE = 0
     STOPPED = 1
     BAD_INPUT = 2
-    ON_REQUEST = 3
+    ON_REQUEST = STOPPED_ON_REQUEST
     CRASHED = 70
 
 
