@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge
-from common.data.base.image_set import ImageSet, Splits, joined
+from common.data.base.image_set import ImageSet, Splits, are_known, joined
 from common.data.base.spec import DataSpec
 from common.data.images.decoded import is_decoded, read_decoded
 from common.data.load import load
@@ -39,6 +39,12 @@ class SimulatedData:
     def test(self) -> ImageSet:
         """What the coordinator tests the global model on."""
         return self.splits.test if self.server is None else self.server.test
+
+    @property
+    def patients_known(self) -> bool:
+        """Whether the data said of every image whose it is."""
+        parts = (self.splits.train, self.splits.validation, self.splits.test)
+        return all(are_known(part.patients) for part in parts)
 
     @property
     def contract(self) -> LabelContract:

@@ -159,7 +159,8 @@ def run(
     from server.coordinator.folder import read_coordinator
     from server.deployment.network import run as lead
     from server.deployment.processes.exit_codes import led
-    from server.reporting.tables import coverage_table
+    from server.reporting.tables import result_of
+    from server.runs.reader import read_run
     from strategies.registry import method_faults
 
     keep_large_buffers()
@@ -168,8 +169,8 @@ def run(
     file = read_experiment(experiment, overrides, method_faults)
     coordinator, tell = read_coordinator(folder), teller(console)
     again = ["flwr-server", *arguments, "--resume"]
-    summary = led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
-    console.print(coverage_table([(summary["name"], summary)]))
+    led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
+    console.print(result_of(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 

@@ -21,7 +21,9 @@ from typing import Annotated
 
 import typer
 
-from common.errors import CannotGoOn
+from common.errors import CannotGoOn, stop_on
+from common.system.files import taken, write_atomically
+from common.system.plain_text import json_text
 from common.system.stopping import go_on_with, stopped_at_once
 from common.system.terminal import PlainConsole, program, run_program
 from server.runs.scalars import Track
@@ -70,8 +72,8 @@ def run(
     from strategies.registry import method_faults
 
     file = read_experiment(experiment, _with_backend(overrides, backend), method_faults)
-    summary = simulate(file, out, console, track, resume=resume, web_port=port if web else None)
-    _print_result(summary, out)
+    simulate(file, out, console, track, resume=resume, web_port=port if web else None)
+    _print_result(out)
 
 
 @app.command()
@@ -218,6 +220,7 @@ def predict(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
+    stop_on(taken(out))  # before torch is imported
     from server.export.prediction import predict_to_csv
 
     read, unreadable = predict_to_csv(folder, data, out)
@@ -237,14 +240,30 @@ def evaluate(
         str, typer.Option("--classes", help="Comma-separated names of the npz file's label columns.")
     ] = "",
     images: Annotated[Path | None, typer.Option("--images", help="Folder of the csv's pictures.")] = None,
+    image_column: Annotated[
+        str | None, typer.Option("--image-column", help="The csv's column of pictures; the run's own by default.")
+    ] = None,
+    patient_column: Annotated[
+        str | None, typer.Option("--patient-column", help="The csv's column of patients; the run's own by default.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="For a machine.")] = False,
 ) -> None:
-    """Score a saved model on labelled images.
+    """Score a saved model on labelled images, class by class, with 95 % intervals.
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    from server.export.prediction import evaluate_on, metrics_table
+    stop_on(taken(out) if out else [])  # before torch is imported
+    from server.export import evaluation
 
-    console.print(metrics_table(evaluate_on(folder, data, classes.split(",") if classes else [], images)))
+    given = evaluation.Given(data, classes.split(",") if classes else (), images, image_column, patient_column)
+    found = evaluation.evaluate_on(folder, given)
+    if out is not None:
+        write_atomically(out, evaluation.as_csv(found).encode())
+    if as_json:
+        print(json_text(evaluation.as_json(found), indent=2))
+    else:
+        console.print(evaluation.shown(found))
 
 
 @app.command()
@@ -298,10 +317,11 @@ def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
     return [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
 
 
-def _print_result(summary: dict, out: Path) -> None:  # type: ignore[type-arg]
-    from server.reporting.tables import coverage_table
+def _print_result(out: Path) -> None:
+    from server.reporting.tables import result_of
+    from server.runs.reader import read_run
 
-    console.print(coverage_table([(summary["name"], summary)]))
+    console.print(result_of(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 

@@ -9,13 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.settings import Settings
-from common.data.base.image_set import ImageSet, Skipped
+from common.data.base.image_set import ImageSet, Skipped, are_known
 from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
 from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
 from common.data.splits.patient_disjoint import Names
-from common.data.tables.labels import own_patients
 
 PARTS = ("train", "validation", "test")
 
@@ -93,7 +92,7 @@ def open_source(settings: Settings) -> Source:
         read=lambda row: table.files[row].read_bytes(),
         files=table.files,
         form=ImageForm(spec.image_size, spec.color, spec.resize, spec.frame),
-        patients_known=stated or in_files == len(heads),
+        patients_known=are_known(table.patients),
         patients_from=f"PatientID of {in_files:,} of {len(heads):,} files" if in_files else "",
         syntaxes=tuple(head.syntax for head in heads),
         missing=table.missing,
@@ -111,10 +110,7 @@ def _of_arrays(settings: Settings) -> Source:
         pixels: NDArray[np.uint8] = sets[part].images[row - starts[part]]
         return pixels
 
-    spec = settings.file.data
     patients = np.concatenate([one.patients for one in sets])
-    # A plug-in's images are numbered where it names no patients.
-    numbered = isinstance(spec, PluginSpec) and set(patients) == set(own_patients(len(patients)))
     return Source(
         names=tuple(f"{part}[{row}]" for part, one in zip(PARTS, sets, strict=True) for row in range(len(one))),
         labels=np.concatenate([one.labels for one in sets]),
@@ -122,7 +118,7 @@ def _of_arrays(settings: Settings) -> Source:
         patients=patients,
         parts=np.repeat(np.array(PARTS), [len(one) for one in sets]),
         read=read,
-        patients_known=not numbered and (not isinstance(spec, NpzSpec) or spec.patient_key is not None),
+        patients_known=are_known(patients),
         skipped=tuple(skip for one in sets for skip in one.skipped),
     )
 

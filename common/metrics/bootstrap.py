@@ -9,6 +9,7 @@ classes; resampling each class by itself takes classes for independent of one an
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,11 +24,16 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Intervals:
-    """95 % percentile intervals of AUROCs; a class without an AUROC has none, and does not count in the mean."""
+    """95 % percentile intervals of AUROCs; a class without an AUROC has none, and does not count in the mean.
+
+    Attributes:
+        over: What was resampled: images where nobody told whose they are; None in runs that did not note it.
+    """
 
     mean_auroc: Interval | None
     per_class: Mapping[str, Interval]
     resamples: int = RESAMPLES
+    over: Literal["patients", "images"] | None = None
 
 
 @dataclass(frozen=True)

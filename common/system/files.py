@@ -7,6 +7,7 @@ import re
 import threading
 from pathlib import Path
 
+from common.errors import Fault
 from common.system.stopping import removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -24,6 +25,15 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def taken(destination: Path) -> list[Fault]:
+    """Why ``--out`` cannot be a new file there; empty where it can."""
+    if destination.exists():
+        return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
+    if not destination.parent.is_dir():
+        return [Fault(f"--out {destination}", "its folder does not exist.", "Make it first.")]
+    return []
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:

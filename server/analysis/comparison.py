@@ -9,6 +9,7 @@ import numpy as np
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics.multi_label import ClassMetrics, Summary, mean_and_sd
+from common.system.formatting import shortened
 from common.system.plain_text import json_text
 from server.analysis.site_gains import SiteGain, site_gains
 from server.analysis.statistics import PairedTest, Scores, corrected, paired_over_classes, paired_over_classes_and_seeds
@@ -262,11 +263,25 @@ def _contrasts(
 
 def _cautions(by_method: _ByMethod) -> Iterable[str]:
     reference, *others = by_method
+    if any(run.summary.patients_known is False for of_seed in by_method.values() for run in of_seed.values()):
+        yield "The data does not say which images belong to one patient: intervals and tests are over images."
+    yield from _lost(by_method)
     for undefined, labels in _undefined(by_method).items():
         which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
         yield f"{which}: no AUROC for {quoted(undefined)} in at least one run; the means leave it out."
     for label in others:
         yield from _uneven(label, by_method[label], reference, by_method[reference])
+
+
+def _lost(by_method: _ByMethod) -> Iterable[str]:
+    """Runs at whose end a site was absent, by site."""
+    lost: dict[str, list[str]] = {}
+    for label, of_seed in by_method.items():
+        for seed, run in sorted(of_seed.items()):
+            for site in run.rounds[-1].absent if run.rounds else ():
+                lost.setdefault(site, []).append(f"{label} with seed {seed}")
+    for site, runs in sorted(lost.items()):
+        yield f"{site} was absent at the end of {len(runs)} of the runs: {shortened(runs)}."
 
 
 def _undefined(by_method: _ByMethod) -> dict[tuple[str, ...], list[str]]:

@@ -1,13 +1,18 @@
 """What each site gains: the reference against another method, at that site, on the classes that the site annotates."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import ttest_1samp
 
 from common.metrics.multi_label import mean_and_sd
+from server.analysis.statistics import ALPHA, FEWEST_SEEDS, holm, without_spread
 from server.runs.reader import Run
 
+Verdict = Literal["gains", "loses", "open"]
 OfSeeds = Mapping[int, Run]  # seed -> run of one method
 
 
@@ -23,6 +28,8 @@ class SiteGain:
         losses: Of these, how many have a lower AUROC with the reference, averaged over seeds.
         seeds: Those compared.
         reason: Why nothing compares, or why a seed was left out; empty where all was compared.
+        p: Of a two-sided t-test that the gain is zero, over seeds, after Holm's correction over the sites that are
+            compared with the other method; None with fewer than three seeds, or where all seeds have the same gain.
     """
 
     site: str
@@ -35,6 +42,14 @@ class SiteGain:
     losses: int = 0
     seeds: tuple[int, ...] = ()
     reason: str = ""
+    p: float | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """``gains`` or ``loses`` only where that is more than the seeds' spread explains."""
+        if self.gain is None or self.p is None or self.p >= ALPHA:
+            return "open"
+        return "gains" if self.gain > 0 else "loses"
 
 
 def site_gains(by_method: Mapping[str, OfSeeds]) -> tuple[SiteGain, ...]:
@@ -42,7 +57,12 @@ def site_gains(by_method: Mapping[str, OfSeeds]) -> tuple[SiteGain, ...]:
     reference, *others = by_method
     runs = by_method[reference].values()
     sites = sorted({site for run in runs for site in run.summary.sites})
-    return tuple(_gain(site, other, by_method[reference], by_method[other]) for other in others for site in sites)
+    found = [[_gain(site, other, by_method[reference], by_method[other]) for site in sites] for other in others]
+    return tuple(gain for of_other in found for gain in _corrected(of_other))
+
+
+def _corrected(gains: Sequence[SiteGain]) -> list[SiteGain]:
+    return [replace(gain, p=p) for gain, p in zip(gains, holm([gain.p for gain in gains]), strict=True)]
 
 
 def _gain(site: str, other: str, of_reference: OfSeeds, of_other: OfSeeds) -> SiteGain:
@@ -68,7 +88,14 @@ def _gain(site: str, other: str, of_reference: OfSeeds, of_other: OfSeeds) -> Si
         losses=_losses(list(pairs.values())),
         seeds=tuple(pairs),
         reason=reasons[0] if reasons else "",
+        p=_p(gains),
     )
+
+
+def _p(gains: NDArray[np.float64]) -> float | None:
+    if len(gains) < FEWEST_SEEDS or without_spread(gains):
+        return None
+    return float(ttest_1samp(gains, 0.0).pvalue)
 
 
 def _why_not(site: str, reference: Run, other: Run) -> str:

@@ -5,7 +5,7 @@ the differences. We add what makes the answer safe to read: Wilcoxon's signed-ra
 normal, Holm's correction over several comparisons, and a bootstrap interval for the mean difference.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,8 @@ from scipy.stats import shapiro, ttest_rel, wilcoxon
 
 ALPHA = 0.05
 FEWEST_PAIRS = 3
+FEWEST_SEEDS = 3
+"""Below this nothing is called better or worse: one training more may turn it round."""
 RESAMPLES = 10_000
 
 Scores = Mapping[tuple[int, str], float | None]  # (seed, class name) -> AUROC
@@ -32,6 +34,7 @@ class PairedTest:
         wilcoxon_p: Two-sided signed-rank p-value, only where normality is rejected.
         reason: Why nothing could be tested; empty where it could.
         holm_p: The deciding p-value after Holm's correction, once :func:`corrected` has set it.
+        seeds: Number of seeds in which both methods have a value.
     """
 
     pairs: int
@@ -42,6 +45,7 @@ class PairedTest:
     wilcoxon_p: float | None = None
     reason: str = ""
     holm_p: float | None = None
+    seeds: int = 0
 
     @property
     def p(self) -> float | None:
@@ -51,15 +55,18 @@ class PairedTest:
 
 def paired_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Average each class over the seeds that both methods have, then pair over classes: the paper's test."""
+    pairs = _pairs(reference, other)
     by_class: dict[str, list[tuple[float, float]]] = {}
-    for (_, name), pair in _pairs(reference, other).items():
+    for (_, name), pair in pairs.items():
         by_class.setdefault(name, []).append(pair)
-    return paired_test(_columns([np.mean(pairs, axis=0) for pairs in by_class.values()]), generator)
+    test = paired_test(_columns([np.mean(of_class, axis=0) for of_class in by_class.values()]), generator)
+    return replace(test, seeds=_seeds(pairs))
 
 
 def paired_over_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
     """Pair every class in every seed. Seeds of one class are not independent, so p-values come out too small."""
-    return paired_test(_columns(list(_pairs(reference, other).values())), generator)
+    pairs = _pairs(reference, other)
+    return replace(paired_test(_columns(list(pairs.values())), generator), seeds=_seeds(pairs))
 
 
 def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> PairedTest:
@@ -111,6 +118,10 @@ def _pairs(reference: Scores, other: Scores) -> dict[tuple[int, str], tuple[floa
     return {key: (a, b) for key, (a, b) in pairs.items() if a is not None and b is not None}
 
 
+def _seeds(pairs: Iterable[tuple[int, str]]) -> int:
+    return len({seed for seed, _ in pairs})
+
+
 def _columns(pairs: Sequence[tuple[float, float] | NDArray[np.float64]]) -> NDArray[np.float64]:
     return np.asarray(pairs, dtype=np.float64).reshape(-1, 2)
 
@@ -119,9 +130,14 @@ def _untestable(differences: NDArray[np.float64]) -> str:
     if len(differences) < FEWEST_PAIRS:
         amount = "1 pair is" if len(differences) == 1 else f"{len(differences)} pairs are"
         return f"{amount} too few; a test needs at least {FEWEST_PAIRS}"
-    if np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())):  # equal but for rounding
+    if without_spread(differences):
         return f"all {len(differences)} differences are equal, so there is no spread to test against"
     return ""
+
+
+def without_spread(differences: NDArray[np.float64]) -> bool:
+    """Whether all are equal but for rounding."""
+    return bool(np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())))
 
 
 def _bootstrap_interval(differences: NDArray[np.float64], generator: np.random.Generator) -> tuple[float, float]:

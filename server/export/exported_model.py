@@ -20,6 +20,7 @@ from common.models.inference import probabilities
 from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
+from common.system.files import taken
 
 TOLERANCE = 1e-4
 INPUT, OUTPUT = "images", "probabilities"
@@ -118,15 +119,6 @@ def missing_libraries(form: ExportFormat) -> list[Fault]:
     missing = [name for name in NEEDS[form] if importlib.util.find_spec(name) is None]
     problem = f"needs {', '.join(missing)}, not installed here."
     return [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
-
-
-def taken(destination: Path) -> list[Fault]:
-    """A destination where nothing can be written."""
-    if destination.exists():
-        return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
-    if not destination.parent.is_dir():
-        return [Fault(f"--out {destination}", "its folder does not exist.", "Make it first.")]
-    return []
 
 
 def metadata(saved: SavedModel) -> dict[str, str]:

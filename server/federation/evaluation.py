@@ -4,13 +4,13 @@ import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from common.config import Plan
 from common.contract import LabelContract
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import ImageSet, Splits, are_known
 from common.data.images.pixels import channels_first
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
@@ -57,6 +57,8 @@ class Setting:
         key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
         refused_calls: The calls of hospitals that the SuperLink has refused since it was asked last.
         claims: What each site was admitted for.
+        table_sha256: Of the table of labels; None where the data has none, or only the sites have it.
+        patients_known: Whether the data said whose images they are; None where only the sites know.
         resumed: Where the run goes on from; None for a new one.
     """
 
@@ -76,6 +78,8 @@ class Setting:
     key_of: Callable[[str], str] | None = None
     refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
     claims: ClaimsBySite = no_lists
+    table_sha256: str | None = None
+    patients_known: bool | None = None
     resumed: Checkpoint | None = None
 
 
@@ -142,11 +146,12 @@ def _tested(
     scores = scores_of(network, images.to(setting.device), setting.precision)
     labels = label_matrix(setting.test, names).numpy()
     generator = np.random.default_rng(seed_of(plan.run.seed, "intervals"))
-    more = metrics_of(plan.evaluation.metrics)
+    more, patients = metrics_of(plan.evaluation.metrics), setting.test.patients
+    resampled: Literal["patients", "images"] = "patients" if are_known(patients) else "images"
     return replace(
         summarise(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
         multi_class=multi_class(scores, labels) if task == "multi_class" else None,
-        intervals=auroc_intervals(scores, labels, setting.test.patients, names, generator),
+        intervals=replace(auroc_intervals(scores, labels, patients, names, generator), over=resampled),
         quality=quality(scores, labels, names, task),
     )
 

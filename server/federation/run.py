@@ -121,6 +121,8 @@ def _summary(
         "condemned": dict(strategy.state.guard.liars),
         "classes": list(strategy.sites.contract.class_names),
         "sites": _sites(strategy, books),
+        "table_sha256": setting.table_sha256,
+        "patients_known": setting.patients_known,
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),
         "ensemble": outcome.ensemble,

@@ -1,7 +1,6 @@
 """Tables for the terminal and for a README."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -9,24 +8,24 @@ from rich.text import Text
 
 from server.analysis.comparison import SUBSETS, Comparison, MethodResult, Spread, Subset
 from server.reporting.coverage import class_groups, owners
+from server.reporting.run_claims import limits, run_result
 from server.reporting.wording import MEASURE_NAMES, number, probability, signed, spread
-from server.runs.reader import RunSummary
+from server.runs.reader import Run, RunSummary
 
 SITES_MARKED = 12  # more sites than this would not fit; they are counted instead
 BEST = "★"
 TESTED: tuple[Subset, ...] = ("all", "unique")
 
 
-def coverage_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
+def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
     """Which site annotates which class, and how well each method does on it.
 
     Args:
-        runs: Label and ``summary.json`` of each run; sites and groups of classes are those of the first.
+        summaries: By label; sites and groups of classes are those of the first.
     """
-    summaries = {label: RunSummary.model_validate(summary) for label, summary in runs}
     first = next(iter(summaries.values()))
     table = Table(title="AUROC by class", title_justify="left", caption_justify="left")
-    table.caption = "● annotates the class" + (f"   {BEST} best of the line" if len(summaries) > 1 else "")
+    table.caption = "● annotates the class" + (f"   {BEST} highest of the line" if len(summaries) > 1 else "")
     table.add_column("class")
     for heading in _site_headings(first):
         table.add_column(Text(heading), justify="center")
@@ -40,6 +39,14 @@ def coverage_table(runs: Sequence[tuple[str, Mapping[str, Any]]]) -> Table:
         table.add_section()
     table.add_row(Text("mean", style="bold"), *_blank(first), *_best_marked(_means(list(summaries.values()))))
     return table
+
+
+def result_of(run: Run) -> Group:
+    """What the terminal shows at the end of a run: the table by class, the result, and what limits it."""
+    summary = run.summary
+    table = coverage_table({summary.label: summary})
+    prominent = [Text(f"! {limit.text}", style="yellow") for limit in limits(run) if limit.prominent]
+    return Group(table, Text(run_result(summary)), *prominent)
 
 
 def comparison_table(comparison: Comparison) -> Group:

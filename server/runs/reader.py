@@ -97,7 +97,12 @@ class Privacy(_Record):
 
 
 class RunSummary(_Record):
-    """``summary.json``; what a method does not have is ``None`` or empty."""
+    """``summary.json``; what a method does not have is ``None`` or empty.
+
+    Attributes:
+        table_sha256: Of the table of labels, by which ``evaluate`` knows it again.
+        patients_known: Whether the data said whose images they are; None where only the sites know.
+    """
 
     method: str
     name: str | None = None
@@ -106,6 +111,8 @@ class RunSummary(_Record):
     seed: int
     classes: tuple[str, ...]
     sites: dict[str, SiteRecord]
+    table_sha256: str | None = None
+    patients_known: bool | None = None
     best_round: int | None = None
     test: Summary
     client_accuracy: ClientAccuracy | None = None

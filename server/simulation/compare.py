@@ -7,6 +7,7 @@ from rich.console import Console
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from server.analysis.comparison import compare, write_comparison
+from server.reporting.comparison_claims import headline
 from server.reporting.pages.comparison import write_comparison_report
 from server.reporting.tables import comparison_table, markdown_table
 from server.runs.reader import read_run
@@ -52,6 +53,8 @@ def run_comparison(
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html")
     console.print(comparison_table(comparison))
+    for sentence in (headline(comparison), *comparison.cautions):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     (out / "comparison.md").write_text(markdown_table(comparison) + "\n", encoding="utf-8")
     console.print(f"Report: {report}", soft_wrap=True)
 

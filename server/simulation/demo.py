@@ -1,6 +1,7 @@
 """flwr-sim demo: offline, in under two minutes, on synthetic radiograph phantoms."""
 
 import shutil
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,9 +10,11 @@ from rich.console import Console
 from common.config import read_experiment
 from common.errors import BadInput, Fault
 from server.analysis.comparison import compare, write_comparison
+from server.analysis.statistics import FEWEST_SEEDS
 from server.reporting.pages.comparison import write_comparison_report
 from server.reporting.tables import coverage_table
-from server.runs.reader import read_run
+from server.reporting.wording import number
+from server.runs.reader import RunSummary, read_run
 from server.simulation.simulate import simulate
 
 METHODS = ("surgical", "vanilla")
@@ -30,17 +33,17 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     """
     _make_room(out)
     console.print(INTRODUCTION)
-    summaries = []
     for method in METHODS:
         console.print(f"Training [bold]{method}[/] ...")
         overrides = [f'run.method="{method}"', f'run.name="{method}"', f'simulation.backend="{backend}"']
         file = read_experiment(Path(str(files("server.simulation") / "demo.toml")), overrides)
-        summaries.append((method, simulate(file, out / method, console)))
-    comparison = compare([read_run(out / method) for method in METHODS])
+        simulate(file, out / method, console)
+    runs = {method: read_run(out / method) for method in METHODS}
+    comparison = compare(list(runs.values()))
     write_comparison(comparison, out / "comparison.json")
     report = write_comparison_report(comparison, out / "report.html")
-    console.print(coverage_table(summaries))
-    console.print(_verdict(dict(summaries)))
+    console.print(coverage_table({method: run.summary for method, run in runs.items()}))
+    console.print(_verdict({method: run.summary for method, run in runs.items()}))
     console.print(f"Report: {report}", soft_wrap=True)
 
 
@@ -53,11 +56,11 @@ def _make_room(out: Path) -> None:
     (out / MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
 
 
-def _verdict(summaries: dict[str, dict]) -> str:  # type: ignore[type-arg]
+def _verdict(summaries: Mapping[str, RunSummary]) -> str:
     """What the numbers say, in either direction."""
-    unique = {name: summary["test"]["unique_classes"]["mean_auroc"] for name, summary in summaries.items()}
-    ahead = unique["surgical"] - unique["vanilla"]
+    unique = {name: summary.test.unique_classes.mean_auroc for name, summary in summaries.items()}
     return (
-        f"On findings that one hospital alone annotates: mean AUROC {unique['surgical']:.3f} with surgical aggregation,"
-        f" {unique['vanilla']:.3f} with vanilla FL, which takes missing labels as negative ({ahead:+.3f}; one seed)."
+        f"On findings that one hospital alone annotates: mean AUROC {number(unique['surgical'])} with surgical"
+        f" aggregation, {number(unique['vanilla'])} with vanilla FL, which takes missing labels as negative. One seed:"
+        f" a verdict needs {FEWEST_SEEDS}."
     )

@@ -1,5 +1,6 @@
 """flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
 
+import hashlib
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -28,6 +29,7 @@ from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
 from server.federation.set_up import lead
 from server.reporting.live.launch import beside
+from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present
 from server.runs.reporter import Reporter
@@ -91,6 +93,9 @@ class OneMachine:
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
+        if not data.patients_known:
+            folder.event("patients_unknown")
+            self.tell(UNKNOWN_PATIENTS)
         with self._watched(folder.path) as watcher:
             summary = self._federated(setting, watcher)
         if self.method.has_global_model and len(data.test) and wanted(self.experiment):
@@ -115,7 +120,15 @@ class OneMachine:
             site_tests=lambda: own_tests(data),
             coverage=data.contract,
             resumed=opening.resumed,
+            table_sha256=self._table_sha256(),
+            patients_known=data.patients_known,
         )
+
+    def _table_sha256(self) -> str | None:
+        table = getattr(self.experiment.data, "labels", None)
+        if table is None:
+            return None
+        return hashlib.sha256((self.file.base / table).read_bytes()).hexdigest()
 
     def _workers(self, sites: int) -> Workers:
         return choose_workers(self.experiment.simulation, sites, self.experiment.training.threads)

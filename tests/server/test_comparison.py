@@ -13,9 +13,9 @@ from common.errors import BadInput
 from common.metrics.multi_class import ClientAccuracy, MultiClass, RoundAccuracy
 from common.metrics.multi_label import ClassMetrics, summarise
 from server.analysis.comparison import Comparison, Spread, compare, write_comparison
+from server.reporting.comparison_claims import headline, verdicts
 from server.reporting.tables import comparison_table, coverage_table, markdown_table
-from server.reporting.wording import headline, verdicts
-from server.runs.reader import read_run
+from server.runs.reader import RunSummary, read_run
 
 CLASSES = ("edema", "hernia", "mass", "nodule")
 
@@ -52,6 +52,10 @@ def printed(table: RenderableType) -> str:
     with console.capture() as capture:
         console.print(table)
     return capture.get()
+
+
+def read(contents: Mapping[str, Mapping[str, Any]]) -> dict[str, RunSummary]:
+    return {label: RunSummary.model_validate(content) for label, content in contents.items()}
 
 
 def two_seeds() -> list[dict[str, Any]]:
@@ -137,15 +141,23 @@ def test_a_class_whose_kind_changes_with_the_seed_is_said_to_vary(tmp_path: Path
 
 
 def test_a_clear_difference_is_called_better_and_the_reverse_worse(tmp_path: Path) -> None:
-    runs = [read_run(write(tmp_path / str(i), content)) for i, content in enumerate(two_seeds())]
-    assert headline(compare(runs)) == "good is better than poor."
-    assert headline(compare(runs[2:] + runs[:2])) == "poor is worse than good."
+    third = [content | {"seed": 2} for content in (two_seeds()[0], two_seeds()[2])]
+    runs = [read_run(write(tmp_path / str(i), content)) for i, content in enumerate([*two_seeds(), *third])]
+    good, poor = ([run for run in runs if run.summary.name == name] for name in ("good", "poor"))
+    assert headline(compare(good + poor)) == "good is better than poor."
+    assert headline(compare(poor + good)) == "poor is worse than good."
+    two = headline(compare(good[:2] + poor[:2]))
+    assert two == "good cannot be judged, with fewer than 3 seeds, against poor."
 
 
 def test_a_difference_within_the_noise_is_not_distinguishable(tmp_path: Path) -> None:
-    one = summary("one", 0, dict(zip(CLASSES, (0.8, 0.7, 0.9, 0.6), strict=True)), {"mass"})
-    two = summary("two", 0, dict(zip(CLASSES, (0.7, 0.81, 0.79, 0.7), strict=True)), {"mass"})
-    assert verdicts(compared(tmp_path, one, two))[0].startswith("one is not distinguishable from two")
+    one, two = (0.8, 0.7, 0.9, 0.6), (0.7, 0.81, 0.79, 0.7)
+    contents = [
+        summary(name, seed, dict(zip(CLASSES, aurocs, strict=True)), {"mass"})
+        for name, aurocs in (("one", one), ("two", two))
+        for seed in range(3)
+    ]
+    assert verdicts(compared(tmp_path, *contents))[0].startswith("one is not distinguishable from two")
 
 
 def test_too_few_classes_are_not_tested_and_the_sentence_says_so(tmp_path: Path) -> None:
@@ -243,7 +255,7 @@ def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
     two = summary("[b]two", 0, {"edema": 0.6, "hernia": None, "mass": 0.9}, {"mass"})
     lines = {
         line.split("│")[1].strip(): line
-        for line in printed(coverage_table([("one", one), ("[b]two", two)])).splitlines()
+        for line in printed(coverage_table(read({"one": one, "[b]two": two}))).splitlines()
         if "│" in line
     }
     assert lines["edema"].count("●") == 2
@@ -256,4 +268,4 @@ def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
 
 def test_many_sites_are_counted_instead_of_marked() -> None:
     content = summary("one", 0, {"edema": 0.8}, set(), sites={f"site{n:02}": {"classes": ["edema"]} for n in range(30)})
-    assert "30 of 30" in printed(coverage_table([("one", content)]))
+    assert "30 of 30" in printed(coverage_table(read({"one": content})))

@@ -92,7 +92,7 @@ def test_limits_are_those_of_the_run(run: Path) -> None:
     per_class["9"] |= {"positives": 30, "negatives": 300}
     per_class["3"] |= {"positives": 1000, "negatives": 1}
     card = changed(run, test=said["test"])
-    assert "- Nothing is known of how well it tells “7”: no positive test image.\n" in card
+    assert "- **1 of 10 classes was not tested: “7” (no positive test image).**\n" in card
     assert "- The figures for “8” rest on 29 positive test images.\n" in card
     assert "- The figures for “3” rest on 1 negative test image.\n" in card
     assert "rest on 30" not in card
@@ -109,7 +109,7 @@ def test_absences_and_what_was_scored_are_limits(tmp_path: Path) -> None:
     note = "mean over the sites' own test parts"
     card = changed(run, backend="network", test=summary(run)["test"] | {"note": note})
     assert "- site-2 was absent in 1 of 2 rounds (2).\n" in card
-    assert f"- What was scored is the {note}, and each count of test images is that of the site with most.\n" in card
+    assert f"- The score is the {note}, and each count of test images is that of the site with most.\n" in card
     assert row(card, "site-2")[-1] == "1 of 2"
     assert row(card, "site-1")[-1] == "2 of 2"
     assert "trained by 3 sites that kept their images" in card
@@ -122,7 +122,7 @@ def test_card_and_report_name_a_site_that_harmed_the_model(tmp_path: Path) -> No
     condemned = {"site-3": "its trunk moves 40 times as far as usual"}
     path.write_text(json.dumps(summary(path.parent) | {"condemned": condemned}), encoding="utf-8")
     said = f"site-3 harmed the model and was left out for the rest of the run: {condemned['site-3']}."
-    assert f"- {said}\n" in model_card(path.parent)
+    assert f"- **{said}**\n" in model_card(path.parent)
     assert said in write_run_report(path.parent).read_text(encoding="utf-8")
 
 

@@ -16,7 +16,8 @@ from server.analysis.comparison import compare
 from server.reporting.figures.accuracy import density_of_sites
 from server.reporting.pages.comparison import write_comparison_report
 from server.reporting.pages.run import write_run_report
-from server.reporting.wording import duration, number, probability, run_result, signed, size, spans
+from server.reporting.run_claims import run_result
+from server.reporting.wording import duration, number, probability, signed, size, spans
 from server.runs.reader import read_run
 from server.runs.settings import flattened
 from tests.server.reports import NAMES, RESULTS, body_text, write
@@ -157,7 +158,7 @@ def test_a_run_without_rounds_or_test_labels_still_has_a_report(tmp_path: Path) 
     folder = write(tmp_path / "run", test=empty, per_site={}, seconds={}, rounds=0, best_round=None, experiment={})
     (folder / "rounds.jsonl").write_text("")
     text = body_text(write_run_report(folder).read_text(encoding="utf-8"))
-    assert "no class of the test set has an AUROC" in text
+    assert "none of 5 classes has an AUROC" in text
     assert "n/a: not among the test set's labels" in text
 
 
@@ -187,7 +188,7 @@ def test_one_method_alone_has_a_report_too(tmp_path: Path) -> None:
 
 def test_the_sentence_names_the_groups_only_where_they_differ_from_all(tmp_path: Path) -> None:
     test = asdict(summarise({"edema": RESULTS["edema"]}, {"edema"}, set()))
-    summary = read_run(write(tmp_path / "run", test=test)).summary
+    summary = read_run(write(tmp_path / "run", test=test, classes=["edema"])).summary
     assert run_result(summary) == "After 3 rounds with 3 sites, the mean AUROC on the test set is 0.810 over 1 class."
 
 

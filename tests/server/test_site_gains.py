@@ -1,12 +1,13 @@
 """Facts about what each site gains from the reference, and how a board is told."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scipy.stats import ttest_1samp
 
 from common.metrics.multi_label import ClassMetrics, summarise
 from server.analysis.comparison import Comparison, compare, write_comparison
@@ -61,11 +62,48 @@ def test_a_gain_is_the_mean_difference_over_the_classes_that_the_site_annotates(
     assert south.gain == pytest.approx(-0.05)
 
 
-def test_a_board_reads_who_gains_and_who_loses(two: Comparison) -> None:
+def test_one_seed_is_no_verdict(two: Comparison) -> None:
     assert gain_sentences(two) == [
-        "1 of 2 sites gains over training alone (individual): north +0.030 (0.770 → 0.800). "
-        "Worse off: south −0.050 (0.650 → 0.600)."
+        "Beside training alone (individual), with too few seeds for a verdict, which needs 3: "
+        "north +0.030 (0.770 → 0.800) and south −0.050 (0.650 → 0.600)."
     ]
+
+
+def seeds_of(tmp_path: Path, name: str, aurocs: Aurocs, changes: Sequence[float]) -> list[Path]:
+    """A run for each change, which is added to every AUROC."""
+    return [
+        run(
+            tmp_path / f"{name}-{seed}",
+            name,
+            {site: {c: a and a + change for c, a in of.items()} for site, of in aurocs.items()},
+            seed=seed,
+        )
+        for seed, change in enumerate(changes)
+    ]
+
+
+def test_a_board_reads_who_gains_and_who_loses(tmp_path: Path) -> None:
+    good = seeds_of(tmp_path, "good", GOOD, (0.0, 0.001, 0.002))
+    alone = seeds_of(tmp_path, "individual", ALONE, (0.0, 0.0, 0.0))
+    assert gain_sentences(compared(*good, *alone)) == [
+        "1 of 2 sites gains over training alone (individual): north +0.031 (0.770 → 0.801). "
+        "1 of 2 sites loses against it: south −0.049 (0.650 → 0.601)."
+    ]
+
+
+def test_a_gain_within_the_seeds_spread_is_no_gain(tmp_path: Path) -> None:
+    good = seeds_of(tmp_path, "good", GOOD, (-0.04, 0.0, 0.05))
+    alone = seeds_of(tmp_path, "individual", ALONE, (0.0, 0.0, 0.0))
+    (sentence,) = gain_sentences(compared(*good, *alone))
+    assert sentence.startswith("Not distinguishable from training alone (individual) at 2 sites: north +0.033")
+
+
+def test_sites_are_corrected_for_their_number(tmp_path: Path) -> None:
+    sites = {f"s{n:02}": {"edema": 0.7} for n in range(40)}
+    good = seeds_of(tmp_path, "good", sites, (0.01, 0.02, 0.03))
+    one = compared(*good, *seeds_of(tmp_path, "x", sites, (0.0, 0.0, 0.0))).site_gains[0]
+    p = ttest_1samp([0.01, 0.02, 0.03], 0.0).pvalue
+    assert (one.p, one.verdict) == (pytest.approx(min(1.0, 40 * p)), "open")
 
 
 def test_gains_are_averaged_over_seeds_with_their_spread(tmp_path: Path) -> None:
@@ -132,7 +170,7 @@ def test_many_sites_are_counted_in_words_and_ranked_in_the_figure(tmp_path: Path
     low = {site: {"edema": 0.5} for site in many}
     comparison = compared(run(tmp_path / "a", "good", many), run(tmp_path / "b", "x", low))
     sentence = gain_sentences(comparison)[0]
-    assert sentence.startswith("39 of 40 sites gain over x: site39 +0.390")
-    assert "and 34 more. 1 site is as well off with either." in sentence
+    assert "which needs 3: site39 +0.390" in sentence
+    assert sentence.endswith("and 35 more.")
     assert len(gain_rows(comparison)) == 40
     assert "from the largest loss" in gains_figure(comparison)

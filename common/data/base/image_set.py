@@ -10,6 +10,20 @@ MAX_PIXELS = 2**26
 """Of one picture, as its head announces them: some 8,000 by 8,000. More is a mistake, or meant to fill the memory."""
 
 
+UNKNOWN_PATIENT = "unknown#"
+"""In front of an image's running number, where nobody told whose image it is."""
+
+
+def own_patients(count: int, start: int = 0) -> NDArray[np.str_]:
+    """Where no patient is known, each image is its own: names ``(count,)`` by running number."""
+    return np.char.add(UNKNOWN_PATIENT, np.arange(start, start + count).astype(np.str_))
+
+
+def are_known(patients: NDArray[np.str_]) -> bool:
+    """Whether the data said of every image, ``(n,)``, whose it is."""
+    return not (np.char.find(patients, UNKNOWN_PATIENT) >= 0).any()
+
+
 @dataclass(frozen=True)
 class Skipped:
     """An image that could not be read: left out, counted, listed."""
@@ -27,7 +41,8 @@ class ImageSet:
             of one data set share it.
         labels: float32 ``(n, classes)``: 1 present, 0 absent, NaN unknown (not annotated or uncertain), never 0 for it.
         class_names: Column names of ``labels``, in the order of the source.
-        patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Own index where unknown.
+        patients: ``(n,)`` strings; images of one patient never stand on two sides of a split. Where unknown,
+            those of :func:`own_patients`.
         sources: ``(n,)`` strings, the centre an image came from; empty strings where unknown.
         skipped: Images of the source that could not be read.
         missing: Number of images that the source's table names but its folder does not hold.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pydicom
 
+from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.images.dataset import dataset_of
 from common.data.images.dicom import is_dicom
 from common.data.images.reading import IN_MEMORY
@@ -53,4 +54,4 @@ def dicom_patients(heads: Sequence[DicomHead]) -> list[str] | None:
     told = [head.patient for head in heads if head.syntax]
     if not all(told) or len(set(told)) < min(2, len(heads)):
         return None
-    return [head.patient or f"image {place}" for place, head in enumerate(heads)]
+    return [head.patient or f"{UNKNOWN_PATIENT}{place}" for place, head in enumerate(heads)]

@@ -5,11 +5,10 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import ImageSet, Splits, own_patients
 from common.data.base.spec import DigitsSpec
 from common.data.images.reading import resized
 from common.data.splits.patient_disjoint import any_positive, parts_of, patient_split
-from common.data.tables.labels import own_patients
 
 
 def load_digits(spec: DigitsSpec) -> Splits:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from common.data.base.image_set import own_patients
 from common.data.base.spec import FolderSpec
 from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.splits.patient_disjoint import Names
@@ -13,7 +14,6 @@ from common.data.tables.csv import Columns, column_faults, finding_matrix, label
 from common.data.tables.labels import (
     LabelTable,
     folder_faults,
-    own_patients,
     part_faults,
     split_by_patient,
     with_files_only,

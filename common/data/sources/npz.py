@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import ImageSet, Splits, own_patients
 from common.data.base.spec import NpzSpec
 from common.data.images.reading import (
     ImageForm,
@@ -32,7 +32,6 @@ from common.data.sources.npz_checks import (
 from common.data.splits.patient_disjoint import Names, any_positive, hold_out, shared_patient_faults
 from common.data.tables.class_names import repeated_faults, unknown_faults
 from common.data.tables.known_classes import known_classes
-from common.data.tables.labels import own_patients
 from common.errors import BadInput, Fault, stop_on
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.image_set import ImageSet, Splits
+from common.data.base.image_set import ImageSet, Splits, own_patients
 from common.data.base.spec import PluginSpec
 from common.data.images.reading import resized
 from common.data.sources.digits import split_images
 from common.data.splits.patient_disjoint import shared_patient_faults
 from common.data.tables.class_names import repeated_faults
-from common.data.tables.labels import own_patients
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.plugins import DATASETS, loaded, stamp_of
 

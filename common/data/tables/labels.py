@@ -131,8 +131,3 @@ def _decoded_part(table: LabelTable, form: ImageForm, store: ImageStore) -> Imag
         skipped=decoded.skipped,
         missing=table.missing,
     )
-
-
-def own_patients(count: int, start: int = 0) -> Names:
-    """Where no patient is known, each image is its own: its running number."""
-    return np.arange(start, start + count).astype(np.str_)

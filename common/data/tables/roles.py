@@ -5,7 +5,7 @@ The result is a proposal that a person reads: the caller writes it down with wha
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,11 @@ def image_column(columns: Columns) -> str:
     raise BadInput([Fault("--image-column", problem, "Name the column of picture files.")])
 
 
+def patient_column(columns: Iterable[str], others: Collection[str] = ()) -> str | None:
+    """The first column whose name says that it names patients; ``others`` are for something else."""
+    return next((name for name in columns if name not in others and _PATIENT.search(name)), None)
+
+
 def roles_of(columns: Columns, image: str, patient: str | None = None) -> Roles:
     """Find out what each column is for.
 
@@ -72,7 +77,7 @@ def roles_of(columns: Columns, image: str, patient: str | None = None) -> Roles:
     Raises:
         BadInput: If no column holds labels.
     """
-    of_patients = patient or next((name for name in columns if name != image and _PATIENT.search(name)), None)
+    of_patients = patient or patient_column(columns, (image,))
     split = next((name for name, cells in columns.items() if _SPLIT.match(name) and _is_split(cells)), None)
     rest = [name for name in columns if name not in (image, of_patients, split)]
     labels = tuple(name for name in rest if _is_label(columns[name]))

@@ -1,7 +1,7 @@
 """A study's tables: ours beside the paper's, tests, and what the figures need."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,7 +131,9 @@ def _tests(table: Table, grid: Grid, entries: Sequence[Sequence[Sequence[Publish
     others = [index for index in range(len(titles)) if index != reference]
     if table.tests == "settings":
         values = [[column[0].ours.mean for column in row] for row in entries]
-        found = corrected([paired_test(_pairs(values[reference], values[other]), generator) for other in others])
+        seeds = min(len(runs) for row in grid for runs in row)
+        made = [paired_test(_pairs(values[reference], values[other]), generator) for other in others]
+        found = corrected([replace(test, seeds=seeds) for test in made])
         return [PairedComparison(titles[other], "", test) for other, test in zip(others, found, strict=True)]
     tested = []
     for s, setting in enumerate(table.settings):

@@ -40,20 +40,26 @@ _FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"),
 
 
 def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
-    """Training and validation loss by round and, if it was measured, mean AUROC beside them."""
+    """Training and validation loss by round and mean AUROC beside them, as far as they were measured; else empty."""
     numbers = [each.round for each in rounds]
     aurocs = {
         "validation": column([each.validation_auroc for each in rounds]),
         "test": column([each.test_mean_auroc for each in rounds]),
     }
-    measured = {name: values for name, values in aurocs.items() if np.isfinite(values).any()}
     losses = {
         "training": column([each.train_loss for each in rounds]),
         "validation": column([each.validation_loss for each in rounds]),
     }
+    measured = {
+        label: found
+        for label, curves in (("loss", losses), ("mean AUROC", aurocs))
+        if (found := {name: values for name, values in curves.items() if np.isfinite(values).any()})
+    }
+    if not measured:
+        return Markup("")
     with theme():
-        figure, panels = canvas(9, 3.2, columns=2 if measured else 1)
-        for axes, label, curves in zip(panels, ("loss", "mean AUROC"), (losses, measured), strict=False):
+        figure, panels = canvas(9, 3.2, columns=len(measured))
+        for axes, (label, curves) in zip(panels, measured.items(), strict=True):
             _curves(axes, numbers, curves)
             axes.set(xlabel="round", ylabel=label)
             _mark_best(axes, best_round, labelled=axes is panels[0])
@@ -147,10 +153,9 @@ def differences(contrasts: Sequence[Contrast]) -> Markup:
 def _curves(axes: Axes, rounds: Sequence[int], curves: Mapping[str, NDArray[np.float64]]) -> None:
     styles = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "test": (GREEN, "-.", "^")}
     for name, values in curves.items():
-        if np.isfinite(values).any():
-            color, line, marker = styles[name]
-            every = max(1, len(rounds) // 15)
-            axes.plot(rounds, values, line, color=color, marker=marker, markersize=4.5, markevery=every, label=name)
+        color, line, marker = styles[name]
+        every = max(1, len(rounds) // 15)
+        axes.plot(rounds, values, line, color=color, marker=marker, markersize=4.5, markevery=every, label=name)
     axes.grid(axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend()

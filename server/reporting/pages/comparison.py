@@ -3,12 +3,12 @@
 from pathlib import Path
 
 from server.analysis.comparison import Comparison
+from server.reporting.comparison_claims import headline, verdicts
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures import auroc
 from server.reporting.figures.subsets import shared_and_unique
 from server.reporting.pages.gains import gain_rows, gain_sentences, gains_figure
 from server.reporting.pages.page import write_page
-from server.reporting.wording import headline, verdicts
 
 SITES_SHOWN = 60
 

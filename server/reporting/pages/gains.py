@@ -10,11 +10,10 @@ from matplotlib.ticker import MaxNLocator
 
 from server.analysis.comparison import ENSEMBLE, Comparison
 from server.analysis.site_gains import SiteGain
+from server.reporting.comparison_claims import site_sentence
 from server.reporting.figures.svg import INK, PAPER, RULE, SeriesStyle, canvas, inline, key, legend_above, looks, theme
-from server.reporting.wording import counted, listed, number, signed
 
 NAMED = 24  # more sites than this stand in the figure by rank, not by name
-LISTED = 5
 PLAIN_WORDS = {
     "individual": "training alone",
     ENSEMBLE: "an ensemble of models trained alone",
@@ -49,7 +48,7 @@ def gain_sentences(comparison: Comparison) -> list[str]:
     by_other: dict[str, list[SiteGain]] = {}
     for gain in comparison.site_gains:
         by_other.setdefault(gain.other, []).append(gain)
-    return [_sentence(_plain(other, comparison.kinds), gains) for other, gains in by_other.items()]
+    return [site_sentence(_plain(other, comparison.kinds), gains) for other, gains in by_other.items()]
 
 
 def gains_figure(comparison: Comparison) -> Markup:
@@ -113,51 +112,3 @@ def _ranked(axes: Axes, gains: Sequence[SiteGain], look: SeriesStyle) -> None:
 def _plain(label: str, kinds: Mapping[str, str]) -> str:
     words = PLAIN_WORDS.get(kinds.get(label, ""), "")
     return f"{words} ({label})" if words and words != label else label
-
-
-def _sentence(other: str, gains: Sequence[SiteGain]) -> str:
-    compared = sorted((g for g in gains if g.gain is not None), key=lambda g: (-(g.gain or 0.0), g.site))
-    left_out = _left_out([g for g in gains if g.gain is None])
-    if not compared:
-        reasons = dict.fromkeys(gain.reason for gain in gains)
-        return f"No site can be compared with {other}: {left_out if len(reasons) > 1 else next(iter(reasons))}."
-    zero = number(0.0)
-    up = [g for g in compared if signed(g.gain) != zero and (g.gain or 0.0) > 0]
-    down = [g for g in reversed(compared) if signed(g.gain) != zero and (g.gain or 0.0) < 0]
-    parts = [_who_gains(up, len(compared), other)]
-    if down:
-        parts.append(f"Worse off: {_with_numbers(down)}.")
-    if even := len(compared) - len(up) - len(down):
-        parts.append(f"{counted(even, 'site')} {'is' if even == 1 else 'are'} as well off with either.")
-    if left_out:
-        parts.append(f"Not compared: {left_out}.")
-    return " ".join(parts)
-
-
-def _who_gains(up: Sequence[SiteGain], compared: int, other: str) -> str:
-    if not up:
-        return f"No site gains over {other}."
-    who = (
-        ("The only site gains" if compared == 1 else f"All {compared} sites gain")
-        if len(up) == compared
-        else (f"{len(up)} of {compared} sites {'gains' if len(up) == 1 else 'gain'}")
-    )
-    return f"{who} over {other}: {_with_numbers(up)}."
-
-
-def _with_numbers(gains: Sequence[SiteGain]) -> str:
-    """The first sites with their figures, the rest counted."""
-    shown = [f"{g.site} {signed(g.gain)} ({number(g.other_auroc)} → {number(g.auroc)})" for g in gains[:LISTED]]
-    rest = len(gains) - len(shown)
-    return listed([*shown, f"{rest:,} more"] if rest else shown)
-
-
-def _left_out(gains: Sequence[SiteGain]) -> str:
-    """Who could not be compared, by reason."""
-    by_reason: dict[str, list[str]] = {}
-    for gain in gains:
-        by_reason.setdefault(gain.reason, []).append(gain.site)
-    return "; ".join(
-        f"{listed(sites) if len(sites) <= LISTED else counted(len(sites), 'site')}: {reason}"
-        for reason, sites in by_reason.items()
-    )

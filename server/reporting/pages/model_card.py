@@ -1,25 +1,22 @@
 """The model card: what a model is, what it is not, and how far its figures go, for anyone who is asked to trust it."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from common.errors import BadInput, Fault
-from common.metrics.multi_label import GLOBAL_MODEL
-from common.models.saved import DESCRIPTION, SavedModel, read_description
+from common.models.saved import DESCRIPTION, read_description
 from common.system import plain_text
 from common.system.files import write_atomically
 from server.reporting import wording
 from server.reporting.coverage import owners
+from server.reporting.run_claims import FEW, limits, run_result
 from server.runs.reader import Run, RunSummary, read_run
 from server.runs.settings import flattened
 
 CARD = "MODEL_CARD.md"
-FEW = 30
-"""Positive or negative test images below which an AUROC is said to rest on few."""
 SETTINGS = ("run", "method", "model", "training", "augmentation", "evaluation", "participation", "privacy")
 """Of the experiment; where the images lie on somebody's machine is left out."""
 UNKNOWN = "unknown"
@@ -75,7 +72,8 @@ def model_card(folder: Path) -> str:
         owners={name: owners(summary, name) for name in saved.class_names},
         shown={name: training_images_that_show(summary, name) for name in saved.class_names},
         sites=_sites(run),
-        limits=list(limits(run, saved)),
+        limits=limits(run),
+        result=run_result(summary),
         settings=settings,
         data_kind=(summary.experiment.get("data") or {}).get("kind"),
     )
@@ -96,41 +94,6 @@ def training_images_that_show(summary: RunSummary, name: str) -> str:
         return UNKNOWN
     total = wording.count(sum(told))
     return total if len(told) == len(counts) else f"{total} at {len(told)} of {len(counts)} sites, else {UNKNOWN}"
-
-
-def limits(run: Run, saved: SavedModel) -> Iterator[str]:
-    """What this run's own figures say about where the model should not be trusted, one sentence each."""
-    summary = run.summary
-    results = summary.test.per_class
-    for name in saved.class_names:
-        if reason := wording.why_undefined(results.get(name)):
-            yield f"Nothing is known of how well it tells “{name}”: {reason}."
-        elif (positives := results[name].positives) is None or (negatives := results[name].negatives) is None:
-            continue
-        elif (least := min(positives, negatives)) < FEW:
-            kind = "positive" if positives == least else "negative"
-            yield f"The figures for “{name}” rest on {wording.counted(least, f'{kind} test image')}."
-    for site in summary.sites if len(summary.sites) > 1 else ():
-        if alone := [f"“{name}”" for name in saved.class_names if owners(summary, name) == (site,)]:
-            verb, them = ("is", "it") if len(alone) == 1 else ("are", "them")
-            reading = f"the model has learned that site's way of reading {them}"
-            yield f"{wording.listed(alone)} {verb} annotated by {site} alone: {reading}."
-    yield from (wording.condemned(site, reason) for site, reason in summary.condemned.items())
-    yield from _absences(run)
-    if summary.test.note != GLOBAL_MODEL:
-        yield (
-            f"What was scored is the {summary.test.note}, and each count of test images is that of the site with most."
-        )
-
-
-def _absences(run: Run) -> Iterator[str]:
-    missed: dict[str, list[int]] = {}
-    for each in run.rounds:
-        for site in each.absent:
-            missed.setdefault(site, []).append(each.round)
-    for site, rounds in sorted(missed.items()):
-        of_all = f"{len(rounds)} of {wording.counted(run.summary.rounds, 'round')}"
-        yield f"{site} was absent in {of_all} ({wording.spans(rounds)})."
 
 
 def _sites(run: Run) -> list[SiteLine]:

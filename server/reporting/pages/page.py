@@ -6,7 +6,7 @@ from markupsafe import Markup
 
 from common.system.files import write_atomically
 from common.system.pages import page_environment
-from server.reporting import wording
+from server.reporting import comparison_claims, run_claims, wording
 
 _HERE = Path(__file__).parent / "templates"
 
@@ -18,6 +18,8 @@ def write_page(template: str, destination: Path, **content: object) -> Path:
     """
     environment = page_environment(_HERE)
     style = Markup((_HERE / "report.css").read_text(encoding="utf-8"))
-    text = environment.get_template(template).render(say=wording, style=style, **content)
+    text = environment.get_template(template).render(
+        say=wording, run_claims=run_claims, comparison_claims=comparison_claims, style=style, **content
+    )
     write_atomically(destination, text.encode())
     return destination

@@ -9,7 +9,8 @@ from server.reporting.figures import accuracy, auroc, methods
 from server.reporting.figures.subsets import coverage_of_many
 from server.reporting.pages.page import write_page
 from server.reporting.pages.quality import mean_of_sites, quality_section
-from server.reporting.wording import count, duration, number, run_result, size, spans
+from server.reporting.run_claims import limits, run_result
+from server.reporting.wording import count, duration, number, size, spans
 from server.runs.reader import Run, RunSummary, SiteRecord, SiteResult, read_run
 from server.runs.settings import flattened
 
@@ -61,6 +62,7 @@ def write_run_report(folder: Path) -> Path:
         folder / "report.html",
         summary=summary,
         sentence=run_result(summary),
+        limits=limits(run),
         key_figures=_key_figures(summary),
         groups=groups,
         owners={name: owners(summary, name) for name in summary.classes},

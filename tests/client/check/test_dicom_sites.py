@@ -10,6 +10,7 @@ from pydicom import uid
 
 from client.check.data import check_data
 from client.site.settings import read_settings
+from common.data.base.image_set import own_patients
 from common.data.base.spec import FolderSpec
 from common.data.images.syntaxes import READ_BY
 from common.data.sources.folder import open_folder
@@ -64,14 +65,14 @@ def test_a_file_of_another_kind_is_a_patient_of_its_own(tmp_path: Path) -> None:
     laid_down(tmp_path, [of_patient(f"P{place}") for place in range(20)])
     (tmp_path / "images" / "03.dcm").write_bytes(b"no DICOM")
     found = open_folder(FolderSpec.model_validate(SPEC), tmp_path).patients.tolist()
-    assert (found[2], found[3], len(set(found))) == ("P2", "image 3", 20)
+    assert (found[2], found[3], len(set(found))) == ("P2", "unknown#3", 20)
     passed = check_data(read_settings(tmp_path), None).checked.passed
     assert any("the split is by PatientID of 19 of 20 files" in line for line in passed)
 
 
 @pytest.mark.parametrize("names", [["Ann", "", "Bo"], ["ANONYMOUS"] * 3])
 def test_patients_that_are_not_told_apart_are_not_made_up(tmp_path: Path, names: list[str]) -> None:
-    assert patients(tmp_path, names * 7) == [str(place) for place in range(21)]
+    assert patients(tmp_path, names * 7) == own_patients(21).tolist()
 
 
 def test_the_check_counts_transfer_syntaxes_and_names_the_source_of_patients(tmp_path: Path) -> None:

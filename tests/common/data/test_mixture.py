@@ -59,7 +59,7 @@ def test_the_classes_of_other_tasks_are_unknown_not_absent(base: Path) -> None:
 def test_an_image_comes_from_its_task_and_patients_of_two_tasks_are_never_the_same(base: Path) -> None:
     splits = load(spec(), base)
     assert splits.test.sources.tolist() == ["scan"] * 4 + ["photo"] * 4
-    assert splits.train.patients[[1, 7]].tolist() == ["scan/1", "photo/1"]
+    assert splits.train.patients[[1, 7]].tolist() == ["scan/1", "photo/unknown#1"]
     everyone = [*splits.train.patients, *splits.validation.patients, *splits.test.patients]
     assert len(set(everyone)) == len(everyone)
 

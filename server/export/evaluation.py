@@ -1,0 +1,284 @@
+"""flwr-sim evaluate: a saved model on labelled images, class by class, with intervals."""
+
+import csv
+import hashlib
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from common.config import read_experiment
+from common.data.base.image_set import ImageSet, Skipped, are_known, joined
+from common.data.base.spec import FolderSpec, NpzSpec
+from common.data.load import load
+from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.roles import image_column, patient_column
+from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.metrics.bootstrap import Interval, Intervals, auroc_intervals
+from common.metrics.calibration import Decisions, decisions
+from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class
+from common.models.inference import label_matrix
+from common.models.network import SplitNetwork
+from common.models.saved import load_model
+from common.system.formatting import counted, listed, number
+from common.system.plain_text import escaped
+from server.export.prediction import picture_scores
+from server.reporting.run_claims import FEW, UNKNOWN_PATIENTS, why_undefined
+from server.reporting.wording import span
+from server.runs.reader import RunSummary, read_run
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a person names beside the model.
+
+    Attributes:
+        data: An experiment file (the test part of its data), an npz file (its test part), or a csv, all of it.
+        class_names: Names of the npz file's label columns.
+        pictures: Folder of the csv's pictures; the csv's own folder where None.
+        image_column, patient_column: Of the csv; those of the run, or what the names say, where None.
+    """
+
+    data: Path
+    class_names: Sequence[str] = ()
+    pictures: Path | None = None
+    image_column: str | None = None
+    patient_column: str | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a model gives on labelled images.
+
+    Attributes:
+        images, patients: Numbers of them; patients None where nobody told whose the images are.
+        decisions: At probability 0.5.
+        source: Which images these are, in words.
+    """
+
+    images: int
+    patients: int | None
+    results: Mapping[str, ClassMetrics]
+    decisions: Mapping[str, Decisions]
+    intervals: Intervals
+    skipped: tuple[Skipped, ...]
+    source: str
+
+    @property
+    def mean_auroc(self) -> float | None:
+        """Over the classes that have one."""
+        return mean_and_sd(one.auroc for one in self.results.values())[0]
+
+
+def evaluate_on(folder: Path, given: Given) -> Evaluation:
+    """Score a saved model on the classes that the labelled data and the model share.
+
+    Args:
+        folder: With ``model.safetensors`` and ``model.json``; where ``summary.json`` is beside them, its experiment
+            says what the columns of a csv are.
+
+    Raises:
+        BadInput: If something cannot be read, or model and data share no class.
+    """
+    network = load_model(folder)
+    test, source = _labelled(network, folder, given)
+    shared = tuple(name for name in network.class_names if name in test.class_names)
+    if not shared:
+        near = [hint for name in test.class_names if (hint := did_you_mean(name, network.class_names))]
+        problem = (
+            f"labels {quoted(test.class_names)}, the model knows {quoted(network.class_names)}: no class in common."
+        )
+        raise BadInput([Fault(str(given.data), problem, " ".join(near))])
+    columns = [network.class_names.index(name) for name in shared]
+    scores, labels = picture_scores(network, test.images)[:, columns], label_matrix(test, shared).numpy()
+    known = are_known(test.patients)
+    return Evaluation(
+        images=len(test),
+        patients=len(np.unique(test.patients)) if known else None,
+        results=per_class(scores, labels, shared),
+        decisions={name: decisions(scores[:, c], labels[:, c]) for c, name in enumerate(shared)},
+        intervals=auroc_intervals(scores, labels, test.patients, shared, np.random.default_rng(0)),
+        skipped=test.skipped,
+        source=source,
+    )
+
+
+def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageSet, str]:
+    data = given.data
+    if data.suffix == ".toml":
+        file = read_experiment(data)
+        if file.experiment.data is None:
+            raise BadInput([Fault(f"{data.name}: [data]", "is missing, so there is nothing to evaluate on.")])
+        return load(file.experiment.data, file.base).test, f"the test part of {data.name}'s data"
+    if data.suffix == ".npz":
+        spec = NpzSpec(kind="npz", path=str(data.resolve()), classes=tuple(given.class_names))
+        return load(spec, Path()).test, f"the test part of {data.name}"
+    if not data.is_file():
+        raise BadInput([Fault(str(data), "there is no such file.")])
+    summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
+    of_run = None if summary is None else _spec_of_run(summary)
+    if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
+        # The model was trained on some of its rows.
+        own = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(_images(of_run, given))})
+        return load(own, Path()).test, f"the test part of {data.name}, as the run split it"
+    splits = load(_folder_spec(network, of_run, given), Path())
+    # All of it is test data, no matter how the loader split it.
+    return joined([splits.train, splits.validation, splits.test]), f"all of {data.name}"
+
+
+def _images(of_run: FolderSpec, given: Given) -> Path:
+    """The folder of pictures: as named, else as the run's experiment says, seen from where the table lies."""
+    table, said = given.data.resolve(), Path(of_run.labels)
+    if given.pictures is not None:
+        return given.pictures.resolve()
+    beside = table.parts[-len(said.parts) :] == said.parts
+    base = table.parents[len(said.parts) - 1] if beside else table.parent
+    return base / of_run.images
+
+
+def _spec_of_run(summary: RunSummary) -> FolderSpec | None:
+    """How the run's own experiment reads its table; None where there is none."""
+    said = summary.experiment.get("data") or {}
+    try:
+        return TypeAdapter(FolderSpec).validate_python(said) if said.get("kind") == "folder" else None
+    except ValidationError:  # of another version
+        return None
+
+
+def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given) -> FolderSpec:
+    """How to read the csv: by what the person names, else by the run's column names, else by what its cells show."""
+    columns = read_columns(given.data, str(given.data))
+    named = {"--image-column": given.image_column, "--patient-column": given.patient_column}
+    stop_on(column_faults(str(given.data), columns, named))
+    images = given.image_column or _same(columns, of_run.image_column if of_run else None) or _same(columns, "image")
+    images = images or image_column(columns)
+    patients = given.patient_column or _same(columns, of_run.patient_column if of_run else None)
+    patients = patients or patient_column(columns, (images, *network.class_names))
+    spec: dict[str, Any] = {
+        "kind": "folder",
+        "images": str((given.pictures or given.data.parent).resolve()),
+        "labels": str(given.data.resolve()),
+        "image_column": images,
+        "patient_column": patients,
+        "image_size": network.spec.image_size,
+        "color": network.spec.channels == 3,
+        **_labels(columns, network, of_run, given.data),
+    }
+    alike = ("uncertain", "blank", "resize", "frame") if of_run else ()
+    return FolderSpec.model_validate({**spec, **{key: getattr(of_run, key) for key in alike}})
+
+
+def _same(columns: Columns, name: str | None) -> str | None:
+    return name if name in columns else None
+
+
+def _labels(columns: Columns, network: SplitNetwork, of_run: FolderSpec | None, data: Path) -> dict[str, Any]:
+    """One column a class that the model knows, or the run's one column with names of classes."""
+    if own := tuple(name for name in columns if name in network.class_names):
+        return {"label_columns": own}
+    if of_run is not None and of_run.finding_column in columns:
+        kept = tuple(name for name in of_run.classes if name in network.class_names)
+        return {"finding_column": of_run.finding_column, "separator": of_run.separator, "classes": kept}
+    expected = f"at least one of {quoted(network.class_names)}"
+    if of_run is not None and of_run.finding_column:
+        expected += f', or the run\'s own column "{of_run.finding_column}"'
+    raise BadInput([Fault(str(data), f"has columns {quoted(columns)}; expected {expected}.")])
+
+
+def as_json(found: Evaluation) -> dict[str, Any]:
+    """Everything, for a machine; what is undefined is null."""
+    return {
+        "data": found.source,
+        "images": found.images,
+        "patients": found.patients,
+        "unreadable": {skip.name: skip.reason for skip in found.skipped},
+        "threshold": 0.5,
+        "mean_auroc": found.mean_auroc,
+        "mean_auroc_interval": found.intervals.mean_auroc,
+        "intervals_over": "images" if found.patients is None else "patients",
+        "classes": {name: _of_class(found, name) for name in found.results},
+    }
+
+
+def _of_class(found: Evaluation, name: str) -> dict[str, Any]:
+    result, made = found.results[name], found.decisions[name]
+    return {
+        "auroc": result.auroc,
+        "auroc_interval": found.intervals.per_class.get(name),
+        "average_precision": result.average_precision,
+        "sensitivity": made.sensitivity,
+        "specificity": made.specificity,
+        "positives": result.positives,
+        "negatives": result.negatives,
+    }
+
+
+def as_csv(found: Evaluation) -> str:
+    """One row a class; the ends of the interval have a column each."""
+    names = ("class", "auroc", "auroc_low", "auroc_high", "average_precision", "sensitivity", "specificity")
+    lines = io.StringIO()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow([*names, "positives", "negatives"])
+    for name in found.results:
+        row = _of_class(found, name)
+        low, high = row.pop("auroc_interval") or (None, None)
+        auroc = row.pop("auroc")
+        cells = [auroc, low, high, *row.values()]
+        shown = ["" if cell is None else f"{cell:.6f}" if isinstance(cell, float) else str(cell) for cell in cells]
+        writer.writerow([escaped(name), *shown])
+    return lines.getvalue()
+
+
+def shown(found: Evaluation) -> Group:
+    """The table by class, the result in a sentence, and what limits it."""
+    table = Table("class")
+    for heading in ("AUROC", "95 % interval", "average precision", "sensitivity", "specificity", "with", "without"):
+        table.add_column(heading, justify="right")
+    for name in found.results:
+        row = _of_class(found, name)
+        table.add_row(
+            Text(name),
+            number(row["auroc"]),
+            span(row["auroc_interval"]),
+            *(number(row[key]) for key in ("average_precision", "sensitivity", "specificity")),
+            str(row["positives"]),
+            str(row["negatives"]),
+        )
+    return Group(table, Text(result(found)), *(Text(f"! {each}", style="yellow") for each in limits(found)))
+
+
+def result(found: Evaluation) -> str:
+    """The mean AUROC in a sentence, and over what."""
+    patients = "" if found.patients is None else f" of {counted(found.patients, 'patient')}"
+    over = f"{counted(found.images, 'image')}{patients} ({found.source})"
+    tested = sum(one.auroc is not None for one in found.results.values())
+    every = counted(len(found.results), "class", "classes")
+    if found.mean_auroc is None:
+        return f"None of {every} has an AUROC on {over}."
+    classes = every if tested == len(found.results) else f"{tested} of {every}"
+    interval: Interval | None = found.intervals.mean_auroc
+    return f"Mean AUROC {number(found.mean_auroc)} (95 % interval {span(interval)}) over {classes} on {over}."
+
+
+def limits(found: Evaluation) -> Iterator[str]:
+    """What these figures do not show, one sentence each."""
+    for name, one in found.results.items():
+        if reason := why_undefined(one):
+            yield f"“{name}” was not tested: {reason}."
+        elif (least := min(one.positives or 0, one.negatives or 0)) < FEW:
+            kind = "positive" if one.positives == least else "negative"
+            yield f"The figures for “{name}” rest on {counted(least, f'{kind} image')}."
+    if blind := [f"“{name}”" for name, made in found.decisions.items() if made.sensitivity == 0]:
+        yield f"At a threshold of 0.5 the model finds none of the positive images of {listed(blind)} (sensitivity 0)."
+    if found.patients is None:
+        yield UNKNOWN_PATIENTS
+    if found.skipped:
+        first = found.skipped[0]
+        yield f"{counted(len(found.skipped), 'image')} could not be read; the first is {first.name}: {first.reason}."

@@ -1,0 +1,245 @@
+"""What one run supports: its result in a sentence, and what limits that result."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from common.metrics.multi_label import GLOBAL_MODEL, ClassGroup, ClassMetrics
+from common.system.formatting import counted, listed, number, spans
+from server.reporting.coverage import owners
+from server.reporting.wording import span
+from server.runs.reader import Run, RunSummary
+
+FEW = 30
+"""Positive or negative test images below which an AUROC is said to rest on few."""
+CHANCE = 0.5
+UNKNOWN_PATIENTS = (
+    "The data does not say which images belong to one patient: images of one patient may be in training and in test "
+    "data, so that figures may be too good, and intervals are over images."
+)
+NAMED = 8
+"""Names in one sentence; more are counted."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One sentence on what a run does not show.
+
+    Attributes:
+        prominent: Whether it belongs beside the result itself; the others stand in a list below.
+    """
+
+    text: str
+    prominent: bool
+
+
+def run_result(summary: RunSummary) -> str:
+    """What the run resulted in, over exactly the classes that were tested."""
+    test = summary.test
+    training = f"After {counted(summary.rounds, 'round')} with {counted(len(summary.sites), 'site')}"
+    accuracy = (
+        f" Accuracy is {number(test.multi_class.accuracy)} over {counted(test.multi_class.images, 'image')}."
+        if test.multi_class
+        else ""
+    )
+    if test.mean_auroc is None:
+        return f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC.{accuracy}"
+    interval = test.intervals.mean_auroc if test.intervals else None
+    beside = f" (95 % interval {span(interval)})" if interval else ""
+    result = f"{training}, the mean AUROC {_scored(test.note)} is {number(test.mean_auroc)}{beside}"
+    result += f" over {_tested_of(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
+    parts = list(_parts(summary))
+    return f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
+
+
+def _scored(note: str) -> str:
+    return "on the test set" if note == GLOBAL_MODEL else f"({note})"
+
+
+def _parts(summary: RunSummary) -> Iterator[str]:
+    """The result on shared and on unique classes, where these are not all classes and the test knows all of them."""
+    if not summary.test.per_class.keys() >= set(summary.classes):
+        return
+    groups: tuple[tuple[ClassGroup, str], ...] = (
+        (summary.test.shared_classes, "every site annotates"),
+        (summary.test.unique_classes, "only one site annotates"),
+    )
+    for group, who in groups:
+        if group.mean_auroc is not None and len(group.classes) < len(summary.classes):
+            yield f"{number(group.mean_auroc)} on {_tested_of(summary, group.classes, 'the ')} that {who}"
+
+
+def _tested_of(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
+    """How many of the classes have an AUROC: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
+    tested = sum(_auroc(summary, name) is not None for name in names)
+    every = counted(len(names), "class", "classes")
+    return f"{article}{every}" if tested == len(names) else f"{tested} of {article}{every}"
+
+
+def _auroc(summary: RunSummary, name: str) -> float | None:
+    result = summary.test.per_class.get(name)
+    return result.auroc if result else None
+
+
+def why_undefined(result: ClassMetrics | None) -> str:
+    """The reason why a class has no AUROC, or an empty string if it has one."""
+    if result is None:
+        return "not among the test set's labels"
+    if result.auroc is not None:
+        return ""
+    if result.positives is None:
+        return "no site tells: each has too few patients with it, or without, or its policy keeps such figures"
+    if not result.positives and not result.negatives:
+        return "no test image has a known label"
+    if not result.positives:
+        return "no positive test image"
+    return "the model has no output for it" if result.negatives else "no negative test image"
+
+
+def extremes(accuracies: Mapping[str, float]) -> str:
+    """The sites at both ends: ``"0.700 (north) to 0.930 (south)"``; of equals the first by name."""
+    ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
+    return " to ".join(f"{number(accuracies[site])} ({site})" for site in ends)
+
+
+def condemned(site: str, reason: str) -> str:
+    """A site that the guard left out."""
+    return f"{site} harmed the model and was left out for the rest of the run: {reason}."
+
+
+def limits(run: Run) -> list[Limit]:
+    """What this run's own figures say about where its result should not be trusted, the most important first."""
+    prominent = [Limit(text, prominent=True) for rule in PROMINENT for text in rule(run)]
+    return prominent + [Limit(text, prominent=False) for rule in FURTHER for text in rule(run)]
+
+
+def _untested(run: Run) -> Iterator[str]:
+    summary = run.summary
+    by_reason: dict[str, list[str]] = {}
+    for name in summary.classes:
+        if reason := why_undefined(summary.test.per_class.get(name)):
+            by_reason.setdefault(reason, []).append(name)
+    of_all = f"of {counted(len(summary.classes), 'class', 'classes')}"
+    for reason, names in by_reason.items():
+        verb = "was" if len(names) == 1 else "were"
+        yield f"{len(names)} {of_all} {verb} not tested: {_named(names)} ({reason})."
+
+
+def _lost(run: Run) -> Iterator[str]:
+    """Sites that were absent when the run ended."""
+    last = run.rounds[-1] if run.rounds else None
+    for site in sorted(last.absent if last else ()):
+        if site in run.summary.condemned:
+            continue  # said already
+        took_part = [each.round for each in run.rounds if site in each.sites]
+        if took_part:
+            last_part = f"round {took_part[-1]:,} of {run.summary.rounds:,}"
+            yield f"{site} took part last in {last_part}, and was absent at the end."
+        else:
+            yield f"{site} took part in no round: the model was trained without it."
+
+
+def _not_testing(run: Run) -> Iterator[str]:
+    summary = run.summary
+    silent = [site for site in summary.sites if site not in summary.per_site]
+    if silent and summary.test.note != GLOBAL_MODEL:
+        tested = len(summary.sites) - len(silent)
+        yield f"{tested} of {counted(len(summary.sites), 'site')} tested the model; {_named(silent)} did not."
+
+
+def _unknown_patients(run: Run) -> Iterator[str]:
+    if run.summary.patients_known is False:
+        yield UNKNOWN_PATIENTS
+
+
+def _still_improving(run: Run) -> Iterator[str]:
+    """The best round was the last one, so that nobody knows what further rounds bring."""
+    summary = run.summary
+    by_validation = (summary.experiment.get("evaluation") or {}).get("result", "best") == "best"
+    if by_validation and 1 < summary.rounds == summary.best_round:
+        yield f"Validation was best in the last of {summary.rounds:,} rounds: more rounds may give a better model."
+
+
+def _detects_nothing(run: Run) -> Iterator[str]:
+    test = run.summary.test
+    of_sites = {name: each.decisions for name, each in test.pooled.per_class.items()} if test.pooled else {}
+    made = test.quality.decisions if test.quality else of_sites
+    names = [name for name, each in made.items() if each.false_negatives and not each.true_positives]
+    if names:
+        yield (
+            f"At a threshold of 0.5 the model finds none of the positive test images of {_named(names)} "
+            "(sensitivity 0)."
+        )
+
+
+def _no_better_than_chance(run: Run) -> Iterator[str]:
+    intervals = run.summary.test.intervals
+    by_class = intervals.per_class if intervals else {}
+    if names := [name for name, (low, high) in by_class.items() if low <= CHANCE <= high]:
+        verb = "is" if len(names) == 1 else "are"
+        yield f"{_named(names)} {verb} not detected better than by chance: the 95 % interval includes an AUROC of 0.5."
+    if names := [name for name, (_, high) in by_class.items() if high < CHANCE]:
+        verb = "is" if len(names) == 1 else "are"
+        yield f"{_named(names)} {verb} detected worse than by chance: the 95 % interval lies below an AUROC of 0.5."
+
+
+def _left_out(run: Run) -> Iterator[str]:
+    yield from (condemned(site, reason) for site, reason in run.summary.condemned.items())
+
+
+def _few_images(run: Run) -> Iterator[str]:
+    for name in run.summary.classes:
+        result = run.summary.test.per_class.get(name)
+        if result is None or result.auroc is None or result.positives is None or result.negatives is None:
+            continue
+        least = min(result.positives, result.negatives)
+        if least < FEW:
+            kind = "positive" if result.positives == least else "negative"
+            yield f"The figures for “{name}” rest on {counted(least, f'{kind} test image')}."
+
+
+def _one_way_of_reading(run: Run) -> Iterator[str]:
+    summary = run.summary
+    for site in summary.sites if len(summary.sites) > 1 else ():
+        if alone := [f"“{name}”" for name in summary.classes if owners(summary, name) == (site,)]:
+            verb, them = ("is", "it") if len(alone) == 1 else ("are", "them")
+            reading = f"the model has learned that site's way of reading {them}"
+            yield f"{listed(alone)} {verb} annotated by {site} alone: {reading}."
+
+
+def _absences(run: Run) -> Iterator[str]:
+    missed: dict[str, list[int]] = {}
+    for each in run.rounds:
+        for site in each.absent:
+            missed.setdefault(site, []).append(each.round)
+    for site, rounds in sorted(missed.items()):
+        of_all = f"{len(rounds)} of {counted(run.summary.rounds, 'round')}"
+        yield f"{site} was absent in {of_all} ({spans(rounds)})."
+
+
+def _one_seed(run: Run) -> Iterator[str]:
+    yield f"This is one run, with seed {run.summary.seed}: it does not show how far figures move with another seed."
+
+
+def _not_one_model(run: Run) -> Iterator[str]:
+    if (note := run.summary.test.note) != GLOBAL_MODEL:
+        yield f"The score is the {note}, and each count of test images is that of the site with most."
+
+
+def _named(names: Iterable[str]) -> str:
+    every = [f"“{name}”" for name in names]
+    rest = len(every) - NAMED
+    return listed([*every[:NAMED], f"{rest:,} more"] if rest > 0 else every)
+
+
+Rule = Callable[[Run], Iterator[str]]
+PROMINENT: tuple[Rule, ...] = (
+    _left_out,
+    _untested,
+    _not_testing,
+    _lost,
+    _unknown_patients,
+    _no_better_than_chance,
+    _detects_nothing,
+    _still_improving,
+)
+FURTHER: tuple[Rule, ...] = (_few_images, _one_way_of_reading, _absences, _one_seed, _not_one_model)
