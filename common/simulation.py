@@ -47,6 +47,16 @@ class SimulatedData:
         return all(are_known(part.patients) for part in parts)
 
     @property
+    def positives(self) -> dict[str, dict[str, int]]:
+        """Site -> class that it annotates -> its training images that show it."""
+        shows = self.splits.train.labels == 1
+        columns = {name: column for column, name in enumerate(self.splits.class_names)}
+        return {
+            part.site: {name: int(shows[part.train, columns[name]].sum()) for name in part.class_names}
+            for part in self.parts
+        }
+
+    @property
     def contract(self) -> LabelContract:
         """The label contract of the sites as the partition made them, also where a baseline pools them."""
         return merge(Declaration(part.site, part.class_names) for part in self.parts)

@@ -19,6 +19,11 @@ __all__ = ["FinishedRun", "LabelledImages", "__version__", "compare", "load", "p
 _PLACES = {"LabelledImages": "polyclinic.data"}
 
 
+def __dir__() -> list[str]:
+    """What a person finds by completion."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Import the rest when it is first used: it loads numpy, and a run loads torch."""
     if name not in __all__:

@@ -216,30 +216,29 @@ class FinishedRun:
 
         return load_model(self.folder)
 
-    def predict(self, images: NDArray[np.uint8] | str | Path) -> pd.DataFrame:
-        """Probabilities: a row an image, a column a class.
+    def predict(self, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
+        """Probabilities: a row an image, a column a class; NaN for a picture that cannot be read.
 
         Args:
-            images: uint8 ``(n, height, width[, 3])``; or an npz file, a folder of pictures, or one picture.
+            images: uint8 ``(n, height, width[, 3])``; or an npz file, a folder of pictures, one picture, or several.
 
         Raises:
-            BadInput: If there are no such images, or no model.
+            BadInput: If there are no such images, none can be read, or there is no model.
         """
         from common.models.saved import load_model
-        from server.export.prediction import picture_scores, read_pictures
+        from server.export.prediction import picture_scores, scores_of_files
 
-        network = load_model(self.folder)
-        if isinstance(images, str | Path):
-            pictures = read_pictures(Path(images), network)
-            names: Sequence[object] = pictures.names
-            values = pictures.images
-        else:
+        network, pandas = load_model(self.folder), _pandas()
+        columns = list(network.class_names)
+        if isinstance(images, np.ndarray):
             values = _checked_images(images)
-            names = range(len(values))
-        scores = picture_scores(network, values)
-        return _pandas().DataFrame(
-            scores, index=_pandas().Index(names, name="image"), columns=list(network.class_names)
-        )
+            index = pandas.RangeIndex(len(values), name="image")
+            return pandas.DataFrame(picture_scores(network, values), index=index, columns=columns)
+        files = [images] if isinstance(images, str | Path) else _checked_paths(images)
+        found = [scores_of_files(network, Path(file)) for file in files]
+        names = [name for pictures, _ in found for name in (*pictures.names, *pictures.unreadable)]
+        rows = [part for pictures, scores in found for part in (scores, _unknown(len(pictures.unreadable), columns))]
+        return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)
 
     def plot_rounds(self, axes: Axes | None = None) -> Axes:
         """Draw the validation AUROC round by round; return the axes."""
@@ -270,7 +269,7 @@ class FinishedRun:
         return f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {said}; {self.folder}>"
 
 
-def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path) -> pd.DataFrame:
+def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:
     """Probabilities of a saved model, see :meth:`FinishedRun.predict`.
 
     Args:
@@ -405,10 +404,18 @@ def _free_folder(file: ExperimentFile) -> Path:
     return next(path for path in tried if not path.exists())
 
 
+def _checked_paths(images: object) -> Sequence[str | Path]:
+    if isinstance(images, Sequence) and images and all(isinstance(one, str | Path) for one in images):
+        return images
+    problem = f"must be a uint8 array, or the path of a file or folder, or several paths, not {type(images).__name__}."
+    raise BadInput([Fault("images", problem)])
+
+
+def _unknown(count: int, columns: Sequence[str]) -> NDArray[np.float32]:
+    return np.full((count, len(columns)), np.nan, np.float32)
+
+
 def _checked_images(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    if not isinstance(images, np.ndarray):
-        problem = f"must be a uint8 array, or the path of a file or folder, not {type(images).__name__}."
-        raise BadInput([Fault("images", problem)])
     if not images.size:
         raise BadInput([Fault("images", f"of shape {images.shape} hold no pixel.")])
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or (images.ndim == 4 and images.shape[3] != 3):

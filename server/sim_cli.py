@@ -95,7 +95,8 @@ def init(
 
     for line in write_experiment(look(labels, images, image_column, patient_column), out):
         console.print(line, markup=False, soft_wrap=True, highlight=False)
-    console.print(f"Next: flwr-sim run {out} --out runs/{out.stem}", markup=False, soft_wrap=True, highlight=False)
+    line = f"Next: flwr-sim run {out} --out runs/{out.stem} --backend inline"
+    console.print(line, markup=False, soft_wrap=True, highlight=False)
 
 
 @app.command()
@@ -272,7 +273,7 @@ def weights(
         Path, typer.Argument(help="New safetensors file, e.g. weights/efficientnet_lite0.safetensors.")
     ],
     architecture: Annotated[
-        str, typer.Option("--architecture", help="As in an experiment's [model] table.")
+        str, typer.Option("--architecture", help="As in an experiment's table \\[model].")
     ] = "efficientnet_lite0",
     checkpoint: Annotated[
         Path | None,

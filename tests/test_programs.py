@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 import pytest
 import typer
+from typer.testing import CliRunner
 
 import client.cli
 import server.cli
@@ -33,6 +34,24 @@ def leaves(name: str, found: click.Command) -> Iterator[tuple[str, click.Command
 
 
 COMMANDS = dict(pair for name, group in GROUPS.items() for pair in leaves(name, group))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_every_argument_and_option_is_explained_in_the_help_that_is_shown(words: str) -> None:
+    name, *rest = words.split()
+    shown = CliRunner().invoke(PROGRAMS[name].app, [*rest, "--help"], prog_name=name, env={"COLUMNS": "300"})
+    lines = [" ".join(line.split()) for line in shown.output.splitlines()]
+    for one in COMMANDS[words].params:
+        if one.name != "help" and not getattr(one, "hidden", False):
+            explained = " ".join(str(getattr(one, "help", "") or "").split()).replace("\\[", "[")
+            assert explained, one.name
+            assert any(explained[:40] in line for line in lines), f"{one.name}: {explained}"
+
+
+def test_a_word_that_is_no_command_is_answered_with_the_nearest_once() -> None:
+    shown = CliRunner().invoke(PROGRAMS["flwr-sim"].app, ["runn"], prog_name="flwr-sim")
+    assert shown.exit_code == 2
+    assert shown.output.count("Did you mean") == 1
 
 
 @pytest.mark.parametrize("words", COMMANDS)

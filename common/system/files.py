@@ -7,7 +7,7 @@ import re
 import threading
 from pathlib import Path
 
-from common.errors import Fault
+from common.errors import Fault, did_you_mean
 from common.system.stopping import removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -25,6 +25,13 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def no_such_file(path: Path) -> Fault:
+    """A file that a person named and that is not there; its neighbours of the same kind are compared by name."""
+    beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
+    hint = did_you_mean(path.stem, (each.stem for each in beside))
+    return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))
 
 
 def taken(destination: Path) -> list[Fault]:

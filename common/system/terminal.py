@@ -49,6 +49,7 @@ def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
         no_args_is_help=True,
         add_completion=True,
         pretty_exceptions_enable=False,
+        suggest_commands=False,  # click does
         rich_markup_mode="rich",
     )
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from common.contract import PLAIN_NAME
 from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
-from common.system.files import is_file
+from common.system.files import is_file, no_such_file
 
 
 class Section(BaseModel):
@@ -56,8 +56,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         BadInput: If there is none, or it is no TOML.
     """
     if not is_file(path):
-        near = (p.name for p in path.parent.glob(f"*{path.suffix}")) if path.parent.is_dir() else ()
-        raise BadInput([Fault(str(path), "there is no such file.", did_you_mean(path.name, near))])
+        raise BadInput([no_such_file(path)])
     try:
         content = path.read_bytes()
     except PermissionError:

@@ -27,6 +27,7 @@ from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class
 from common.models.inference import label_matrix
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
+from common.system.files import no_such_file
 from common.system.formatting import counted, listed, number
 from common.system.plain_text import escaped
 from server.export.prediction import picture_scores
@@ -121,7 +122,7 @@ def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageS
         spec = NpzSpec(kind="npz", path=str(data.resolve()), classes=tuple(given.class_names))
         return load(spec, Path()).test, f"the test part of {data.name}"
     if not data.is_file():
-        raise BadInput([Fault(str(data), "there is no such file.")])
+        raise BadInput([no_such_file(data)])
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     of_run = None if summary is None else _spec_of_run(summary)
     if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():

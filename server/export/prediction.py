@@ -42,10 +42,7 @@ def predict_to_csv(folder: Path, data: Path, destination: Path) -> tuple[int, in
     """
     stop_on(taken(destination))
     network = load_model(folder)
-    pictures = read_pictures(data, network)
-    if not pictures.names:
-        stop_on([_nothing_readable(data, pictures)])
-    probabilities = picture_scores(network, pictures.images)
+    pictures, probabilities = scores_of_files(network, data)
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
     writer.writerow(["image", *map(escaped, network.class_names), "unreadable"])
@@ -58,6 +55,18 @@ def predict_to_csv(folder: Path, data: Path, destination: Path) -> tuple[int, in
     )
     write_atomically(destination, lines.getvalue().encode())
     return len(pictures.names), len(pictures.unreadable)
+
+
+def scores_of_files(network: SplitNetwork, data: Path) -> tuple[Pictures, NDArray[np.float32]]:
+    """Read an npz file, a folder of pictures or one picture; return them and probabilities ``(n, classes)``.
+
+    Raises:
+        BadInput: If there is nothing of that kind, or nothing that can be read.
+    """
+    pictures = read_pictures(data, network)
+    if not pictures.names:
+        stop_on([_nothing_readable(data, pictures)])
+    return pictures, picture_scores(network, pictures.images)
 
 
 def _nothing_readable(data: Path, pictures: Pictures) -> Fault:

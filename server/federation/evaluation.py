@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +57,7 @@ class Setting:
         key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
         refused_calls: The calls of hospitals that the SuperLink has refused since it was asked last.
         claims: What each site was admitted for.
+        positives: Site -> class -> training images that show it; empty where only the sites know.
         table_sha256: Of the table of labels; None where the data has none, or only the sites have it.
         patients_known: Whether the data said whose images they are; None where only the sites know.
         resumed: Where the run goes on from; None for a new one.
@@ -78,6 +79,7 @@ class Setting:
     key_of: Callable[[str], str] | None = None
     refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
     claims: ClaimsBySite = no_lists
+    positives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     table_sha256: str | None = None
     patients_known: bool | None = None
     resumed: Checkpoint | None = None

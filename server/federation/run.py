@@ -1,6 +1,7 @@
 """One run from roll call to summary, on any ``Grid``: simulated sites or real ones."""
 
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -120,7 +121,7 @@ def _summary(
         "seed": experiment.run.seed,
         "condemned": dict(strategy.state.guard.liars),
         "classes": list(strategy.sites.contract.class_names),
-        "sites": _sites(strategy, books),
+        "sites": _sites(strategy, books, setting.positives),
         "table_sha256": setting.table_sha256,
         "patients_known": setting.patients_known,
         "test": asdict(outcome.test),
@@ -137,14 +138,14 @@ def _summary(
     }
 
 
-def _sites(strategy: FederatedAveraging, books: Books) -> dict[str, Any]:
+def _sites(strategy: FederatedAveraging, books: Books, counted: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """What each site annotates, has, sent and received."""
     return {
         site: {
             "classes": list(strategy.sites.contract.sites[site]),
             "train_samples": member.answer.train_samples,
             "validation_samples": _known(member.answer.validation_samples),
-            "positives": _told(member.answer),
+            "positives": _told(member.answer) or dict(counted.get(site, {})),
             "smallest_count": member.answer.smallest_count,
             "bytes_up": strategy.sites.bytes_up[site],
             "bytes_down": strategy.sites.bytes_down[site],

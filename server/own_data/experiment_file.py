@@ -8,14 +8,17 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from common.data.images.headers import dicom_heads, dicom_patients
-from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
 from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import write_atomically
+from common.system.files import is_file, no_such_file, write_atomically
 from common.system.formatting import counted
 from common.system.plain_text import json_text
 
 MOST_SITES, FEWEST_POSITIVES = 3, 10
+USUAL_SIZE, SMALLEST_SIZE = 64, 16
+LOOKED_AT = 50
+"""Pictures whose size is read, spread over the table."""
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
 [run]
 method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
@@ -25,7 +28,7 @@ rounds = 20
 [model]
 architecture = "tiny_cnn"       # small and fast; "timm:resnet18" for instance for larger images
 channels = {channels}
-image_size = 64                 # pixels that the network sees
+image_size = {image_size}                 # pixels that the network sees; these pictures have {pixels}
 
 [training]
 epochs = 1                      # of each site in each round
@@ -42,7 +45,7 @@ images = {images}
 labels = {labels}
 image_column = {image_column}
 {columns}
-image_size = 64
+image_size = {image_size}
 color = {color}
 
 # Simulated hospitals: patients are dealt over them, and the classes that each of them annotates.
@@ -62,6 +65,7 @@ class OwnData:
         columns: Of the rows whose picture is there.
         rows: Of the whole table.
         present: Rows whose picture is there.
+        sizes: Height and width of some pictures; empty where only their decoder knows.
     """
 
     table: Path
@@ -71,6 +75,21 @@ class OwnData:
     rows: int
     present: int
     color: bool
+    sizes: tuple[tuple[int, int], ...]
+
+    @property
+    def image_size(self) -> int:
+        """Pixels a side that the experiment begins with: few, for speed, and not more than the pictures have."""
+        largest = max((max(size) for size in self.sizes), default=USUAL_SIZE)
+        return min(USUAL_SIZE, max(SMALLEST_SIZE, largest))
+
+    @property
+    def pixels(self) -> str:
+        """The sizes of pictures, in words."""
+        if not self.sizes:
+            return "sizes of their own"
+        low, high = min(self.sizes), max(self.sizes)
+        return f"{low[0]} x {low[1]}" if low == high else f"{low[0]} x {low[1]} to {high[0]} x {high[1]}"
 
     @cached_property
     def patients(self) -> tuple[str, int] | None:
@@ -92,6 +111,8 @@ def look(table: Path, images: Path | None, named: str | None, patient_column: st
     Raises:
         BadInput: If the table cannot be read, tells no pictures or no labels, or no picture of it is found.
     """
+    if not is_file(table):
+        raise BadInput([no_such_file(table)])
     columns = read_columns(table, "labels")
     stop_on(column_faults(table.name, columns, {"--image-column": named, "--patient-column": patient_column}))
     column = named or image_column(columns)
@@ -104,15 +125,19 @@ def look(table: Path, images: Path | None, named: str | None, patient_column: st
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
     found = {name: cells[present] for name, cells in columns.items()}
     roles = roles_of(found, column, patient_column)
-    return OwnData(table, folder, found, roles, len(names), int(present.sum()), _color(folder / found[column][0]))
+    spread = np.unique(np.linspace(0, len(found[column]) - 1, LOOKED_AT).round().astype(int))
+    heads = [head for name in found[column][spread] if (head := _head(folder / name)) is not None]
+    color, sizes = any(mode not in _GREY for mode, _ in heads), tuple(size for _, size in heads)
+    return OwnData(table, folder, found, roles, len(names), int(present.sum()), color, sizes)
 
 
-def _color(picture: Path) -> bool:
+def _head(picture: Path) -> tuple[str, tuple[int, int]] | None:
+    """Mode, height and width, without decoding; None for DICOM, of which the run tells both."""
     try:
         with Image.open(picture) as image:
-            return image.mode not in _GREY
+            return image.mode, (image.height, image.width)
     except (UnidentifiedImageError, OSError):
-        return False  # DICOM: what is in colour there is told by the run
+        return None
 
 
 def write_experiment(data: OwnData, out: Path) -> list[str]:
@@ -126,7 +151,7 @@ def write_experiment(data: OwnData, out: Path) -> list[str]:
     """
     if out.exists():
         raise BadInput([Fault("--out", f"{out} is there already.", "Name another file, or remove it.")])
-    write_atomically(out, _text(data, out.resolve().parent).encode())
+    write_atomically(out, _text(data, out.resolve()).encode())
     return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_findings(data)]
 
 
@@ -146,6 +171,8 @@ def _findings(data: OwnData) -> list[str]:
         source, count = data.patients
         lines.append(f"patients: {source}, {count} of them; no patient is split over two parts.")
     lines.append("classes: " + ", ".join(f"{name} {count}" for name, count in roles.classes.items()))
+    if unknown := _without_label(data):
+        lines.append(f"    without a label (blank or -1), of {data.present}: {', '.join(unknown)}.")
     if rare := [name for name, count in roles.classes.items() if count < FEWEST_POSITIVES]:
         few = ", ".join(rare)
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
@@ -156,9 +183,17 @@ def _findings(data: OwnData) -> list[str]:
     return lines
 
 
-def _text(data: OwnData, folder: Path) -> str:
+def _without_label(data: OwnData) -> list[str]:
+    """Each class with the number of rows that do not say whether the image shows it."""
+    counts = {
+        name: int((~np.isin(np.char.strip(data.columns[name]), SAID_CELLS)).sum()) for name in data.roles.label_columns
+    }
+    return [f"{name} {count}" for name, count in counts.items() if count]
+
+
+def _text(data: OwnData, out: Path) -> str:
     """The file, with paths relative to its folder where they lie below it."""
-    roles = data.roles
+    roles, folder = data.roles, out.parent
     columns = [*_patient_lines(data), *_label_lines(roles)]
     columns += [f"split_column = {json_text(roles.split)}"] if roles.split else []
     if data.present < data.rows:
@@ -166,7 +201,9 @@ def _text(data: OwnData, folder: Path) -> str:
     sites = min(MOST_SITES, len(roles.classes))
     return TEMPLATE.format(
         table=data.table.name,
-        name=json_text(data.table.stem),
+        name=json_text(out.stem),
+        image_size=data.image_size,
+        pixels=data.pixels,
         channels=3 if data.color else 1,
         images=json_text(_path(data.images, folder)),
         labels=json_text(_path(data.table, folder)),

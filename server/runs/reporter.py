@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 
 from common.system.files import write_atomically
-from common.system.formatting import counted
+from common.system.formatting import counted, shortened
 from server.runs.live_status import FILE, Present
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
@@ -23,6 +23,8 @@ class Reporter:
     def __init__(self, present: Present, state: Path, tell: Callable[[str], None]) -> None:
         self._present, self._path, self._tell = present, state / FILE, tell
         self._training_began, self._rounds_done = 0.0, 0
+        self._lost: set[str] = set()  # told as lost, and in no round since
+        self._absent: dict[str, str] = {}  # the reason last told
 
     def __enter__(self) -> "Reporter":
         self._present.pid, self._present.began = os.getpid(), time.time()
@@ -44,15 +46,12 @@ class Reporter:
         if waiting.phase == "roll call" and waiting.sites:
             names = ", ".join(waiting.sites)
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
-        for site in sorted(set(waiting.lost) - set(present.lost)):
+        for site in sorted(set(waiting.lost) - self._lost):
+            self._lost.add(site)
             self._note_error(f"lost contact with {site} in round {waiting.round}")
-            self._tell(
-                f"lost contact with {site}; if it comes back within {waiting.deadline_s:.0f} s it gets its work again"
-            )
-        for site in sorted(set(present.lost) - set(waiting.lost)):
-            self._tell(f"{site} is back")
+            self._tell(f"lost contact with {site}; it gets its work again when it is back")
         present.phase, present.round = waiting.phase, waiting.round
-        present.waiting_for, present.lost = waiting.sites, waiting.lost
+        present.waiting_for, present.lost = waiting.sites, tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
         self._write()
 
@@ -85,21 +84,32 @@ class Reporter:
         self._rounds_done += 1
         pace = (time.monotonic() - self._training_began) / self._rounds_done  # a resumed run began later
         present.seconds_left = pace * (present.rounds - record.round)
-        facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
+        without = f", without {shortened(sorted(record.absent))}" if record.absent else ""
+        facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites{without}"]
         if (trained := record.mean_train_loss) is not None:
             facts.append(f"loss {trained:.3f}")
         if (loss := record.validation.mean_loss) is not None:
             facts.append(f"round before: validation {loss:.3f}")
         facts.append(f"{record.seconds:.1f} s, about {_minutes(present.seconds_left)} left")
         self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
-        for site, reason in record.absent.items():
-            self._note_error(f"round {record.round}: {site}: {reason}")
-            self._tell(f"round {record.round} went without {site}: {reason}")
-            present.left_out[site] = f"round {record.round}: {reason}"
+        self._tell_who_came(record)
         for site, reason in record.far.items():
             self._tell(f"round {record.round} counts {site}, but {reason}")
             present.far[site] = f"round {record.round}: {reason}"
         self._write()
+
+    def _tell_who_came(self, record: RoundRecord) -> None:
+        """Report absences when they begin or their reason changes, and lost sites once they took part again."""
+        for site in sorted(self._lost & set(record.sites)):
+            self._lost.remove(site)
+            self._tell(f"{site} is back: it took part in round {record.round}")
+        self._present.lost = tuple(sorted(self._lost))
+        for site, reason in record.absent.items():
+            self._present.left_out[site] = f"round {record.round}: {reason}"
+            if self._absent.get(site) != reason:
+                self._note_error(f"round {record.round}: {site}: {reason}")
+                self._tell(f"round {record.round} went without {site}: {reason}")
+        self._absent = dict(record.absent)
 
     def _note_error(self, text: str) -> None:
         self._present.last_error = text

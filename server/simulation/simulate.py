@@ -120,6 +120,7 @@ class OneMachine:
             site_tests=lambda: own_tests(data),
             coverage=data.contract,
             resumed=opening.resumed,
+            positives=data.positives,
             table_sha256=self._table_sha256(),
             patients_known=data.patients_known,
         )

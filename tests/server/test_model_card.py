@@ -68,7 +68,7 @@ def test_a_run_ends_with_a_card_that_has_its_figures_owners_and_hashes(run: Path
     counts = [str(seven["positives"]), str(seven["negatives"])]
     assert row(card, "0")[1] == "north and south (2 of 2)"
     assert [each[1:] for each in cells(card) if each[0] == "7"] == [
-        ["south (1 of 2)", "unknown"],
+        ["south (1 of 2)", str(said["sites"]["south"]["positives"]["7"])],
         [f"{seven['auroc']:.3f}", f"{seven['average_precision']:.3f}", f"{seven['balanced_accuracy']:.3f}", *counts],
     ]
     assert row(card, "north")[1:3] == ["0, 1, 2, 3 and 4", str(said["sites"]["north"]["train_samples"])]
@@ -138,6 +138,12 @@ def test_counts_are_told_as_far_as_policies_do(run: Path) -> None:
     assert row(changed(run, sites=sites), "0")[2] == "1,200 at 1 of 2 sites, else unknown"
 
 
+def test_a_simulation_counts_what_its_sites_hold_where_the_method_does_not_ask(run: Path) -> None:
+    sites, train = summary(run)["sites"], load(DigitsSpec(kind="digits"), Path()).train
+    assert sum(site["positives"]["0"] for site in sites.values()) == int((train.labels[:, 0] == 1).sum())
+    assert set(sites["south"]["positives"]) == set(sites["south"]["classes"])
+
+
 def test_a_method_that_asks_for_label_counts_has_them_in_its_card(tmp_path: Path) -> None:
     federation(tmp_path, "run.method=fedsld", "run.rounds=1", "partition.shared=10", pages=True)
     card, sites = (tmp_path / "run" / "MODEL_CARD.md").read_text(encoding="utf-8"), summary(tmp_path / "run")["sites"]
@@ -187,7 +193,7 @@ def test_the_lines_for_use_give_what_predict_gives(run: Path, monkeypatch: pytes
     namespace: dict[str, Any] = {"images": images}
     monkeypatch.chdir(run.parent)
     exec(code.replace("FOLDER", "run"), namespace)
-    assert (namespace["probabilities"] == picture_scores(load_model(run), images)).all()
+    assert (namespace["probabilities"].to_numpy() == picture_scores(load_model(run), images)).all()
 
 
 def test_a_run_without_a_global_model_has_no_card(tmp_path: Path) -> None:

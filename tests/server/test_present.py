@@ -1,5 +1,6 @@
 """What ``flwr-server status`` can say of updates that did not count, or are unlike the others'."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from common.models.state import Head, ModelState
 from server.deployment.status import in_words
 from server.runs.live_status import Present, read_present
 from server.runs.reporter import Reporter
-from strategies.base.round_record import FederationValidation, RoundRecord
+from strategies.base.round_record import FederationValidation, RoundRecord, Waiting
 from strategies.base.state import FederationState
 
 MODEL = ModelState(
@@ -50,3 +51,27 @@ def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_is_
         "south counts in round 2: its update is far longer",
     ):
         assert line in words.splitlines()
+
+
+def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path) -> None:
+    told: list[str] = []
+    reason = {"south": "it is not connected: stopped, or cut off"}
+    with Reporter(Present("run", "trial"), tmp_path, told.append) as reporter:
+        reporter.began(["east", "south"], 4)
+        for number in (1, 2, 3):
+            reporter.waiting(Waiting("train", number, ("east", "south"), (), 600.0))  # it is asked, as it may be back
+            reporter.waiting(Waiting("train", number, ("south",), ("south",), 600.0))
+            reporter.round_done(done(number, absent=reason), FederationState(number, MODEL))
+            assert (now := read_present(tmp_path)) is not None
+            assert list(now.lost) == ["south"]
+        reporter.waiting(Waiting("train", 4, ("east", "south"), (), 600.0))
+        assert not any("south is back" in line for line in told)
+        reporter.round_done(replace(done(4), sites=("east", "south")), FederationState(4, MODEL))
+        assert (now := read_present(tmp_path)) is not None
+        assert list(now.lost) == []
+    assert told.count("lost contact with south; it gets its work again when it is back") == 1
+    assert [line for line in told if "went without" in line] == [
+        "round 1 went without south: it is not connected: stopped, or cut off"
+    ]
+    assert [line for line in told if "south is back" in line] == ["south is back: it took part in round 4"]
+    assert sum("1 of 2 sites, without south" in line for line in told) == 3

@@ -22,6 +22,8 @@ _CELLS = {"1": 1.0, "1.0": 1.0, "0": 0.0, "0.0": 0.0}
 _UNCERTAIN = ("-1", "-1.0")
 _BLANK = ("", "nan", "NaN")
 LABEL_CELLS = frozenset((*_CELLS, *_UNCERTAIN, *_BLANK))
+SAID_CELLS = tuple(_CELLS)
+"""Cells that say whether a class is present."""
 POSITIVE_CELLS = tuple(cell for cell, value in _CELLS.items() if value)
 _POLICY = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 PARTS = {"train": "train", "val": "validation", "valid": "validation", "validation": "validation", "test": "test"}

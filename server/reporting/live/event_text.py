@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LONGEST = 240
+_PHASES = {"evaluate": "evaluation", "train": "training"}
 
 _SENTENCES = {
     "roll_call": "roll call: {sites} take part; classes: {classes}",
@@ -33,7 +34,8 @@ def told(event: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _absent(event: Mapping[str, Any]) -> str:
-    place = "round {round}" if isinstance(event.get("round"), int) else "the {round}"
+    phase = event.get("round")
+    place = "round {round}" if isinstance(phase, int) else f"the {_PHASES.get(str(phase), '{round}')}"
     return place + " went without {site}: {reason}"
 
 

@@ -13,9 +13,12 @@ from common.wire.codec import R, decode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.base.round_record import FederationValidation, RoundRecord, TooFewSites
-from strategies.rounds.messages.deadline import MESSAGE_GONE, REFUSED_REPLY
+from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
 
 Reply = TypeVar("Reply", TrainReply, EvaluateReply)
+FLOWERS_WORDS = "Node Unavailable"
+"""In the reason that Flower's SuperLink gives where a site shows no sign of life."""
+NOT_CONNECTED = "it is not connected: stopped, or cut off"
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,8 @@ def decoded(message: Message, expected: type[R]) -> tuple[R | None, str]:
     if message.has_error():
         if message.error.code in MESSAGE_GONE:
             return None, "the site left the federation before it replied"
+        if message.error.code == NODE_UNAVAILABLE and FLOWERS_WORDS in (message.error.reason or ""):
+            return None, NOT_CONNECTED
         return None, shown(_unwrapped(message.error.reason or "")) or f"error {message.error.code}"
     try:
         return decode(message.content, expected), ""
