@@ -151,7 +151,12 @@ def run(
     Exit codes: 0 done, 1 stopped because it cannot go on, 2 a fault in the input, 3 stopped on request, 70 it died
     again and again.
     """
-    options = ["--out", str(out), "--sites", str(sites), *(part for one in overrides for part in ("--set", one))]
+    options = [
+        "--out",
+        str(out),
+        *(("--sites", str(sites)) if sites else ()),
+        *(part for one in overrides for part in ("--set", one)),
+    ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))

@@ -172,7 +172,10 @@ def read_credentials(settings: Settings) -> SiteKit:
 
 def _read_kit(settings: Settings) -> SiteKit:
     if not settings.kit_path.is_file():
+        others = sorted(path.name for path in settings.folder.glob("*.kit"))
         problem = f"there is no {settings.kit_path.name} in {settings.folder}."
+        if others:
+            problem += f" {quoted(others)} is there: the kit of another site, or under another name."
         remedy = f"Send {settings.file.name}.request to the coordinator, who admits it and sends the kit back."
         raise BadInput([Fault(f"{FILE}: kit", problem, remedy)])
     return read_kit(settings.kit_path)

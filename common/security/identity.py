@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import field_validator
 
 from common.contract import PLAIN_NAME
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, stop_on
 from common.system.files import is_file, write_atomically
 from common.system.toml import M, Section, read_toml, toml_text, validated
 
@@ -138,7 +138,7 @@ def read_request(path: Path) -> SiteRequest:
     Raises:
         BadInput: With all faults.
     """
-    return _as_it_came(SiteRequest, path, "Have the hospital send it again, as flwr-client init wrote it.")
+    return _as_it_came(SiteRequest, path, "request", "Have the hospital send it again, as flwr-client init wrote it.")
 
 
 def read_kit(path: Path) -> SiteKit:
@@ -147,16 +147,39 @@ def read_kit(path: Path) -> SiteKit:
     Raises:
         BadInput: With all faults.
     """
-    return _as_it_came(SiteKit, path, "Have the coordinator send it again, as flwr-server admit wrote it.")
+    return _as_it_came(SiteKit, path, "kit", "Have the coordinator send it again, as flwr-server admit wrote it.")
 
 
-def _as_it_came(kind: type[M], path: Path, remedy: str) -> M:
-    """Read a file that nobody edits: where anything is wrong, it was damaged on its way."""
+ENDINGS = ("request", "kit")
+HEADING = 200
+"""Bytes at the beginning of a file, among which a key says what it is."""
+
+
+def _as_it_came(kind: type[M], path: Path, ending: str, remedy: str) -> M:
+    """Read a file that nobody edits: where anything is wrong, it was damaged on its way, or is another file."""
+    stop_on(_other_file(path, ending))
     try:
         return validated(kind, read_toml(path), path.name)
     except BadInput as bad:
         there = is_file(path)
         raise BadInput(replace(fault, remedy=remedy if there else fault.remedy) for fault in bad.faults) from None
+
+
+def _other_file(path: Path, ending: str) -> list[Fault]:
+    """A folder, a private key, or a kit in the place of a request and the other way round."""
+    if path.is_dir():
+        return [Fault(str(path), "is a folder.", f"Name the file NAME.{ending}.")]
+    if not is_file(path):
+        return []
+    content = path.read_bytes()
+    if b"PRIVATE KEY" in content[:HEADING]:
+        problem = "is a PRIVATE key. It must never leave the machine that made it: whoever has seen it can use it."
+        remedy = (
+            "Delete every copy; its owner makes a new key (flwr-client init in a new folder) and sends NAME.request."
+        )
+        return [Fault(path.name, problem, remedy)]
+    others = [other for other in ENDINGS if other != ending and path.suffix == f".{other}"]
+    return [Fault(path.name, f"is a {other}; a {ending} is wanted here.") for other in others]
 
 
 def write_toml(path: Path, section: Section, heading: str) -> None:

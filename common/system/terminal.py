@@ -85,8 +85,8 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
     except OSError as error:
         if not no_room(error):
             raise
-        where = error.filename or "files are written"
-        errors.print(f"[bold red]stopped[/] no room on the disk of {escape(str(where))}: free some, and try again.")
+        where = f" of {escape(str(error.filename))}" if error.filename else ", where files are written"
+        errors.print(f"[bold red]stopped[/] there is no room left on the disk{where}: free some, and try again.")
         sys.exit(1)
     except stopped as error:
         errors.print(f"[bold red]stopped[/] {escape(str(error))}")

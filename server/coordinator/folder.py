@@ -162,6 +162,18 @@ def write_coordinator(folder: Path, file: CoordinatorFile) -> Coordinator:
     return Coordinator(folder, file)
 
 
+def at_work(coordinator: Coordinator, what: Literal["start", "run"]) -> bool:
+    """Whether a process does a thing in this folder."""
+    if not (lock := coordinator.state / f"{what}.lock").is_file():
+        return False
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 @contextlib.contextmanager
 def alone(coordinator: Coordinator, what: Literal["start", "run"]) -> Iterator[None]:
     """Let one process at a time do a thing in this folder.

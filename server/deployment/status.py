@@ -15,10 +15,16 @@ from common.errors import quoted
 from common.security.identity import fingerprint
 from server.coordinator.admission import admitted_sites
 from server.coordinator.authority import days_valid
-from server.coordinator.folder import Coordinator
+from server.coordinator.folder import Coordinator, at_work
 from server.deployment.superlink.local.process import answers
 from server.deployment.superlink.run_client.control import Control
 from server.runs.live_status import Present, part_of, read_present
+
+LINK = {
+    "up": "up",
+    "starting": "starting: it takes up to a minute",
+    "down": "down: start it with flwr-server start",
+}
 
 
 def overview(coordinator: Coordinator) -> dict[str, Any]:
@@ -40,7 +46,7 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     return {
         "name": coordinator.file.name,
         "address": coordinator.public_address,
-        "superlink": "up" if up else "down",
+        "superlink": "up" if up else "starting" if at_work(coordinator, "start") else "down",
         "certificate_days": days_valid(coordinator),
         "sites": sites,
         "run": asdict(present) if present else None,
@@ -58,8 +64,7 @@ def _online(coordinator: Coordinator) -> Mapping[str, bool]:
 
 def in_words(found: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
-    up = found["superlink"] == "up"
-    link = "up" if up else "down: start it with flwr-server start"
+    link = LINK[found["superlink"]]
     heading = (
         f"{found['name']} at {found['address']}: SuperLink {link}; certificate {found['certificate_days']:.0f} days"
     )

@@ -95,6 +95,15 @@ def why_undefined(result: ClassMetrics | None) -> str:
     return "the model has no output for it" if result.negatives else "no negative test image"
 
 
+def why_untested(summary: RunSummary, name: str) -> str:
+    """The reason why a class of the run has no AUROC, or an empty string if it has one."""
+    reason = why_undefined(summary.test.per_class.get(name))
+    of_class = owners(summary, name)
+    if reason and summary.test.note != GLOBAL_MODEL and of_class and not set(of_class) & summary.per_site.keys():
+        return "no site that annotates it tested the model"
+    return reason
+
+
 def extremes(accuracies: Mapping[str, float]) -> str:
     """The sites at both ends: ``"0.700 (north) to 0.930 (south)"``; of equals the first by name."""
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
@@ -116,7 +125,7 @@ def _untested(run: Run) -> Iterator[str]:
     summary = run.summary
     by_reason: dict[str, list[str]] = {}
     for name in summary.classes:
-        if reason := why_undefined(summary.test.per_class.get(name)):
+        if reason := why_untested(summary, name):
             by_reason.setdefault(reason, []).append(name)
     of_all = f"of {counted(len(summary.classes), 'class', 'classes')}"
     for reason, names in by_reason.items():
@@ -136,6 +145,22 @@ def _lost(run: Run) -> Iterator[str]:
             yield f"{site} took part last in {last_part}, and was absent at the end."
         else:
             yield f"{site} took part in no round: the model was trained without it."
+
+
+def _left_behind(run: Run) -> Iterator[str]:
+    """Classes whose sites were all gone while the rest of the model was still trained."""
+    summary = run.summary
+    end = summary.best_round or (run.rounds[-1].round if run.rounds else 0)
+    counted_rounds = [each for each in run.rounds if each.round <= end]
+    by_round: dict[int, list[str]] = {}
+    for name in summary.classes:
+        of_class = set(owners(summary, name))
+        last = max((each.round for each in counted_rounds if of_class & set(each.sites)), default=0)
+        if any(of_class & each.absent.keys() for each in counted_rounds if each.round > last):
+            by_round.setdefault(last, []).append(name)
+    for last, names in sorted(by_round.items()):
+        since = f"after round {last:,}" if last else "in any round"
+        yield f"No site that annotates {_named(names)} took part {since}; the model is that of round {end:,}."
 
 
 def _not_testing(run: Run) -> Iterator[str]:
@@ -237,6 +262,7 @@ PROMINENT: tuple[Rule, ...] = (
     _untested,
     _not_testing,
     _lost,
+    _left_behind,
     _unknown_patients,
     _no_better_than_chance,
     _detects_nothing,

@@ -292,3 +292,45 @@ def test_names_that_cannot_be_classes_are_refused(classes: str, coordinator: Coo
     assert "flwr-server admit: classes: " in ended.err
     assert "\x1b" not in ended.err
     assert members(coordinator) == {}
+
+
+# ---------------------------------------------------------------------- another file in its place
+
+
+def test_a_private_key_in_the_place_of_a_request_is_called_burnt_and_not_asked_for_again(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    flwr_client("init", tmp_path / "north", "--name", "north")
+    before = everything_in(coordinator.folder)
+    for key in (tmp_path / "north" / "north.key", coordinator.authority / "ca.key"):
+        ended = flwr_server("admit", coordinator.folder, key, "--yes")
+        said = " ".join(ended.err.split())
+        assert ended.code == 2
+        assert f"{key.name}: is a PRIVATE key. It must never leave the machine that made it" in said
+        assert "Delete every copy; its owner makes a new key" in said
+        assert "Have the hospital send it again" not in said
+    assert everything_in(coordinator.folder) == before
+
+
+def test_a_kit_or_a_folder_in_the_place_of_a_request_is_named_as_what_it_is(
+    coordinator: Coordinator, tmp_path: Path
+) -> None:
+    flwr_client("init", tmp_path / "north", "--name", "north")
+    assert flwr_server("admit", coordinator.folder, tmp_path / "north" / "north.request", "--yes").code == 0
+    kit = flwr_server("admit", coordinator.folder, coordinator.folder / "kits" / "north.kit", "--yes")
+    folder = flwr_server("admit", coordinator.folder, tmp_path / "north", "--yes")
+    assert (kit.code, folder.code) == (2, 2)
+    assert "is a kit; a request is wanted here." in kit.err
+    assert "is a folder. Name the file NAME.request." in " ".join(folder.err.split())
+
+
+def test_a_kit_of_another_site_in_the_folder_is_said_to_be_there(coordinator: Coordinator, tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        flwr_client("init", tmp_path / name, "--name", name)
+        assert flwr_server("admit", coordinator.folder, tmp_path / name / f"{name}.request", "--yes").code == 0
+    kit = next(coordinator.folder.rglob("south.kit"))
+    (tmp_path / "north" / "south.kit").write_bytes(kit.read_bytes())
+    (tmp_path / "north" / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
+    ended = flwr_client("start", tmp_path / "north")
+    assert ended.code == 2
+    assert '"south.kit" is there: the kit of another site, or under another name.' in " ".join(ended.err.split())

@@ -166,7 +166,7 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
 def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
     summary, prominent = run.summary, said(run, prominent=True)
     at_end = set(run.rounds[-1].absent) - set(summary.condemned) if run.rounds else set()
-    lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s}
+    lost = {s.split(" took part ")[0]: s for s in prominent if " took part " in s and not s.startswith("No site")}
     assert set(lost) == at_end
     for site, sentence in lost.items():
         taken = [each.round for each in run.rounds if site in each.sites]
@@ -181,6 +181,27 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
         assert testing[0].startswith(f"{len(summary.per_site)} of {len(summary.sites)} site")
     harmed = [s.split(" harmed ")[0] for s in prominent if " harmed the model" in s]
     assert harmed == list(summary.condemned)
+
+
+@MANY
+@given(runs())
+def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) -> None:
+    summary = run.summary
+    end = summary.best_round or len(run.rounds)
+    expected = {}
+    for name in summary.classes:
+        sites = [site for site, one in summary.sites.items() if name in one.classes]
+        present = [each.round for each in run.rounds[:end] if any(site in each.sites for site in sites)]
+        later = run.rounds[present[-1] if present else 0 : end]
+        if any(site in each.absent for each in later for site in sites):
+            expected[name] = present[-1] if present else 0
+    found = {}
+    for sentence in (s for s in said(run, True) if s.startswith("No site that annotates")):
+        assert f"the model is that of round {end}." in sentence
+        last = re.search(r"took part (?:after round (\d+)|in any round);", sentence)
+        assert last is not None
+        found |= dict.fromkeys(quoted_names(sentence), int(last[1] or 0))
+    assert found == expected
 
 
 @MANY

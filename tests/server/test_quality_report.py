@@ -127,7 +127,7 @@ def test_a_run_written_before_there_was_any_of_it_still_has_a_report(tmp_path: P
         name: value for name, value in asdict(own_images()).items() if name not in ("intervals", "quality", "pooled")
     }
     html = write_run_report(write(tmp_path / "run", test=old, classes=NAMES)).read_text(encoding="utf-8")
-    assert "Can the scores be taken at their word" not in html
+    assert "Calibration and decisions" not in html
 
 
 def test_bounds_that_print_alike_are_left_out() -> None:

@@ -75,7 +75,7 @@ def decided(decisions: Mapping[str, Decisions]) -> Markup:
         axes.set_yticks(range(len(decisions)), list(map(_short, decisions)))
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.set(xlim=(-0.02, 1.02), ylim=(len(decisions) - 0.5, -0.5), xlabel="share decided rightly")
+        axes.set(xlim=(-0.02, 1.02), ylim=(len(decisions) - 0.5, -0.5), xlabel="sensitivity, specificity")
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, borderaxespad=0.4)
         return inline(figure, "decided", "Dot chart: sensitivity and specificity of every class at probability 0.5.")
 

@@ -12,7 +12,7 @@ from common.system import plain_text
 from common.system.files import write_atomically
 from server.reporting import wording
 from server.reporting.coverage import owners
-from server.reporting.run_claims import FEW, limits, run_result
+from server.reporting.run_claims import limits, run_result
 from server.runs.reader import Run, RunSummary, read_run
 from server.runs.settings import flattened
 
@@ -68,7 +68,6 @@ def model_card(folder: Path) -> str:
         summary=summary,
         saved=saved,
         simulated=summary.backend != "network",
-        few=FEW,
         owners={name: owners(summary, name) for name in saved.class_names},
         shown={name: training_images_that_show(summary, name) for name in saved.class_names},
         sites=_sites(run),

@@ -15,6 +15,8 @@ class QualitySection:
     Attributes:
         pooled_only: Whether the figures come from the sites' histograms, for want of images of the coordinator's own.
         calibrations, decisions: In the order in which the report lists classes.
+        within: How far calibration error and Brier score may be off, at most.
+        untested: Classes of the run without a known label.
         left_out: Classes for which there was no room in the figure.
     """
 
@@ -24,6 +26,8 @@ class QualitySection:
     reliability: str
     decided: str
     confusion: str
+    within: float
+    untested: tuple[str, ...]
     left_out: int
 
 
@@ -53,5 +57,7 @@ def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySecti
         reliability=quality.reliability(calibrated),
         decided=quality.decided(decided),
         confusion=quality.confusion_matrix(table, list(test.per_class)) if table else "",
+        within=max(one.within for one in calibrated.values()),
+        untested=tuple(name for name in order if name not in calibrated),
         left_out=max(0, len(calibrated) - quality.PANELS),
     )

@@ -98,7 +98,7 @@ def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
         (number(unique.mean_auroc), "AUROC, unique classes", f"{len(unique.classes)} that one site annotates"),
         (count(len(summary.sites)), "sites", f"{count(sum(samples))} training images"),
         (count(summary.rounds), "rounds", best),
-        (duration(summary.seconds.get("total")), "wall-clock time", f"{size(sum(traffic))} sent and received"),
+        (duration(summary.seconds.get("total")), "wall-clock time", f"{size(sum(traffic))} sent both ways"),
     ]
 
 

@@ -2,15 +2,17 @@
 
 import os
 import secrets
+import socket
 import ssl
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, stop_on
 from common.system.files import write_atomically
 from common.system.malloc import LARGE_BUFFERS
 from server.coordinator.folder import Coordinator
@@ -38,6 +40,7 @@ class SuperLink:
             BadInput: If it does not, with the end of its log.
         """
         coordinator = self._coordinator
+        stop_on(port_faults(coordinator))
         if not (secret := secret_file(coordinator)).exists():
             write_atomically(secret, secrets.token_bytes(32), private=True)
         secret.chmod(0o600)
@@ -60,7 +63,7 @@ class SuperLink:
                 self._log.join(STOP_GRACE_S)  # its last words
                 end = "\n    ".join(coordinator.log.read_text(errors="replace").splitlines()[-5:])
                 problem = f"the SuperLink did not start. The end of {coordinator.log}:\n    {end}"
-                raise BadInput([Fault(str(coordinator.folder), problem, "Is one of its ports in use?")])
+                raise BadInput([Fault(str(coordinator.folder), problem)])
             time.sleep(0.1)
 
     def ended(self) -> int | None:
@@ -77,6 +80,25 @@ class SuperLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def port_faults(coordinator: Coordinator) -> list[Fault]:
+    """Find ports that cannot be opened, before anything is started."""
+    file = coordinator.file
+    wanted = {"port": (file.listen, file.port), "control_port": ("127.0.0.1", file.control_port)}
+    return [fault for key, address in wanted.items() for fault in _port_fault(key, *address)]
+
+
+def _port_fault(key: str, host: str, port: int) -> Iterator[Fault]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
+        try:
+            trial.bind((host, port))
+        except OSError as error:
+            problem = f"{port} of {host} cannot be opened: {(error.strerror or str(error)).lower()}."
+            remedy = f"Stop what uses it, or set another {key} in coordinator.toml."
+            yield Fault(f"coordinator.toml: {key}", problem, remedy)
 
 
 def command(coordinator: Coordinator) -> list[str]:
