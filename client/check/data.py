@@ -55,7 +55,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
     good, classes = [look for look in looks if not look.reason], class_counts(source, settings)
     same = duplicates(source, (int(row) for row in filled))
     found = (*_parts(source), *_packed(source), *_lost(source, empty, looks), *_inverted(good))
-    findings = (*found, *_twice(source, same), *_notes(source, classes))
+    findings = (*found, *_twice(source, same), *_notes(source, classes, settings.file.policy.smallest_count))
     passed = _passed(source, good, all_differ=same.compared == len(filled) and not same.groups)
     facts = {
         "images": len(source),
@@ -182,10 +182,16 @@ def _images(count: int) -> str:
     return "1 image stands" if count == 1 else f"{count:,} images stand"
 
 
-def _notes(source: Source, classes: Sequence[ClassCounts]) -> Iterator[Finding]:
+def _notes(source: Source, classes: Sequence[ClassCounts], smallest_count: int) -> Iterator[Finding]:
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         yield note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
+    validation = len(np.unique(source.patients[source.parts == "validation"]))
+    if 0 < validation < smallest_count:
+        problem = (
+            f"validation images are of {validation} patients, fewer than policy.smallest_count = {smallest_count}:"
+        )
+        yield note(f"{problem} no validation figure leaves, and a run can choose no best round by them.")
     if source.missing:
         yield note(f"{source.missing:,} rows of the table have no image; they are left out.")
     for what, names in (

@@ -56,6 +56,9 @@ def check(
 
 def _connection(settings: Settings, environment: Mapping[str, str], *, offline: bool) -> AreaFindings:
     """Check the connection; files that do not fit together are faults, and the connection is tried all the same."""
+    if offline and not settings.kit_path.is_file():
+        waiting = f"not looked at (--offline); {settings.kit_path.name} is still to come from the coordinator."
+        return AreaFindings("connection", (), (*_faults_of_key(settings), note(waiting)))
     faults = list[Finding]()
     try:
         read_credentials(settings)
@@ -74,6 +77,14 @@ def _connection(settings: Settings, environment: Mapping[str, str], *, offline: 
         key = None
     checked = check_connection(kit, key, environment)
     return AreaFindings("connection", checked.passed, (*faults, *checked.findings), checked.facts)
+
+
+def _faults_of_key(settings: Settings) -> list[Finding]:
+    try:
+        read_key(settings.key_path)
+    except BadInput as bad:
+        return of_input(bad)
+    return []
 
 
 def _kit(settings: Settings) -> SiteKit | None:

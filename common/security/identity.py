@@ -173,7 +173,7 @@ def _other_file(path: Path, ending: str) -> list[Fault]:
         return []
     content = path.read_bytes()
     if b"PRIVATE KEY" in content[:HEADING]:
-        problem = "is a PRIVATE key. It must never leave the machine that made it: whoever has seen it can use it."
+        problem = "is a PRIVATE key. It must never leave the machine that made it: anyone who has seen it can use it."
         remedy = (
             "Delete every copy; its owner makes a new key (flwr-client init in a new folder) and sends NAME.request."
         )

@@ -1,5 +1,6 @@
 """One run from roll call to summary, on any ``Grid``: simulated sites or real ones."""
 
+import datetime as dt
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -116,6 +117,7 @@ def _summary(
         "name": experiment.run.name or experiment.run.method,
         "method": experiment.run.method,
         "backend": setting.backend,
+        "ended": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "rounds": strategy.state.round,
         "best_round": strategy.chosen_round,
         "seed": experiment.run.seed,

@@ -18,6 +18,8 @@ _PHRASES: Mapping[Standing, str] = {
     "too few seeds": f"cannot be judged, with fewer than {FEWEST_SEEDS} seeds, against",
     "not tested": "could not be tested against",
 }
+PRINTED = 0.0005
+"""Smallest number that does not print as zero; an interval that reaches below it is said to include zero."""
 LISTED = 5
 """Sites in one sentence; more are counted."""
 
@@ -29,7 +31,7 @@ def standing(test: PairedTest) -> Standing:
     if test.seeds < FEWEST_SEEDS:
         return "too few seeds"
     low, high = test.interval
-    if test.holm_p >= ALPHA or low <= 0 <= high:
+    if test.holm_p >= ALPHA or (low < PRINTED and high > -PRINTED):
         return "not distinguishable"
     return "better" if test.mean_difference > 0 else "worse"
 

@@ -12,6 +12,8 @@ from server.runs.reader import Run, RunSummary
 FEW = 30
 """Positive or negative test images below which an AUROC is said to rest on few."""
 CHANCE = 0.5
+RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
+"""AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
 UNKNOWN_PATIENTS = (
     "The data does not say which images belong to one patient: images of one patient may be in training and in test "
     "data, so that figures may be too good, and intervals are over images."
@@ -32,10 +34,10 @@ class Limit:
     prominent: bool
 
 
-def run_result(summary: RunSummary) -> str:
+def run_result(run: Run) -> str:
     """What the run resulted in, over exactly the classes that were tested."""
-    test = summary.test
-    training = f"After {counted(summary.rounds, 'round')} with {counted(len(summary.sites), 'site')}"
+    summary, test = run.summary, run.summary.test
+    training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}"
     accuracy = (
         f" Accuracy is {number(test.multi_class.accuracy)} over {counted(test.multi_class.images, 'image')}."
         if test.multi_class
@@ -46,9 +48,16 @@ def run_result(summary: RunSummary) -> str:
     interval = test.intervals.mean_auroc if test.intervals else None
     beside = f" (95 % interval {span(interval)})" if interval else ""
     result = f"{training}, the mean AUROC {_scored(test.note)} is {number(test.mean_auroc)}{beside}"
-    result += f" over {_tested_of(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
+    result += f" over {how_many_tested(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
     parts = list(_parts(summary))
     return f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
+
+
+def sites_taking_part(run: Run) -> str:
+    """How many of the sites took part in a round: ``"3 sites"``, ``"1 of 2 sites"``."""
+    taking = {site for each in run.rounds for site in each.sites} & run.summary.sites.keys()
+    every = counted(len(run.summary.sites), "site")
+    return every if len(taking) == len(run.summary.sites) or not run.rounds else f"{len(taking):,} of {every}"
 
 
 def _scored(note: str) -> str:
@@ -65,10 +74,10 @@ def _parts(summary: RunSummary) -> Iterator[str]:
     )
     for group, who in groups:
         if group.mean_auroc is not None and len(group.classes) < len(summary.classes):
-            yield f"{number(group.mean_auroc)} on {_tested_of(summary, group.classes, 'the ')} that {who}"
+            yield f"{number(group.mean_auroc)} on {how_many_tested(summary, group.classes, 'the ')} that {who}"
 
 
-def _tested_of(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
+def how_many_tested(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
     """How many of the classes have an AUROC: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
     tested = sum(_auroc(summary, name) is not None for name in names)
     every = counted(len(names), "class", "classes")
@@ -159,8 +168,15 @@ def _left_behind(run: Run) -> Iterator[str]:
         if any(of_class & each.absent.keys() for each in counted_rounds if each.round > last):
             by_round.setdefault(last, []).append(name)
     for last, names in sorted(by_round.items()):
-        since = f"after round {last:,}" if last else "in any round"
-        yield f"No site that annotates {_named(names)} took part {since}; the model is that of round {end:,}."
+        if last:
+            since = f"after round {last:,}; the model is that of round {end:,}"
+            yield f"No site that annotates {_named(names)} took part {since}."
+        else:
+            verb, them, scores = (
+                ("was", "it", "its score is") if len(names) == 1 else ("were", "them", "their scores are")
+            )
+            why = f"no site that annotates {them} took part"
+            yield f"{_named(names)} {verb} never trained: {why}; {scores} no result."
 
 
 def _not_testing(run: Run) -> Iterator[str]:
@@ -196,6 +212,21 @@ def _detects_nothing(run: Run) -> Iterator[str]:
         )
 
 
+def _wrong_threshold(run: Run) -> Iterator[str]:
+    """Classes that are ranked well and decided badly."""
+    results = run.summary.test.per_class.items()
+    if names := [
+        name
+        for name, one in results
+        if one.auroc is not None
+        and one.balanced_accuracy is not None
+        and one.auroc >= RANKED_WELL
+        and one.balanced_accuracy <= DECIDED_BADLY
+    ]:
+        figures = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
+        yield f"A threshold of 0.5 does not fit {_named(names)}: {figures}."
+
+
 def _no_better_than_chance(run: Run) -> Iterator[str]:
     intervals = run.summary.test.intervals
     by_class = intervals.per_class if intervals else {}
@@ -224,7 +255,8 @@ def _few_images(run: Run) -> Iterator[str]:
 
 def _one_way_of_reading(run: Run) -> Iterator[str]:
     summary = run.summary
-    for site in summary.sites if len(summary.sites) > 1 else ():
+    taking = {site for each in run.rounds for site in each.sites}
+    for site in [each for each in summary.sites if each in taking] if len(summary.sites) > 1 else ():
         if alone := [f"“{name}”" for name in summary.classes if owners(summary, name) == (site,)]:
             verb, them = ("is", "it") if len(alone) == 1 else ("are", "them")
             reading = f"the model has learned that site's way of reading {them}"
@@ -266,6 +298,7 @@ PROMINENT: tuple[Rule, ...] = (
     _unknown_patients,
     _no_better_than_chance,
     _detects_nothing,
+    _wrong_threshold,
     _still_improving,
 )
 FURTHER: tuple[Rule, ...] = (_few_images, _one_way_of_reading, _absences, _one_seed, _not_one_model)

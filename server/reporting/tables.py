@@ -46,7 +46,7 @@ def result_of(run: Run) -> Group:
     summary = run.summary
     table = coverage_table({summary.label: summary})
     prominent = [Text(f"! {limit.text}", style="yellow") for limit in limits(run) if limit.prominent]
-    return Group(table, Text(run_result(summary)), *prominent)
+    return Group(table, Text(run_result(run)), *prominent)
 
 
 def comparison_table(comparison: Comparison) -> Group:

@@ -47,7 +47,7 @@ def signed(value: float | None) -> str:
 
 def told(value: int | None, smallest: int | None) -> str:
     """A site's count; where it does not tell one, by which threshold: a hidden count is never 0."""
-    return f"hidden (<{smallest})" if value is None and smallest else count(value)
+    return f"hidden (fewer than {smallest} patients)" if value is None and smallest else count(value)
 
 
 def spread(value: Spread) -> str:

@@ -36,8 +36,10 @@ class RunFolder:
         if path.is_file():
             raise BadInput([Fault(f"--out {path}", "is a file, and nothing is written over.", "Name a new folder.")])
         if path.exists() and any(path.iterdir()):
-            problem = "is not empty, and nothing is written over."
-            raise BadInput([Fault(f"--out {path}", problem, "Name another folder, or remove this one.")])
+            problem, remedy = "is not empty, and nothing is written over.", "Name another folder, or remove this one."
+            if (path / "events.jsonl").is_file():
+                remedy += " To go on with the run in it: --resume."
+            raise BadInput([Fault(f"--out {path}", problem, remedy)])
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

@@ -100,6 +100,7 @@ class RunSummary(_Record):
     """``summary.json``; what a method does not have is ``None`` or empty.
 
     Attributes:
+        ended: When, ISO 8601 in UTC.
         table_sha256: Of the table of labels, by which ``evaluate`` knows it again.
         patients_known: Whether the data said whose images they are; None where only the sites know.
     """
@@ -107,6 +108,7 @@ class RunSummary(_Record):
     method: str
     name: str | None = None
     backend: str | None = None
+    ended: str | None = None
     rounds: int
     seed: int
     classes: tuple[str, ...]

@@ -2,7 +2,11 @@
 
 import multiprocessing
 import os
+import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 
 from rich.console import Console
@@ -23,11 +27,29 @@ FIRST_USED_IN_A_RUN = (
 CONTEXT.set_forkserver_preload([__name__, *FIRST_USED_IN_A_RUN])
 
 
+_STARTING = threading.Lock()
+
+
+@contextmanager
+def _callers_script_hidden() -> Iterator[None]:
+    """Start a process that does not import the caller's script: it would run everything in it once more."""
+    main = sys.modules["__main__"]
+    file, spec = main.__dict__.pop("__file__", None), main.__spec__
+    main.__spec__ = None
+    try:
+        yield
+    finally:
+        main.__spec__ = spec
+        if file is not None:
+            main.__file__ = file
+
+
 def run_apart(cell: Cell) -> str:
     """Run a cell into the folder of what is unfinished; return why it failed, or an empty string."""
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_run, args=(cell, sending))
-    process.start()
+    with _STARTING, _callers_script_hidden():
+        process.start()
     sending.close()
     try:
         return str(receiving.recv())

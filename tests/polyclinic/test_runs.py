@@ -1,6 +1,8 @@
 """Polyclinic from Python: the run that the command line makes, its tables, and parts of one's own as objects."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -210,3 +212,16 @@ def test_settings_are_written_as_toml(value: object, text: str) -> None:
     (line,) = options({"a.b": value})
     assert line == f"a.b={text}"
     assert tomllib.loads(f"x = {text}")["x"] == value
+
+
+def test_a_script_without_a_guard_runs_once_where_it_compares(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "print('begun')\n"
+        "import polyclinic as pc\n"
+        "pc.compare(['digits_surgical'], seeds=2, jobs=2, out='both', settings={'run.rounds': 1})\n"
+        "print('done')\n",
+        encoding="utf-8",
+    )
+    ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["begun", "done"]), ended.stderr

@@ -12,7 +12,7 @@ from common.system import plain_text
 from common.system.files import write_atomically
 from server.reporting import wording
 from server.reporting.coverage import owners
-from server.reporting.run_claims import limits, run_result
+from server.reporting.run_claims import limits, run_result, sites_taking_part
 from server.runs.reader import Run, RunSummary, read_run
 from server.runs.settings import flattened
 
@@ -72,7 +72,9 @@ def model_card(folder: Path) -> str:
         shown={name: training_images_that_show(summary, name) for name in saved.class_names},
         sites=_sites(run),
         limits=limits(run),
-        result=run_result(summary),
+        trained_by=sites_taking_part(run),
+        all_tested=all(run.rounds_taken[site] for site in summary.per_site if site in summary.sites),
+        result=run_result(run),
         settings=settings,
         data_kind=(summary.experiment.get("data") or {}).get("kind"),
     )

@@ -3,14 +3,18 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from pydantic import ValidationError
+
+from common.config import Experiment
 from server.reporting.coverage import ClassesOfGroup, class_groups, owners
 from server.reporting.figures import accuracy, auroc, methods
 from server.reporting.figures.subsets import coverage_of_many
 from server.reporting.pages.page import write_page
 from server.reporting.pages.quality import mean_of_sites, quality_section
-from server.reporting.run_claims import limits, run_result
-from server.reporting.wording import count, duration, number, size, spans
+from server.reporting.run_claims import how_many_tested, limits, run_result
+from server.reporting.wording import count, duration, number, size, span, spans
 from server.runs.reader import Run, RunSummary, SiteRecord, SiteResult, read_run
 from server.runs.settings import flattened
 
@@ -61,7 +65,7 @@ def write_run_report(folder: Path) -> Path:
         "run.html.j2",
         folder / "report.html",
         summary=summary,
-        sentence=run_result(summary),
+        sentence=run_result(run),
         limits=limits(run),
         key_figures=_key_figures(summary),
         groups=groups,
@@ -73,6 +77,8 @@ def write_run_report(folder: Path) -> Path:
         absences=_absences(run),
         phases=_phases(summary.seconds),
         provenance=_provenance(summary),
+        facts=_facts(summary),
+        changed=_changed(summary.experiment),
         settings=list(flattened(summary.experiment)),
         curves=auroc.learning_curves(run.rounds, summary.best_round) if run.rounds else "",
         bars=_bars(summary, groups),
@@ -84,22 +90,52 @@ def write_run_report(folder: Path) -> Path:
     )
 
 
+def _facts(summary: RunSummary) -> list[str]:
+    """What stands below the title: data, seed, when the run ended, release."""
+    data = summary.experiment.get("data") or {}
+    source = data.get("path") or data.get("labels") or data.get("name") or ""
+    named = f"{data.get('kind')} {Path(str(source)).name}".strip() if data else "images of the sites"
+    ended = [f"ended {summary.ended[:16].replace('T', ' ')} UTC"] if summary.ended else []
+    release = [f"Polyclinic {summary.versions['polyclinic']}"] if "polyclinic" in summary.versions else []
+    return [f"method {summary.method}", f"data: {named}", f"seed {summary.seed}", *ended, *release]
+
+
+def _changed(experiment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Settings that differ from the defaults; all of them where another release wrote the file."""
+    try:
+        found = Experiment.model_validate(experiment).model_dump(mode="json", exclude_defaults=True)
+    except ValidationError:
+        return list(flattened(experiment))
+    return [pair for pair in flattened(found) if pair[1] != "–"]
+
+
 def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
     """Value, what it is, and a remark."""
     test = summary.test
     traffic = [n for site in summary.sites.values() for n in (site.bytes_up, site.bytes_down) if n is not None]
     samples = [site.train_samples for site in summary.sites.values() if site.train_samples is not None]
-    best = "no common best round" if summary.best_round is None else f"best: round {summary.best_round}"
+    best = "the model of the last round" if summary.best_round is None else f"best: round {summary.best_round}"
     shared, unique = test.shared_classes, test.unique_classes
+    tested = [how_many_tested(summary, group.classes) for group in (shared, unique)]
     return [
         *_measured(summary),
-        (number(test.mean_auroc), "mean AUROC", f"± {number(test.sd_auroc)} SD over classes"),
-        (number(shared.mean_auroc), "AUROC, shared classes", f"{len(shared.classes)} that every site annotates"),
-        (number(unique.mean_auroc), "AUROC, unique classes", f"{len(unique.classes)} that one site annotates"),
+        (number(test.mean_auroc), "mean AUROC", _beside_mean(summary)),
+        (number(shared.mean_auroc), "AUROC, shared classes", f"{tested[0]} that every site annotates"),
+        (number(unique.mean_auroc), "AUROC, unique classes", f"{tested[1]} that one site annotates"),
         (count(len(summary.sites)), "sites", f"{count(sum(samples))} training images"),
         (count(summary.rounds), "rounds", best),
         (duration(summary.seconds.get("total")), "wall-clock time", f"{size(sum(traffic))} sent both ways"),
     ]
+
+
+def _beside_mean(summary: RunSummary) -> str:
+    """The interval of the mean, or over which classes it is where there is none."""
+    interval = summary.test.intervals.mean_auroc if summary.test.intervals else None
+    return (
+        f"95 % interval {span(interval)}"
+        if interval
+        else f"over {how_many_tested(summary, summary.classes)}; no interval"
+    )
 
 
 def _measured(summary: RunSummary) -> Iterator[tuple[str, str, str]]:
