@@ -109,7 +109,7 @@ def why_untested(summary: RunSummary, name: str) -> str:
     reason = why_undefined(summary.test.per_class.get(name))
     of_class = owners(summary, name)
     if reason and summary.test.note != GLOBAL_MODEL and of_class and not set(of_class) & summary.per_site.keys():
-        return "no site that annotates it tested the model"
+        return "no site with this class tested the model"
     return reason
 
 

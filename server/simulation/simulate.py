@@ -40,6 +40,9 @@ from server.simulation.backends import Workers, choose_workers, inline, on_ray, 
 from strategies.base.method import Method
 from strategies.registry import method_of
 
+NAMES_PATIENTS = {"folder": "patient_column", "npz": "patient_key"}
+"""Key of a kind of data by which a person can say whose images they are."""
+
 
 def simulate(
     file: ExperimentFile,
@@ -95,7 +98,8 @@ class OneMachine:
                 folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
         if not data.patients_known:
             folder.event("patients_unknown")
-            self.tell(UNKNOWN_PATIENTS)
+            if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
+                self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._watched(folder.path) as watcher:
             summary = self._federated(setting, watcher)
         if self.method.has_global_model and len(data.test) and wanted(self.experiment):

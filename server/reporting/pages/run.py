@@ -94,7 +94,8 @@ def _facts(summary: RunSummary) -> list[str]:
     """What stands below the title: data, seed, when the run ended, release."""
     data = summary.experiment.get("data") or {}
     source = data.get("path") or data.get("labels") or data.get("name") or ""
-    named = f"{data.get('kind')} {Path(str(source)).name}".strip() if data else "images of the sites"
+    of_sites = not data or summary.backend == "network"
+    named = "images of the sites" if of_sites else f"{data.get('kind')} {Path(str(source)).name}".strip()
     ended = [f"ended {summary.ended[:16].replace('T', ' ')} UTC"] if summary.ended else []
     release = [f"Polyclinic {summary.versions['polyclinic']}"] if "polyclinic" in summary.versions else []
     return [f"method {summary.method}", f"data: {named}", f"seed {summary.seed}", *ended, *release]
