@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.base.spec_base import SPLIT_SEED
 from common.errors import Fault, quoted
 from common.system.formatting import counted
@@ -88,9 +89,10 @@ def abnormal_and_other(patients: Names, abnormal: NDArray[np.bool_]) -> tuple[Na
 
 
 def ascending(patients: Names) -> Names:
-    """Sort patient ids, as numbers where all are numbers (``"9"`` before ``"10"``)."""
-    if all(patient.isdecimal() for patient in patients):
-        return patients[np.argsort([int(patient) for patient in patients], kind="stable")]
+    """Sort patient ids, as numbers where all are numbers (``"9"`` before ``"10"``); unknown ones by theirs."""
+    names = [patient.removeprefix(UNKNOWN_PATIENT) for patient in patients]
+    if all(name.isdecimal() for name in names):
+        return patients[np.argsort([int(name) for name in names], kind="stable")]
     return np.sort(patients)
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from common.data.base.image_set import UNKNOWN_PATIENT, are_known, own_patients
 from common.data.splits.patient_disjoint import (
     hold_out,
     parts_of,
@@ -114,6 +115,16 @@ def test_no_patient_is_dealt_to_two_sites(rows: list[tuple[int, bool]], sites: i
     dealt = [patient for hand in hands for patient in hand]
     assert len(dealt) == len(set(dealt))
     assert len(hands) == sites
+
+
+def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> None:
+    abnormal = np.random.default_rng(0).random(500) < 0.3
+    unknown, numbers = own_patients(500), np.arange(500).astype(np.str_)
+    split, same = patient_split(unknown, abnormal, 3), patient_split(numbers, abnormal, 3)
+    for part in ("train", "validation", "test"):
+        assert [name.removeprefix(UNKNOWN_PATIENT) for name in getattr(split, part)] == getattr(same, part).tolist()
+    assert not are_known(unknown)
+    assert are_known(numbers)
 
 
 def test_ids_that_are_numbers_are_sorted_as_numbers() -> None:
