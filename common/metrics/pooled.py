@@ -8,6 +8,7 @@ from operator import add
 import numpy as np
 
 from common.metrics.calibration import Calibration, Decisions, pooled_calibration, pooled_decisions
+from common.metrics.curves import RankingCurve, curve_of
 from common.metrics.score_histograms import Bounded, ScoreHistogram, pooled_auroc, pooled_average_precision
 
 
@@ -30,6 +31,7 @@ class PooledClass:
     silent: tuple[str, ...]
     calibration: Calibration | None
     decisions: Decisions
+    curve: RankingCurve | None = None
 
 
 @dataclass(frozen=True)
@@ -77,4 +79,5 @@ def _of_class(found: Mapping[str, ScoreHistogram], annotating: Sequence[str]) ->
         silent=tuple(site for site in annotating if site not in found),
         calibration=pooled_calibration(histogram),
         decisions=decided,
+        curve=curve_of(histogram),
     )

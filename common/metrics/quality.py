@@ -1,13 +1,14 @@
 """What the global model's scores are worth besides their order: calibration, decisions, confusion."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from common.metrics.calibration import Calibration, Decisions, calibration, decisions
+from common.metrics.curves import RankingCurve, curve_of
 from common.metrics.multi_class import confusion, known_rows
-from common.metrics.score_histograms import Floats
+from common.metrics.score_histograms import Floats, score_histogram
 from common.models.zoo.spec import Task
 
 
@@ -20,6 +21,7 @@ class Quality:
         decisions: Class -> decisions at probability 0.5; None as above.
         top_class: Where every image has exactly one class: calibration of the highest score, which counts as a
             positive where it belongs to the right class (Guo et al., ICML 2017).
+        curves: Class -> ROC and precision-recall curve, where it has positives and negatives.
         confusion: None as above: images by class (rows) and answer (columns), in the order of the run's classes.
     """
 
@@ -27,6 +29,7 @@ class Quality:
     decisions: Mapping[str, Decisions]
     top_class: Calibration | None = None
     confusion: tuple[tuple[int, ...], ...] | None = None
+    curves: Mapping[str, RankingCurve] = field(default_factory=dict)
 
 
 def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Task) -> Quality:
@@ -36,6 +39,7 @@ def quality(scores: Floats, labels: Floats, class_names: Sequence[str], task: Ta
     of_each = Quality(
         {name: found for name, found in calibrated.items() if found is not None},
         {name: decisions(*columns[name]) for name, found in calibrated.items() if found is not None},
+        curves={name: found for name, pair in columns.items() if (found := curve_of(score_histogram(*pair)))},
     )
     known = known_rows(labels) if task == "multi_class" else np.zeros(len(labels), np.bool_)
     return _with_answers(of_each, scores[known], labels[known]) if known.any() else of_each
@@ -47,4 +51,4 @@ def _with_answers(of_each: Quality, scores: Floats, labels: Floats) -> Quality:
     right = (answer == truth).astype(np.float32)
     top = calibration(scores.max(axis=1), right)
     rows = tuple(tuple(row) for row in table.tolist())
-    return Quality(of_each.calibration, of_each.decisions, top, rows)
+    return replace(of_each, top_class=top, confusion=rows)

@@ -99,14 +99,14 @@ class Reporter:
         self._write()
 
     def _tell_who_came(self, record: RoundRecord) -> None:
-        """Report absences when they begin or their reason changes, and lost sites once they took part again."""
+        """Report absences, those of a lost site once for each reason, and lost sites once they took part again."""
         for site in sorted(self._lost & set(record.sites)):
             self._lost.remove(site)
             self._tell(f"{site} is back: it took part in round {record.round}")
         self._present.lost = tuple(sorted(self._lost))
         for site, reason in record.absent.items():
             self._present.left_out[site] = f"round {record.round}: {reason}"
-            if self._absent.get(site) != reason:
+            if site not in self._lost or self._absent.get(site) != reason:
                 self._note_error(f"round {record.round}: {site}: {reason}")
                 self._tell(f"round {record.round} went without {site}: {reason}")
         self._absent = dict(record.absent)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from common.metrics.calibration import Calibration, Decisions
 from common.metrics.multi_label import Summary, mean_and_sd
 from server.reporting.coverage import ClassesOfGroup
-from server.reporting.figures import quality
+from server.reporting.figures import curves, quality
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,8 @@ class QualitySection:
     reliability: str
     decided: str
     confusion: str
+    roc: str
+    precision_recall: str
     within: float
     untested: tuple[str, ...]
     left_out: int
@@ -48,6 +50,8 @@ def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySecti
     calibrated = {name: found for name in order if (found := calibrations.get(name)) is not None}
     if not calibrated:
         return None
+    drawn = own.curves if own else {name: each.curve for name, each in of_class.items()}
+    curves_of = {name: curve for name in order if (curve := drawn.get(name)) is not None}
     decided = {name: decisions[name] for name in calibrated}
     table = own.confusion if own else None
     return QualitySection(
@@ -57,6 +61,8 @@ def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySecti
         reliability=quality.reliability(calibrated),
         decided=quality.decided(decided),
         confusion=quality.confusion_matrix(table, list(test.per_class)) if table else "",
+        roc=curves.roc(curves_of),
+        precision_recall=curves.precision_recall(curves_of),
         within=max(one.within for one in calibrated.values()),
         untested=tuple(name for name in order if name not in calibrated),
         left_out=max(0, len(calibrated) - quality.PANELS),
