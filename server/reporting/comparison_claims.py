@@ -43,7 +43,7 @@ def headline(comparison: Comparison) -> str:
     grouped = {phrase: [o for o in others if standings[o] == each] for each, phrase in _PHRASES.items()}
     parts = [f"{phrase} {listed(names)}" for phrase, names in grouped.items() if names]
     return (
-        f"{comparison.reference} {'; it '.join(parts)}."
+        f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
         if parts
         else "There is one method, nothing to compare it with."
     )

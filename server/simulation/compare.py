@@ -49,9 +49,10 @@ def run_comparison(
     check(cells)
     stop_on(_same_labels(cells))
     run_cells(cells, out, jobs or fitting_jobs(cells), console)
-    comparison = compare([read_run(cell.folder) for cell in cells])
+    runs = [read_run(cell.folder) for cell in cells]
+    comparison = compare(runs)
     write_comparison(comparison, out / "comparison.json")
-    report = write_comparison_report(comparison, out / "report.html")
+    report = write_comparison_report(comparison, out / "report.html", runs)
     console.print(comparison_table(comparison))
     for sentence in (headline(comparison), *comparison.cautions):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -41,7 +41,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     runs = {method: read_run(out / method) for method in METHODS}
     comparison = compare(list(runs.values()))
     write_comparison(comparison, out / "comparison.json")
-    report = write_comparison_report(comparison, out / "report.html")
+    report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
     console.print(coverage_table({method: run.summary for method, run in runs.items()}))
     console.print(_verdict({method: run.summary for method, run in runs.items()}))
     console.print(f"Report: {report}", soft_wrap=True)

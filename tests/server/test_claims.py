@@ -374,8 +374,8 @@ def test_a_clear_and_constant_lead_is_called_better_and_each_limit_of_that_count
     names = dict.fromkeys(CLASSES, 0.0)
     high = [of_seed("ours", s, {n: 0.8 + 0.01 * i + 0.001 * s for i, n in enumerate(names)}) for s in range(3)]
     low = [of_seed("theirs", s, {n: 0.7 + 0.012 * i for i, n in enumerate(names)}) for s in range(3)]
-    assert headline(compare([*high, *low])) == "ours is better than theirs."
-    assert headline(compare([*low, *high])) == "theirs is worse than ours."
+    assert headline(compare([*high, *low])) == "By mean AUROC on these test images, ours is better than theirs."
+    assert headline(compare([*low, *high])) == "By mean AUROC on these test images, theirs is worse than ours."
     assert "with fewer than 3 seeds" in headline(compare([*high[:2], *low[:2]]))
     assert gain_sentences(compare([*high, *low]))[0].startswith("All 2 sites gain over theirs")
 

@@ -144,10 +144,10 @@ def test_a_clear_difference_is_called_better_and_the_reverse_worse(tmp_path: Pat
     third = [content | {"seed": 2} for content in (two_seeds()[0], two_seeds()[2])]
     runs = [read_run(write(tmp_path / str(i), content)) for i, content in enumerate([*two_seeds(), *third])]
     good, poor = ([run for run in runs if run.summary.name == name] for name in ("good", "poor"))
-    assert headline(compare(good + poor)) == "good is better than poor."
-    assert headline(compare(poor + good)) == "poor is worse than good."
+    assert headline(compare(good + poor)) == "By mean AUROC on these test images, good is better than poor."
+    assert headline(compare(poor + good)) == "By mean AUROC on these test images, poor is worse than good."
     two = headline(compare(good[:2] + poor[:2]))
-    assert two == "good cannot be judged, with fewer than 3 seeds, against poor."
+    assert two == "By mean AUROC on these test images, good cannot be judged, with fewer than 3 seeds, against poor."
 
 
 def test_a_difference_within_the_noise_is_not_distinguishable(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ import pytest
 from common.errors import BadInput
 from common.metrics.multi_class import ClientAccuracy, MultiClass
 from common.metrics.multi_label import ClassMetrics, summarise
-from server.analysis.comparison import compare
+from server.analysis.comparison import MethodResult, Spread, compare
+from server.reporting.coverage import ClassesOfGroup
+from server.reporting.figures import auroc
 from server.reporting.figures.accuracy import density_of_sites
 from server.reporting.pages.comparison import write_comparison_report
 from server.reporting.pages.run import write_run_report
@@ -178,6 +180,24 @@ def test_a_comparison_says_where_the_reference_stands(comparison_html: str) -> N
     assert "<u>other</u>" in text
     assert "could not be tested against <u>other</u>" in text
     assert "all 4 differences are equal" in text
+
+
+def test_a_comparison_links_the_pages_of_its_runs(tmp_path: Path) -> None:
+    runs = [read_run(write(tmp_path / f"{name} run", name=name)) for name in ("one", "two")]
+    (tmp_path / "in").mkdir()
+    elsewhere = write_comparison_report(compare(runs), tmp_path / "in" / "all.html", runs).read_text(encoding="utf-8")
+    html = write_comparison_report(compare(runs), tmp_path / "all.html", runs).read_text(encoding="utf-8")
+    assert '1 (<a href="one%20run/report.html">1</a>)' in html
+    assert "report.html" not in elsewhere
+
+
+def test_a_class_axis_reaches_to_chance_only_where_values_are_near() -> None:
+    def line(low: float) -> bool:
+        of = MethodResult("a", (0,), "", {}, Spread(low, None), Spread(low, None), {"edema": low, "mass": 0.99}, {}, {})
+        return "stroke-dasharray" in auroc.auroc_by_method([of], [ClassesOfGroup("shared", ("edema", "mass"))])
+
+    assert line(0.6)
+    assert not line(0.98)
 
 
 def test_one_method_alone_has_a_report_too(tmp_path: Path) -> None:

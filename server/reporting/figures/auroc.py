@@ -31,7 +31,8 @@ from server.reporting.figures.svg import (
 from server.reporting.wording import number, signed
 from server.runs.reader import RoundLine
 
-CHANCE = 0.5
+CHANCE, NEAR_CHANCE = 0.5, 0.7
+"""The axis of methods reaches to chance only where a value lies below the second: else all dots were one column."""
 ROW = 0.27  # inches of height for one line of text
 LANE = 0.5  # of a row, for each method
 BAND = 0.76  # of a row that the methods share
@@ -115,10 +116,12 @@ def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassesOfG
             beside = BAND * ((lane + 0.5) / len(drawn) - 0.5)
             _dots(axes, method, look, {name: row + beside for name, row in positions.items()})
         for name in (name for name in positions if all(each.per_class.get(name) is None for each in methods)):
-            axes.annotate(
-                "n/a", (CHANCE, positions[name]), (6, 0), "data", "offset points", va="center", style="italic"
-            )
-        axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":")
+            left = axes.get_yaxis_transform()  # x as a share of the axis, y as data
+            axes.annotate("n/a", (0, positions[name]), (6, 0), left, "offset points", va="center", style="italic")
+        ends = [end for method in methods for interval in method.intervals.values() for end in interval]
+        values = [value for method in methods for value in method.per_class.values() if value is not None]
+        if min([*values, *ends], default=CHANCE) < NEAR_CHANCE:
+            axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":")
         axes.set(xlabel="AUROC (mean over seeds)")
         legend_above(axes, [key(method.label, look) for method, look in drawn])
         return inline(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")

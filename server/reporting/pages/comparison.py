@@ -1,6 +1,8 @@
 """The report of several methods side by side."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import quote
 
 from server.analysis.comparison import Comparison
 from server.reporting.comparison_claims import headline, verdicts
@@ -9,18 +11,24 @@ from server.reporting.figures import auroc
 from server.reporting.figures.subsets import shared_and_unique
 from server.reporting.pages.gains import gain_rows, gain_sentences, gains_figure
 from server.reporting.pages.page import write_page
+from server.runs.reader import Run
 
 SITES_SHOWN = 60
 
 
-def write_comparison_report(comparison: Comparison, destination: Path) -> Path:
-    """Write the comparison as one HTML file; ``destination`` is the file, and is returned."""
+def write_comparison_report(comparison: Comparison, destination: Path, runs: Sequence[Run] = ()) -> Path:
+    """Write the comparison as one HTML file; ``destination`` is the file, and is returned.
+
+    Args:
+        runs: Those compared, whose own reports are linked where they lie below the file's folder.
+    """
     groups = [ClassesOfGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
     deciding = [each for each in comparison.contrasts if each.pairing == "classes"]
     return write_page(
         "comparison.html.j2",
         destination,
         comparison=comparison,
+        reports=_reports(runs, destination.parent),
         groups=groups,
         headline=headline(comparison),
         sentences=verdicts(comparison),
@@ -34,6 +42,14 @@ def write_comparison_report(comparison: Comparison, destination: Path) -> Path:
         gains=gains_figure(comparison),
         subsets=shared_and_unique(comparison.methods),
     )
+
+
+def _reports(runs: Sequence[Run], folder: Path) -> dict[tuple[str, int], str]:
+    """Label and seed -> the page of the run, as a link from this folder."""
+    pages = {(run.summary.label, run.summary.seed): run.folder / "report.html" for run in runs}
+    return {
+        key: quote(page.relative_to(folder).as_posix()) for key, page in pages.items() if page.is_relative_to(folder)
+    }
 
 
 def best_per_class(comparison: Comparison) -> dict[str, str]:
