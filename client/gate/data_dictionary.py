@@ -46,7 +46,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "positives": "how many training images show each class; only where the method asks and `label_counts` allows "
         "it, -1 for a class kept back by `smallest_count`",
         "negatives": "how many do not show it; the same rule",
-        "smallest_count": "this site's `smallest_count`, so that others can write “hidden (<10)”",
+        "smallest_count": "this site's `smallest_count`, so that others can write “hidden (fewer than 10 patients)”",
         "holds_frozen": "whether the frozen part of the plan's model is on this site's disk, so that it need not be "
         "sent",
     },

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 from common.system.plain_text import json_text
 from server.analysis.study.results import PairedComparison, PublishedNumber, StudyResult, TableResult
+from server.reporting.study_claims import study_headline
 from server.reporting.wording import number, probability, signed, spans, spread
 
 
@@ -14,7 +15,11 @@ def as_json(result: StudyResult) -> str:
 
 def as_markdown(result: StudyResult) -> str:
     """All tables, ours and the paper's in one cell, and what differs."""
-    parts = [f"# {result.title}", f"{result.paper}. Seeds {spans(result.seeds)}; ours (paper's)."]
+    parts = [
+        f"# {result.title}",
+        study_headline(result),
+        f"{result.paper}. Seeds {spans(result.seeds)}; ours (paper's).",
+    ]
     parts += [_listing("What differs in all tables:", result.differs)] if result.differs else []
     parts += [_table(table) for table in result.tables]
     return "\n\n".join(parts) + "\n"

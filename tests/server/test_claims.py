@@ -11,17 +11,20 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.stats import t as scipy_t
 from scipy.stats import ttest_rel, wilcoxon
 
 from common.metrics.bootstrap import Intervals
 from common.metrics.calibration import Decisions
 from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.quality import Quality
-from server.analysis.comparison import Comparison, compare
+from server.analysis.comparison import Comparison, Spread, compare
+from server.analysis.study.results import PublishedNumber, StudyResult, TableResult
 from server.reporting.comparison_claims import headline, standing, verdicts
 from server.reporting.pages.gains import gain_sentences
 from server.reporting.pages.run import write_run_report
 from server.reporting.run_claims import FEW, limits, run_result
+from server.reporting.study_claims import study_headline
 from server.runs.reader import RoundLine, Run, RunSummary, read_run
 from tests.server.reports import body_text
 
@@ -396,3 +399,36 @@ def test_a_run_folder_of_the_version_before_is_read_without_claims_about_patient
     (tmp_path / "summary.json").write_text(json.dumps(content))
     (tmp_path / "rounds.jsonl").write_text("")
     assert not any("patient" in limit.text for limit in limits(read_run(tmp_path)))
+
+
+# A study beside its paper
+
+ENTRIES = st.lists(
+    st.tuples(st.floats(0, 1), st.none() | st.just(0.0) | st.floats(1e-6, 0.1), st.none() | st.floats(0, 1)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@MANY
+@given(ENTRIES, st.integers(1, 6))
+def test_a_published_number_is_reproduced_where_it_lies_in_the_interval_of_ours(
+    drawn: list[tuple[float, float | None, float | None]], seeds: int
+) -> None:
+    entries = tuple(PublishedNumber(Spread(mean, sd), paper) for mean, sd, paper in drawn)
+    table = TableResult("", (), (), (), (), ((entries,),), "", (), (), (), (), ())
+    sentence = study_headline(StudyResult("", "", tuple(range(seeds)), (), (table,)))
+    published = [(ours, sd, paper) for ours, sd, paper in drawn if paper is not None]
+    if not published or seeds < 3:
+        assert " lie in " not in sentence
+        assert ("gives no numbers" in sentence) == (not published)
+        return
+    within = above = below = 0
+    for ours, sd, paper in published:
+        if sd is None:
+            continue
+        low, high = scipy_t.interval(0.95, seeds - 1, ours, sd / seeds**0.5) if sd else (ours, ours)
+        within, above, below = within + (low <= paper <= high), above + (paper > high), below + (paper < low)
+    counts = re.search(r"Of (\d+) published numbers?, (\d+) lie in .*; (\d+) lie above it and (\d+) below", sentence)
+    assert counts is not None
+    assert [int(count) for count in counts.groups()] == [len(published), within, above, below]

@@ -11,6 +11,8 @@ from markdown_it import MarkdownIt
 
 from common.data.base.spec import DigitsSpec
 from common.data.load import load
+from common.data.partition.partition import partition, site_images
+from common.data.partition.spec import ClassListsSpec
 from common.errors import BadInput
 from common.models.saved import load_model, read_description
 from server.export.prediction import picture_scores
@@ -139,8 +141,14 @@ def test_counts_are_told_as_far_as_policies_do(run: Path) -> None:
 
 
 def test_a_simulation_counts_what_its_sites_hold_where_the_method_does_not_ask(run: Path) -> None:
-    sites, train = summary(run)["sites"], load(DigitsSpec(kind="digits"), Path()).train
-    assert sum(site["positives"]["0"] for site in sites.values()) == int((train.labels[:, 0] == 1).sum())
+    sites = summary(run)["sites"]
+    spec = ClassListsSpec(kind="class_lists", lists={name: site["classes"] for name, site in sites.items()})
+    division = partition(load(DigitsSpec(kind="digits", image_size=16), Path()), spec, seed=3)
+    held = {part.site: site_images(division.splits, part).train for part in division.parts}
+    assert {site: found["positives"] for site, found in sites.items()} == {
+        site: {name: int((images.labels[:, c] == 1).sum()) for c, name in enumerate(images.class_names)}
+        for site, images in held.items()
+    }
     assert set(sites["south"]["positives"]) == set(sites["south"]["classes"])
 
 

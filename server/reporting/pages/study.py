@@ -9,6 +9,7 @@ from server.analysis.study.results import StudyResult, TableResult
 from server.reporting import study_text
 from server.reporting.figures import study
 from server.reporting.pages.page import write_page
+from server.reporting.study_claims import study_headline
 
 
 def write_study_report(result: StudyResult, destination: Path) -> Path:
@@ -17,6 +18,7 @@ def write_study_report(result: StudyResult, destination: Path) -> Path:
         "study.html.j2",
         destination,
         study=result,
+        headline=study_headline(result),
         figures=[_figures(table, f"t{index}") for index, table in enumerate(result.tables)],
         text=study_text,
     )
