@@ -100,6 +100,8 @@ class EvaluationSection(Section):
             puts into the right class (multi-class tasks): what FedSLD's paper reports. It chooses nothing.
         pooled: Ask every site, with the test of the model that the run ends with, how scores are spread over its test
             part, so that AUROCs over all sites' images can be told; a hospital's policy decides whether it answers.
+        sensitivity: A second threshold of each class is the highest with at least this sensitivity on the sites'
+            validation images; the first is Youden's.
         result: The model that a run ends with: ``best`` by validation loss, or that of the ``last`` round.
         metrics: Metrics of plug-ins, computed of each class on test images beside ours.
         sample_grid: Whether the report of a simulation shows some test images; None does where they are nobody's.
@@ -107,6 +109,7 @@ class EvaluationSection(Section):
 
     test_each_round: bool = False
     pooled: bool = True
+    sensitivity: float = Field(0.9, gt=0, le=1)
     result: Literal["best", "last"] = "best"
     metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None

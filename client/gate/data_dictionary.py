@@ -88,6 +88,10 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "allows it, and none kept back by `smallest_count`",
         "positive_scores": "of each, how many test images that show it got a score in each of 1,024 bins",
         "negative_scores": "the same for those that do not show it",
+        "validation_classes": "the same three of the validation images, on which the coordinator chooses thresholds; "
+        "`training_figures` must allow it, too",
+        "validation_positive_scores": "as above",
+        "validation_negative_scores": "as above",
         "metric_names": "metrics of plug-ins, where the experiment asks for them and `metrics` allows them",
         "metric_values": "what they say of each class, on the test images; nothing of a class kept back by "
         "`smallest_count`",

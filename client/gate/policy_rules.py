@@ -202,7 +202,7 @@ def _label_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 
 
 def _scores(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if not isinstance(reply, EvaluateReply) or not reply.told_classes:
+    if not isinstance(reply, EvaluateReply) or not (reply.told_classes or reply.validation_classes):
         return ""
     if not (asked.test and asked.plan.evaluation.pooled):
         return "nobody asked how scores are spread"
@@ -219,7 +219,8 @@ def _small_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
         small = min(reply.train_samples, reply.patients) < least or 0 < reply.validation_samples < least
         return f"it is {least}, and there are fewer images or patients" if small else ""
     if isinstance(reply, EvaluateReply):
-        told = [min(h.positives.sum(), h.negatives.sum()) for h in reply.histograms.values()]
+        spread = [*reply.histograms.values(), *reply.validation_histograms.values()]
+        told = [min(h.positives.sum(), h.negatives.sum()) for h in spread]
         return f"it is {least}, and scores of fewer images are told" if min(told, default=least) < least else ""
     return ""
 
@@ -243,8 +244,9 @@ def _training_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str
 
 
 def _of_training(reply: TrainReply | EvaluateReply) -> list[float | None]:
-    trained = [reply.train_loss] if isinstance(reply, TrainReply) else []
-    return [*trained, reply.validation_loss, reply.validation_auroc]
+    """Figures of the training and validation parts; counts of validation scores are figures, too."""
+    more = [reply.train_loss] if isinstance(reply, TrainReply) else [float(n) for n in reply.validation_positive_scores]
+    return [*more, reply.validation_loss, reply.validation_auroc]
 
 
 def _some_told(figures: Iterable[float | None]) -> bool:

@@ -31,7 +31,7 @@ label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not ann
 [policy]
 level = "standard"              # "strict": only runs whose noise hides patients, no figures; "open": for public data
 # label_counts = false          # true: how many training images show each class, where the method asks (fedsld)
-# score_histograms = false      # true: how the final model's scores on the test images are spread, if asked
+# score_histograms = false      # true: how the final model's scores on test and validation images are spread, if asked
 # training_figures = true       # false: no loss, and no AUROC on the validation images
 # test_metrics = true           # false: nothing of how good the model is on the test images
 # test_each_round = true        # false: decline runs that test the model here every round

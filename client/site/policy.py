@@ -99,7 +99,8 @@ class Policy(Section):
             images; else no round is chosen by them.
         test_metrics: Whether it tells how good the model is on its own test part, class by class.
         label_counts: Whether it tells how many training images show each class, where a method asks.
-        score_histograms: Whether it tells how the final model's scores on its test part are spread, if asked.
+        score_histograms: Whether it tells how the final model's scores on its test and validation parts are spread, if
+            asked.
         masked_only: Send no update but under secure aggregation.
         rows_alone: Whether, under secure aggregation, a head row that no other site of the round owns may be opened:
             nobody else's hide it. Else it stays masked, and the model's row stays as it was.

@@ -10,9 +10,10 @@ from client.site.site import Site
 from client.training.correct_counts import NOT_TESTED, counts_right_images, tally_of
 from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import parts_in_best_round
-from client.training.score_release import NOTHING_TOLD, ToldScores, told_scores
+from client.training.score_release import of_test, of_validation, told_scores
 from common.metrics.multi_label import ClassMetrics, per_class
 from common.metrics.plugin import metrics_of
+from common.metrics.score_histograms import Floats, ScoreHistogram
 from common.models.inference import label_matrix, scores_of
 from common.models.saved import save_model
 from common.models.state import layout_of, read_state, state_sha256
@@ -38,10 +39,11 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
         if request.test and method.keeps_local_parts:
             found = _put_best(work, request, validation, found)
             save_model(site.folder / "model", work.whole, label_contract_sha256=request.contract)
-        metrics, spread = _tested(work) if request.test else ({}, NOTHING_TOLD)
+        metrics, tested = _tested(work) if request.test else ({}, {})
+        chosen_on = _validation_scores(work) if request.test else {}
     found = found if site.tells("validation") else Validation()
     reply = _evaluation(request, site.name, found, metrics, state_sha256(read_state(network), layout_of(network)))
-    return replace(reply, **tally, **spread)
+    return replace(reply, **tally, **of_test(tested), **of_validation(chosen_on))
 
 
 def _put_best(work: Work, request: EvaluateRequest, validation: Examples, current: Validation) -> Validation:
@@ -56,22 +58,35 @@ def _put_best(work: Work, request: EvaluateRequest, validation: Examples, curren
     return validated(work, validation)
 
 
-def _tested(work: Work) -> tuple[dict[str, ClassMetrics], ToldScores]:
-    """Metrics and spread of scores on the test part, for the classes the site annotates and the network has."""
-    test, network = work.site.test, work.network
-    if not len(test) or not work.site.policy.test_metrics:
-        return {}, NOTHING_TOLD
-    scores = scores_of(network, work.seen("test"), work.plan.training.precision)
-    rows = [row for row, name in enumerate(network.class_names) if name in test.class_names]
+def _scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
+    """Scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
+    images, network = getattr(work.site, part), work.network
+    scores = scores_of(network, work.seen(part), work.plan.training.precision)
+    rows = [row for row, name in enumerate(network.class_names) if name in images.class_names]
     names = tuple(network.class_names[row] for row in rows)
-    own, labels = scores[:, rows], label_matrix(test, names).numpy()
+    return scores[:, rows], label_matrix(images, names).numpy(), names
+
+
+def _validation_scores(work: Work) -> dict[str, ScoreHistogram]:
+    """How scores on the validation part are spread, on which the coordinator chooses thresholds."""
+    site, asked = work.site, work.plan.evaluation.pooled
+    if not asked or not site.policy.score_histograms or not len(site.validation) or not site.tells("validation"):
+        return {}
+    return told_scores(site.policy, *_scored(work, "validation"), site.hides("validation"))
+
+
+def _tested(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogram]]:
+    """Metrics and spread of scores on the test part."""
+    if not len(work.site.test) or not work.site.policy.test_metrics:
+        return {}, {}
+    own, labels, names = _scored(work, "test")
     hidden, policy = work.site.hides("test"), work.site.policy
     more = metrics_of(work.plan.evaluation.metrics)
     metrics = {
         name: told_metrics(one, policy, hidden=name in hidden)
         for name, one in per_class(own, labels, names, more).items()
     }
-    return metrics, told_scores(policy, own, labels, names, hidden) if work.plan.evaluation.pooled else NOTHING_TOLD
+    return metrics, told_scores(policy, own, labels, names, hidden) if work.plan.evaluation.pooled else {}
 
 
 def _evaluation(

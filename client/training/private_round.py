@@ -6,6 +6,7 @@ from dataclasses import replace
 from client.site.site import Site
 from client.training.evaluate_round import evaluate_round
 from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
+from client.training.score_release import of_validation
 from client.training.train_round import train_round
 from common.config import Plan
 from common.errors import BadInput, Fault
@@ -82,7 +83,7 @@ def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:
     plan = Plan.model_validate_json(request.plan)
     reply = evaluate_round(site, request)
     if not site.policy.training_figures:
-        reply = replace(reply, validation_loss=None, validation_auroc=None)
+        reply = replace(reply, validation_loss=None, validation_auroc=None, **of_validation({}))
     outside = plan.privacy.level != "none" and not site.policy.metrics_outside_privacy
     return without_test(reply) if outside else reply
 

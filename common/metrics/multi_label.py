@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from common.errors import Diverged
 from common.metrics.bootstrap import Intervals
 from common.metrics.multi_class import MultiClass
+from common.metrics.operating_points import OperatingPoint
 from common.metrics.plugin import Metric, value_of
 from common.metrics.pooled import Pooled
 from common.metrics.quality import Quality
@@ -71,6 +72,7 @@ class Summary:
         intervals: Of the AUROCs, where the coordinator's own images were scored.
         quality: Calibration and decisions, None as above.
         pooled: Over the sites' own test parts, where they told how their scores are spread.
+        operating_points: Class -> thresholds chosen on the sites' validation images, where they sent their scores.
     """
 
     mean_auroc: float | None
@@ -86,6 +88,7 @@ class Summary:
     intervals: Intervals | None = None
     quality: Quality | None = None
     pooled: Pooled | None = None
+    operating_points: Mapping[str, tuple[OperatingPoint, ...]] = field(default_factory=dict)
 
 
 def per_class(

@@ -50,14 +50,26 @@ def pooled(told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str
         told: Site -> class -> its histogram.
         owners: Class -> the sites that annotate it, in the order of the run's classes.
     """
-    by_class = {
-        name: {site: told[site][name] for site in sites if name in told.get(site, {})} for name, sites in owners.items()
-    }
-    results = {name: _of_class(found, owners[name]) for name, found in by_class.items() if found}
+    results = {name: _of_class(found, owners[name]) for name, found in _by_class(told, owners).items()}
     if not results:
         return None
     each = results.values()
     return Pooled(mean_of(one.auroc for one in each), mean_of(one.average_precision for one in each), results)
+
+
+def summed(
+    told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
+) -> dict[str, ScoreHistogram]:
+    """Class -> the sum of its histograms over the sites that annotate it; arguments as of :func:`pooled`."""
+    return {name: reduce(add, found.values()) for name, found in _by_class(told, owners).items()}
+
+
+def _by_class(
+    told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
+) -> dict[str, dict[str, ScoreHistogram]]:
+    """Class -> site -> histogram, without classes of which nobody told."""
+    of_owners = {name: {s: told[s][name] for s in sites if name in told.get(s, {})} for name, sites in owners.items()}
+    return {name: found for name, found in of_owners.items() if found}
 
 
 def mean_of(values: Iterable[Bounded | None]) -> Bounded | None:

@@ -4,6 +4,7 @@ Which of two images in one bin scores higher is lost. So AUROC and average preci
 some order inside the bins attains: no scores in these bins lie outside, and nothing narrower is true of all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -79,6 +80,23 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
         raise ValueError("Expected probabilities, from 0 to 1.")
     positives, negatives = (np.bincount(bins_of(kind), minlength=BINS) for kind in of_kind)
     return ScoreHistogram(positives, negatives)
+
+
+def histograms_of(
+    classes: Sequence[str], positives: Sequence[int], negatives: Sequence[int]
+) -> dict[str, ScoreHistogram]:
+    """The histograms of these classes from their counts, ``BINS`` of each, one class after the other.
+
+    Raises:
+        ValueError: If a class is there twice, or there are other than ``BINS`` counts of 0 or more for each.
+    """
+    if len(set(classes)) < len(classes):
+        raise ValueError("scores must be of tested classes, once each.")
+    for kind, counts in (("positives", positives), ("negatives", negatives)):
+        if len(counts) != len(classes) * BINS or min(counts, default=0) < 0:
+            raise ValueError(f"scores of {kind} must be {BINS} counts for each reported class.")
+    both = (np.array(counts, np.int64).reshape(-1, BINS) for counts in (positives, negatives))
+    return dict(zip(classes, map(ScoreHistogram, *both), strict=True))
 
 
 def bins_of(scores: Floats) -> Counts:

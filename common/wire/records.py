@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import quoted
-from common.metrics.score_histograms import BINS, ScoreHistogram
+from common.metrics.score_histograms import BINS, ScoreHistogram, histograms_of
 from common.models.state import Head, ModelState
 from common.wire.bounds import (
     COUNT,
@@ -228,6 +228,8 @@ class EvaluateReply:
         positives, negatives: :data:`UNKNOWN_COUNT` for a class of which the site tells nothing.
         told_classes: Those whose scores the site reports, where the plan asks for it and the site's policy allows it.
         positive_scores, negative_scores: Of each of these ``BINS`` counts, one class after the other.
+        validation_classes, validation_positive_scores, validation_negative_scores: The same on the site's validation
+            part, for choosing thresholds.
         metric_names: Of plug-ins' metrics.
         metric_values: Of each class as many, one class after the other.
     """
@@ -249,6 +251,9 @@ class EvaluateReply:
     told_classes: ClassNames = ()
     positive_scores: ScoreCounts = ()
     negative_scores: ScoreCounts = ()
+    validation_classes: ClassNames = ()
+    validation_positive_scores: ScoreCounts = ()
+    validation_negative_scores: ScoreCounts = ()
     metric_names: MetricNames = ()
     metric_values: Figures = ()
 
@@ -260,9 +265,13 @@ class EvaluateReply:
 
     @property
     def histograms(self) -> dict[str, ScoreHistogram]:
-        """Return the histograms of the classes that the site reports."""
-        counts = (np.array(told, np.int64).reshape(-1, BINS) for told in (self.positive_scores, self.negative_scores))
-        return dict(zip(self.told_classes, map(ScoreHistogram, *counts), strict=True))
+        """Return the histograms of the classes that the site reports, of its test part."""
+        return histograms_of(self.told_classes, self.positive_scores, self.negative_scores)
+
+    @property
+    def validation_histograms(self) -> dict[str, ScoreHistogram]:
+        """Return the same of its validation part."""
+        return histograms_of(self.validation_classes, self.validation_positive_scores, self.validation_negative_scores)
 
     def _check_columns(self) -> None:
         columns = (self.auroc, self.average_precision, self.balanced_accuracy, self.positives, self.negatives)
@@ -277,13 +286,13 @@ class EvaluateReply:
             raise WireError("each plug-in's metric must be named once, and have one value a class.")
 
     def _check_scores(self) -> None:
-        told = self.told_classes
-        if len(set(told)) < len(told) or not set(told) <= set(self.class_names):
+        try:
+            tested, _ = self.histograms, self.validation_histograms
+        except ValueError as error:
+            raise WireError(str(error)) from error
+        if not set(tested) <= set(self.class_names):
             raise WireError("scores must be of tested classes, once each.")
-        for kind, scores in (("positives", self.positive_scores), ("negatives", self.negative_scores)):
-            if len(scores) != len(told) * BINS or min(scores, default=0) < 0:
-                raise WireError(f"scores of {kind} must be {BINS} counts for each reported class.")
-            tested = dict(zip(self.class_names, getattr(self, kind), strict=True))
-            sums = [sum(scores[row * BINS : (row + 1) * BINS]) for row in range(len(told))]
-            if sums != [tested[name] for name in told]:
+        for kind in ("positives", "negatives"):
+            counts = dict(zip(self.class_names, getattr(self, kind), strict=True))
+            if any(int(getattr(one, kind).sum()) != counts[name] for name, one in tested.items()):
                 raise WireError(f"scores of {kind} must be as many as there are {kind}.")

@@ -15,9 +15,11 @@ from common.data.images.pixels import channels_first
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
 from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, Summary, mean_and_sd, mean_more, per_class, summarise
+from common.metrics.operating_points import operating_points
 from common.metrics.plugin import metrics_of
-from common.metrics.pooled import pooled
+from common.metrics.pooled import pooled, summed
 from common.metrics.quality import quality
+from common.metrics.score_histograms import ScoreHistogram, score_histogram
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
@@ -34,6 +36,7 @@ from strategies.rounds.participation.roll_call import Registered
 from strategies.rounds.strategy import FederatedAveraging
 
 SITES_PARTS = "mean over the sites' own test parts"
+Histograms = Mapping[str, ScoreHistogram]
 OWN_MODELS = "mean over the owning sites' own models"
 
 
@@ -108,20 +111,36 @@ def outcome_of(
         setting.folder.event("absent", round="test", site=site, reason=reason)
     known, coverage = strategy.sites.contract, setting.coverage or strategy.sites.contract
     groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
+    own: Histograms | None = None
     if strategy.has_global_model:
         sha256 = _save(network, strategy.result, known, setting)
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
-            test = _tested(network, setting, groups, strategy.plan)
+            test, own = _tested(network, setting, groups, strategy.plan)
     else:
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = _joint_sha256(answers)
         test = summarise(over_sites, *groups, OWN_MODELS)
     ensemble = _ensemble(coverage, setting) if strategy.shares_nothing else None
-    owners = {name: known.owners(name) for name in known.class_names}
-    told = pooled({answer.site: answer.histograms for answer in answers}, owners)
+    test = _with_scores(test, strategy, answers, own)
     per_site = {answer.site: _site_result(answer) for answer in answers}
-    return Outcome(replace(test, pooled=told), per_site, sha256, ensemble)
+    return Outcome(test, per_site, sha256, ensemble)
+
+
+def _with_scores(
+    test: Summary, strategy: FederatedAveraging, answers: Sequence[EvaluateReply], own: Histograms | None
+) -> Summary:
+    """Add what comes of the sites' histograms: pooled values, and decisions by thresholds chosen on validation.
+
+    Args:
+        own: Of the coordinator's test images; None where the sites test.
+    """
+    known, told = strategy.sites.contract, {answer.site: answer.histograms for answer in answers}
+    owners = {name: known.owners(name) for name in known.class_names}
+    chosen_on = summed({answer.site: answer.validation_histograms for answer in answers}, owners)
+    tested = summed(told, owners) if own is None else own
+    points = operating_points(chosen_on, tested, strategy.plan.evaluation.sensitivity)
+    return replace(test, pooled=pooled(told, owners), operating_points=points)
 
 
 def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | None:
@@ -140,7 +159,7 @@ def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, set
 
 def _tested(
     network: SplitNetwork, setting: Setting, groups: tuple[Collection[str], Collection[str]], plan: Plan
-) -> Summary:
+) -> tuple[Summary, Histograms]:
     """The global model on the coordinator's test images; ``groups`` are the shared and the unique classes."""
     assert setting.test is not None
     network.to(setting.device)
@@ -150,12 +169,14 @@ def _tested(
     generator = np.random.default_rng(seed_of(plan.run.seed, "intervals"))
     more, patients = metrics_of(plan.evaluation.metrics), setting.test.patients
     resampled: Literal["patients", "images"] = "patients" if are_known(patients) else "images"
-    return replace(
+    spread = {name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
+    test = replace(
         summarise(per_class(scores, labels, names, more), *groups, GLOBAL_MODEL),
         multi_class=multi_class(scores, labels) if task == "multi_class" else None,
         intervals=replace(auroc_intervals(scores, labels, patients, names, generator), over=resampled),
         quality=quality(scores, labels, names, task),
     )
+    return test, spread
 
 
 def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) -> dict[str, ClassMetrics]:

@@ -1,5 +1,7 @@
 """Numbers as people read them."""
 
+from scipy.stats import binomtest
+
 from common.metrics.score_histograms import Bounded
 from common.system.formatting import NOT_APPLICABLE, count, counted, duration, listed, number, shortened, size, spans
 from server.analysis.comparison import Spread
@@ -18,12 +20,14 @@ __all__ = (
     "listed",
     "number",
     "probability",
+    "share",
     "shortened",
     "signed",
     "size",
     "span",
     "spans",
     "spread",
+    "threshold",
 )
 """What templates and other modules say."""
 
@@ -66,6 +70,19 @@ def bounded(value: Bounded | None) -> str:
         return NOT_APPLICABLE
     ends = number(value.at_least), number(value.at_most)
     return number(value.value) if ends[0] == ends[1] else f"{number(value.value)} [{'–'.join(ends)}]"
+
+
+def share(part: int, whole: int) -> str:
+    """A share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
+    if not whole:
+        return NOT_APPLICABLE
+    ends = binomtest(part, whole).proportion_ci(method="wilson")
+    return f"{part / whole:.0%} ({100 * ends.low:.0f}–{100 * ends.high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
+
+
+def threshold(value: float) -> str:
+    """A threshold with as many digits as one near 0 needs: ``"0.43"``, ``"0.0021"``."""
+    return f"{value:.2g}"
 
 
 def probability(p: float | None) -> str:

@@ -40,6 +40,9 @@ SPREAD = replace(
     told_classes=("a",),
     positive_scores=(0,) * (BINS - 1) + (1,),
     negative_scores=(2,) + (0,) * (BINS - 1),
+    validation_classes=("a",),
+    validation_positive_scores=(0,) * (BINS - 1) + (3,),
+    validation_negative_scores=(4,) + (0,) * (BINS - 1),
 )
 OVERFLOWING = np.full(4, 3e38, np.float32).tobytes()
 ONES = np.ones(2, np.float32)
@@ -158,6 +161,9 @@ CASES = (
     saying("scores of a class that was not tested", field("told_classes", ["c"], SPREAD)),
     saying("scores of a class twice", field("told_classes", ["a", "a"], SPREAD)),
     saying("scores that nobody told of", field("told_classes", [], SPREAD)),
+    saying("validation scores of a class twice", field("validation_classes", ["a", "a"], SPREAD)),
+    saying("validation scores that nobody told of", field("validation_classes", [], SPREAD)),
+    saying("too few validation scores", field("validation_positive_scores", [1], SPREAD)),
     saying("too few scores", field("positive_scores", [1], SPREAD)),
     saying("scores below zero", field("negative_scores", [-2, 4] + [0] * (BINS - 2), SPREAD)),
     saying("more scores than images", field("negative_scores", [3] + [0] * (BINS - 1), SPREAD)),

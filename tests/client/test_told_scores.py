@@ -6,10 +6,15 @@ import numpy as np
 import pytest
 
 from client.site.policy import Policy
-from client.training.score_release import NOTHING_TOLD, told_scores
-from common.metrics.score_histograms import BINS, score_histogram
+from client.site.site import Site
+from client.training.private_round import private_evaluation
+from client.training.score_release import of_test, told_scores
+from common.contract import Declaration
+from common.data.base.image_set import ImageSet
+from common.metrics.score_histograms import BINS, EDGES, score_histogram
 from common.wire.codec import decode
 from common.wire.records import EvaluateReply
+from tests.client.rounds import beginning, evaluation, plan
 from tests.federations import Traffic, federation, of_type, overheard
 
 NAMES = ("Mass", "Edema")
@@ -18,17 +23,17 @@ LABELS = np.array([[1] * 12 + [0] * 15 + [np.nan] * 3, [1] * 4 + [0] * 26], np.f
 
 
 def test_a_hospital_that_says_nothing_of_it_tells_nothing() -> None:
-    assert told_scores(Policy(), SCORES, LABELS, NAMES) == NOTHING_TOLD
+    assert told_scores(Policy(), SCORES, LABELS, NAMES) == {}
 
 
 def test_a_hidden_class_is_left_out_whole() -> None:
     policy = Policy(score_histograms=True)
     for hidden, told in (((), NAMES), (("Edema",), ("Mass",)), (NAMES, ())):
-        assert told_scores(policy, SCORES, LABELS, NAMES, hidden)["told_classes"] == told
+        assert tuple(told_scores(policy, SCORES, LABELS, NAMES, hidden)) == told
 
 
 def test_what_is_told_are_the_counts_by_bin_one_class_after_the_other() -> None:
-    told = told_scores(Policy(score_histograms=True, smallest_count=1), SCORES, LABELS, NAMES)
+    told = of_test(told_scores(Policy(score_histograms=True, smallest_count=1), SCORES, LABELS, NAMES))
     for row in range(2):
         expected, part = score_histogram(SCORES[:, row], LABELS[:, row]), slice(row * BINS, (row + 1) * BINS)
         assert list(told["positive_scores"][part]) == expected.positives.tolist()
@@ -62,4 +67,54 @@ def test_a_run_that_does_not_ask_is_told_nothing(tmp_path: Path, monkeypatch: py
     traffic = overheard(monkeypatch)
     test = federation(tmp_path, "evaluation.pooled=false")["test"]
     assert [reply.told_classes for reply in ends(traffic)] == [()] * 6
-    assert test["pooled"] is None
+    assert [reply.validation_classes for reply in ends(traffic)] == [()] * 6
+    assert (test["pooled"], test["operating_points"]) == (None, {})
+
+
+def test_thresholds_are_chosen_on_the_sites_validation_images_and_judged_on_the_coordinators_test_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    test = federation(tmp_path, "evaluation.sensitivity=0.8")["test"]
+    replies = ends(traffic)
+    assert [reply.validation_classes for reply in replies[:3]] == [()] * 3
+    told = [reply.validation_histograms for reply in replies[3:]]
+    assert set(test["operating_points"]) == set(test["per_class"])
+    for name, (youden, sensitive) in test["operating_points"].items():
+        positives = sum(of_site[name].positives for of_site in told if name in of_site)
+        negatives = sum(of_site[name].negatives for of_site in told if name in of_site)
+        assert youden["chosen_on"] == sensitive["chosen_on"] == (positives.sum(), negatives.sum())
+        above = EDGES[:-1] >= sensitive["threshold"]
+        assert positives[above].sum() >= 0.8 * positives.sum() > positives[above][1:].sum()
+        kinds = test["per_class"][name]["positives"], test["per_class"][name]["negatives"]
+        for made in (youden["decisions"], sensitive["decisions"]):
+            assert (made["true_positives"] + made["false_negatives"], kinds[1]) == (
+                kinds[0],
+                made["false_positives"] + made["true_negatives"],
+            )
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({}, ()),
+        ({"score_histograms": True}, ("a", "c")),
+        ({"score_histograms": True, "training_figures": False}, ()),
+        ({"score_histograms": True, "smallest_count": 100}, ()),
+        ({"score_histograms": True, "smallest_count": 0}, ("a", "b", "c")),
+    ],
+)
+def test_validation_scores_leave_only_as_the_policy_says(
+    keys: dict[str, object], told: tuple[str, ...], tmp_path: Path
+) -> None:
+    labels = np.eye(3, dtype=np.float32)[np.repeat(np.arange(3), [20, 3, 30])]
+    labels[0] = 1  # so that classes do not add up
+    who = np.array([f"p{row}" for row in range(len(labels))])
+    images = np.random.default_rng(1).integers(0, 255, (len(labels), 16, 16)).astype(np.uint8)
+    part = ImageSet(images, labels, ("a", "b", "c"), who, np.full(len(labels), ""))
+    policy = Policy.model_validate(keys)
+    at = Site(Declaration("north", part.class_names), part, part, part, tmp_path, policy=policy, durable=False)
+    of = plan("fedavg", {})
+    reply = private_evaluation(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
+    assert reply.validation_classes == told
+    assert len(reply.validation_positive_scores) == len(told) * BINS

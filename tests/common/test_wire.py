@@ -103,6 +103,8 @@ def test_scores_come_back_as_histograms_of_the_classes_that_were_told() -> None:
     assert list(histograms) == ["a"]
     assert (histograms["a"].positives[-1], histograms["a"].negatives[0]) == (1, 2)
     assert decode(encode(SCORES), EvaluateReply).histograms == {}
+    chosen_on = decode(encode(SPREAD), EvaluateReply).validation_histograms
+    assert (list(chosen_on), chosen_on["a"].positives[-1], chosen_on["a"].negatives[0]) == (["a"], 3, 4)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
 from common.metrics.multi_label import Summary, per_class, summarise
+from common.metrics.operating_points import OperatingPoint, operating_points
 from common.metrics.pooled import pooled
 from common.metrics.quality import quality
 from common.metrics.score_histograms import Bounded, score_histogram
@@ -46,7 +48,16 @@ def own_images() -> Summary:
         multi_class=multi_class(scores, labels),
         intervals=auroc_intervals(scores, labels, patients, NAMES, rng),
         quality=quality(scores, labels, NAMES, "multi_class"),
+        operating_points=points(),
     )
+
+
+def points() -> dict[str, tuple[OperatingPoint, ...]]:
+    """Thresholds of the first two classes; of one they were chosen on few images."""
+    scores, labels = scored()
+    spread = [score_histogram(scores[:, c], labels[:, c]) for c in range(2)]
+    few = score_histogram(scores[:30, 1], labels[:30, 1])
+    return operating_points({NAMES[0]: spread[0], NAMES[1]: few}, dict(zip(NAMES, spread, strict=False)), 0.95)
 
 
 def told_by_sites() -> Summary:
@@ -106,6 +117,26 @@ def test_decisions_confusion_and_calibration_are_those_of_the_summary(tmp_path: 
     assert " ".join(cells) in text
     assert "Which class is taken for which" in text
     assert "pooled" not in text
+
+
+def test_thresholds_chosen_on_validation_have_their_shares_with_intervals(tmp_path: Path) -> None:
+    html = body_text(report(tmp_path / "run", own_images()))
+    for name, (youden, sensitive) in points().items():
+        for rule, point in (("Youden", youden), ("sensitivity ≥ 0.95", sensitive)):
+            made, (with_it, without) = point.decisions, point.chosen_on
+            shares = [
+                (made.true_positives, made.false_negatives),
+                (made.true_negatives, made.false_positives),
+                (made.true_positives, made.false_positives),
+                (made.true_negatives, made.false_negatives),
+            ]
+            cells = []
+            for part, rest in shares:
+                ends = binomtest(part, part + rest).proportion_ci(method="wilson")
+                cells.append(f"{100 * part / (part + rest):.0f} % ({100 * ends.low:.0f}–{100 * ends.high:.0f})")
+            assert "".join([name, rule, f"{point.threshold:.2g}{with_it} + {without}", *cells]) in html
+    assert "quite another threshold: hernia." in html
+    assert "none without it was reported: $x_1$ & <i>node</i>." in html
 
 
 def test_pooled_values_stand_beside_the_mean_of_sites_and_what_no_site_told_is_unknown(tmp_path: Path) -> None:

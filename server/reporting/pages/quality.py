@@ -4,8 +4,10 @@ from dataclasses import dataclass
 
 from common.metrics.calibration import Calibration, Decisions
 from common.metrics.multi_label import Summary, mean_and_sd
+from common.metrics.operating_points import OperatingPoint
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures import curves, quality
+from server.reporting.run_claims import FEW
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,9 @@ class QualitySection:
         calibrations, decisions: In the order in which the report lists classes.
         within: How far calibration error and Brier score may be off, at most.
         untested: Classes of the run without a known label.
+        points: Class -> thresholds chosen on validation images, with what they come to on the test images.
+        chosen_on_few: Of those, classes with fewer than ``few`` validation images with or without the finding.
+        without_points: Classes with test images and no threshold.
         left_out: Classes for which there was no room in the figure.
     """
 
@@ -30,6 +35,10 @@ class QualitySection:
     precision_recall: str
     within: float
     untested: tuple[str, ...]
+    points: dict[str, tuple[OperatingPoint, ...]]
+    few: int
+    chosen_on_few: tuple[str, ...]
+    without_points: tuple[str, ...]
     left_out: int
 
 
@@ -53,6 +62,7 @@ def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySecti
     drawn = own.curves if own else {name: each.curve for name, each in of_class.items()}
     curves_of = {name: curve for name in order if (curve := drawn.get(name)) is not None}
     decided = {name: decisions[name] for name in calibrated}
+    points = {name: chosen for name in order if (chosen := test.operating_points.get(name))}
     table = own.confusion if own else None
     return QualitySection(
         pooled_only=own is None,
@@ -65,5 +75,9 @@ def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySecti
         precision_recall=curves.precision_recall(curves_of),
         within=max(one.within for one in calibrated.values()),
         untested=tuple(name for name in order if name not in calibrated),
+        points=points,
+        few=FEW,
+        chosen_on_few=tuple(name for name, (point, *_) in points.items() if min(point.chosen_on) < FEW),
+        without_points=tuple(name for name in calibrated if name not in points),
         left_out=max(0, len(calibrated) - quality.PANELS),
     )
