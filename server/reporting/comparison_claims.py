@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 from common.system.formatting import counted, listed, number
-from server.analysis.comparison import Comparison, Contrast
+from server.analysis.comparison import Comparison, Contrast, MethodResult, Spread, Subset
 from server.analysis.site_gains import SiteGain
 from server.analysis.statistics import ALPHA, FEWEST_SEEDS, PairedTest
-from server.reporting.wording import interval, probability, signed
+from server.reporting.wording import interval, probability, signed, spread
 
 Standing = Literal["better", "worse", "not distinguishable", "too few seeds", "not tested"]
 STANDINGS: tuple[Standing, ...] = get_args(Standing)
@@ -20,6 +20,8 @@ _PHRASES: Mapping[Standing, str] = {
 }
 PRINTED = 0.0005
 """Smallest number that does not print as zero; an interval that reaches below it is said to include zero."""
+LARGE = 0.05
+"""Difference of two means from which a measure beside the deciding one gets a sentence."""
 LISTED = 5
 """Sites in one sentence; more are counted."""
 
@@ -71,6 +73,48 @@ def _verdict(reference: str, contrast: Contrast) -> str:
         f"{reference} is {stands} {link} {other}: {figures} and {seeds} (95 % interval {interval(test)}; "
         f"{probability(test.holm_p)} after Holm's correction)."
     )
+
+
+def large_effects(comparison: Comparison) -> list[str]:
+    """One sentence for each other method whose means differ by :data:`LARGE` or more, beside the AUROC of all classes.
+
+    It says what the paired test says of each difference, or that there is no test.
+    """
+    reference, *others = comparison.methods
+    sentences = []
+    for other in others:
+        theirs, tests = _means(other), _subset_tests(comparison, other.label)
+        parts = [
+            f"{name} ({spread(ours)}) is {_side(ours, theirs[name])} than that of {other.label} "
+            f"({spread(theirs[name])}; {tests.get(name, 'not tested')})"
+            for name, ours in _means(reference).items()
+            if _side(ours, theirs[name])
+        ]
+        if parts:
+            sentences.append(f"On these test images, {reference.label}’s {'; its '.join(parts)}.")
+    return sentences
+
+
+def _side(ours: Spread, theirs: Spread) -> str:
+    """``higher`` or ``lower`` by a large difference, else empty."""
+    if ours.mean is None or theirs.mean is None or round(abs(ours.mean - theirs.mean), 9) < LARGE:
+        return ""
+    return "higher" if ours.mean > theirs.mean else "lower"
+
+
+def _means(method: MethodResult) -> dict[str, Spread]:
+    """What a method is compared by beside the AUROC of all classes."""
+    return {
+        "AUROC on shared classes": method.auroc["shared"],
+        "AUROC on unique classes": method.auroc["unique"],
+        "average precision": method.average_precision,
+        "balanced accuracy": method.balanced_accuracy,
+    }
+
+
+def _subset_tests(comparison: Comparison, other: str) -> dict[str, str]:
+    subsets: tuple[Subset, ...] = ("shared", "unique")
+    return {f"AUROC on {s} classes": f"paired test: {standing(comparison.contrast(other, s).result)}" for s in subsets}
 
 
 def site_sentence(other: str, gains: Sequence[SiteGain]) -> str:

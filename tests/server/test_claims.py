@@ -20,7 +20,7 @@ from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.quality import Quality
 from server.analysis.comparison import Comparison, Spread, compare
 from server.analysis.study.results import PublishedNumber, StudyResult, TableResult
-from server.reporting.comparison_claims import headline, standing, verdicts
+from server.reporting.comparison_claims import headline, large_effects, standing, verdicts
 from server.reporting.pages.gains import gain_sentences
 from server.reporting.pages.run import write_run_report
 from server.reporting.run_claims import FEW, limits, run_result
@@ -358,6 +358,31 @@ def test_the_headline_says_of_each_method_what_its_own_sentence_says(
         else:
             assert "better" not in parts[0]
             assert "worse" not in parts[0]
+
+
+@MANY
+@given(comparisons())
+def test_every_large_difference_has_its_sentence_and_no_other_has(
+    drawn: tuple[Comparison, dict[str, list[Run]]],
+) -> None:
+    comparison, _ = drawn
+    reference, *others = comparison.methods
+    said = "\n".join(large_effects(comparison))
+    for other in others:
+        for name, ours, theirs, subset in (
+            ("AUROC on shared classes", reference.auroc["shared"], other.auroc["shared"], "shared"),
+            ("AUROC on unique classes", reference.auroc["unique"], other.auroc["unique"], "unique"),
+            ("average precision", reference.average_precision, other.average_precision, None),
+            ("balanced accuracy", reference.balanced_accuracy, other.balanced_accuracy, None),
+        ):
+            pattern = rf"{name} \([^)]*\) is (higher|lower) than that of {re.escape(other.label)} \([^;]*; ([^)]*)\)"
+            found = re.findall(pattern, said)
+            large = ours.mean is not None and theirs.mean is not None and abs(ours.mean - theirs.mean) >= 0.05 - 1e-12
+            assert len(found) == large
+            for side, tested in found:
+                assert (side == "higher") == ((ours.mean or 0) > (theirs.mean or 0))
+                of_subset = subset and standing(comparison.contrast(other.label, subset).result)  # type: ignore[arg-type]
+                assert tested == (f"paired test: {of_subset}" if of_subset else "not tested")
 
 
 @MANY

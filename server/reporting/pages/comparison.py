@@ -5,7 +5,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from server.analysis.comparison import Comparison
-from server.reporting.comparison_claims import headline, verdicts
+from server.reporting.comparison_claims import headline, large_effects, verdicts
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures import auroc
 from server.reporting.figures.subsets import shared_and_unique
@@ -31,7 +31,7 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         reports=_reports(runs, destination.parent),
         groups=groups,
         headline=headline(comparison),
-        sentences=verdicts(comparison),
+        sentences=verdicts(comparison) + large_effects(comparison),
         best=best_per_class(comparison),
         deciding=deciding,
         by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
