@@ -30,6 +30,7 @@ test: $(VENV)/installed lint  ## all tests but the long ones (those on real data
 
 test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
 	$(BIN)/pytest -n 2 -m "network or long"
+	$(BIN)/pytest -n 2 tests/server/test_claims.py --hypothesis-profile=thorough
 
 OLDEST_FLOWER := 1.39.0
 $(VENV)/flower-$(OLDEST_FLOWER): $(VENV)/installed

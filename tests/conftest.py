@@ -13,6 +13,7 @@ from tests.survivals import Survivals
 
 # Hypothesis' 200 ms for an example measure how busy the machine is.
 hypothesis.settings.register_profile("ours", deadline=None)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=600)
 hypothesis.settings.load_profile("ours")
 
 TOGETHER = {

@@ -8,10 +8,14 @@ from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "experiments" / "notebooks").glob("*.ipynb"))
+SHORT = ROOT / "experiments" / "notebooks" / "2_own_data_and_network.ipynb"
+"""The one that make test runs; make test-network runs all."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [pytest.param(path, id=path.stem, marks=[] if path == SHORT else pytest.mark.long) for path in NOTEBOOKS]
+)
 def test_a_notebook_runs_and_shows_something(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=":")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

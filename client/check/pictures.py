@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from client.check.source import Source
-from common.data.images.dicom import is_dicom
-from common.data.images.reading import IN_MEMORY, picture, shaped
+from common.data.images.reading import IN_MEMORY, is_dicom, picture, shaped
 
 BORDER = 1 / 16
 """Of an image's side: what counts as its border."""

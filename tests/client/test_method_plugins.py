@@ -97,7 +97,7 @@ def test_it_trains_and_its_parameter_counts(module: Path, tmp_path: Path) -> Non
     assert (stamp.group, stamp.name, stamp.package) == ("polyclinic.methods", "louder", "louder")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ray_finds_it_as_this_process_does(module: Path, tmp_path: Path) -> None:
     choices = (*LOUDER, "method.factor=2")
     inline = federation(tmp_path, *choices, out="inline")

@@ -21,6 +21,7 @@ def sites_of(run: Path) -> dict[str, Any]:
     return dict(json.loads((run / "summary.json").read_text())["sites"])
 
 
+@pytest.mark.network
 def test_a_hospital_receives_it_once_and_keeps_its_features_encrypted(tmp_path: Path) -> None:
     """South has the weights; north is killed in round 2 and goes on from what is on its disk."""
     with admitted(tmp_path, PARTIAL) as federation:

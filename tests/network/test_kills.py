@@ -91,6 +91,7 @@ def test_a_site_that_comes_late_with_a_class_that_the_run_does_not_have_is_refus
     assert sites_by_round(tmp_path / "run") == [["east", "south"]] * 2
 
 
+@pytest.mark.network
 def test_a_run_that_two_sites_suffice_for_goes_on_without_the_third_and_says_why(
     federation: Federation, tmp_path: Path
 ) -> None:

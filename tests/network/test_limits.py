@@ -61,14 +61,11 @@ def liar(federation: Federation) -> Iterator[None]:
     ("lie", "reason"),
     [
         ('{"layout": "another"}', "builds another model from this plan"),
-        pytest.param(
-            '{"names": ("5", "secret"), "class_names": ("5", "secret")}',
-            "which it was not admitted for",
-            marks=pytest.mark.network,
-        ),
+        ('{"names": ("5", "secret"), "class_names": ("5", "secret")}', "which it was not admitted for"),
     ],
     ids=["layout", "claims"],
 )
+@pytest.mark.network
 @pytest.mark.usefixtures("liar")
 def test_a_site_that_does_not_fit_is_left_out_with_its_reason_and_two_go_on(
     lie: str, reason: str, federation: Federation, tmp_path: Path

@@ -219,7 +219,8 @@ def test_a_script_without_a_guard_runs_once_where_it_compares(tmp_path: Path) ->
     script.write_text(
         "print('begun')\n"
         "import polyclinic as pc\n"
-        "pc.compare(['digits_surgical'], seeds=2, jobs=2, out='both', settings={'run.rounds': 1})\n"
+        "SETTINGS = {'run.rounds': 1, 'simulation.backend': 'inline'}\n"
+        "pc.compare(['digits_surgical'], seeds=2, jobs=2, out='both', settings=SETTINGS)\n"
         "print('done')\n",
         encoding="utf-8",
     )

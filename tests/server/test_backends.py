@@ -10,14 +10,14 @@ from tests.federations import federation
 
 
 @pytest.mark.slow
-def test_ray_with_one_and_with_two_workers_gives_the_inline_model_bit_for_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
+def test_ray_gives_the_inline_model_bit_for_bit(workers: int, tmp_path: Path) -> None:
     inline = federation(tmp_path, out="inline")
-    one = federation(tmp_path, 'simulation.backend="ray"', "simulation.workers=1", out="one")
-    two = federation(tmp_path, 'simulation.backend="ray"', "simulation.workers=2", out="two")
-    assert (inline["backend"], one["backend"]) == ("inline", "ray")
-    assert inline["model_sha256"] == one["model_sha256"] == two["model_sha256"]
-    assert inline["test"] == one["test"]
-    assert not (tmp_path / "one" / "images").exists()  # what the workers read is gone with them
+    on_ray = federation(tmp_path, 'simulation.backend="ray"', f"simulation.workers={workers}", out="ray")
+    assert (inline["backend"], on_ray["backend"]) == ("inline", "ray")
+    assert inline["model_sha256"] == on_ray["model_sha256"]
+    assert inline["test"] == on_ray["test"]
+    assert not (tmp_path / "ray" / "images").exists()  # what the workers read is gone with them
 
 
 def test_workers_are_chosen_by_what_is_there_and_never_more_than_sites() -> None:

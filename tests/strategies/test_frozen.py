@@ -149,6 +149,7 @@ def test_killed_and_resumed_it_ends_in_the_same_model(choices: tuple[str, ...], 
     assert federation(tmp_path, *choices, "run.rounds=3", resume=True)["model_sha256"] == through["model_sha256"]
 
 
+@pytest.mark.long
 def test_ray_ends_in_the_same_model(tmp_path: Path) -> None:
     on_ray = federation(tmp_path, *HEAD, "simulation.backend=ray", "simulation.workers=2")
     assert on_ray["model_sha256"] == finished(*HEAD)[1]["model_sha256"]

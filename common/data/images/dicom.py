@@ -22,11 +22,6 @@ _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 _PALETTE = "PALETTE COLOR"
 
 
-def is_dicom(data: bytes) -> bool:
-    """Whether the bytes carry DICOM's preamble."""
-    return data[128:132] == b"DICM"
-
-
 def dicom_pixels(data: bytes, frame: Frame | None = None) -> NDArray[np.uint8]:
     """Return ``(height, width)`` grey or ``(height, width, 3)`` colour.
 

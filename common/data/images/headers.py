@@ -9,8 +9,7 @@ import pydicom
 
 from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.images.dataset import dataset_of
-from common.data.images.dicom import is_dicom
-from common.data.images.reading import IN_MEMORY
+from common.data.images.reading import IN_MEMORY, is_dicom
 
 _WANTED = ["PatientID", "SpecificCharacterSet"]
 

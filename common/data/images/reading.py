@@ -15,7 +15,6 @@ from PIL import Image, UnidentifiedImageError
 
 from common.data.base.image_set import MAX_PIXELS, Skipped
 from common.data.base.spec_base import Frame, Resize
-from common.data.images.dicom import dicom_pixels, is_dicom
 from common.errors import BadInput, Fault
 
 PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
@@ -23,6 +22,11 @@ PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
 _LONGEST_REASON = 150
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well
+
+
+def is_dicom(data: bytes) -> bool:
+    """Whether the bytes carry DICOM's preamble."""
+    return data[128:132] == b"DICM"
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,8 @@ def picture(data: bytes, frame: Frame | None = None) -> Image.Image:
     if not data:
         raise ValueError("empty")
     if is_dicom(data):
+        from common.data.images.dicom import dicom_pixels  # takes a second, and most data sets have none
+
         return Image.fromarray(dicom_pixels(data, frame))
     if not data.startswith((b"\x89PNG", b"\xff\xd8")):
         raise ValueError("neither PNG, JPEG nor DICOM")

@@ -8,7 +8,6 @@ import numpy as np
 
 from common.data.base.image_set import own_patients
 from common.data.base.spec import FolderSpec
-from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.splits.patient_disjoint import Names
 from common.data.tables.csv import Columns, column_faults, finding_matrix, label_matrix, part_column, read_columns
 from common.data.tables.labels import (
@@ -106,6 +105,8 @@ def _table(spec: FolderSpec, base: Path, columns: Columns) -> LabelTable:
 
 def _patients_of(files: Sequence[Path]) -> Names:
     """Who the files themselves say they show; without a word of it, each image is a patient of its own."""
+    from common.data.images.headers import dicom_heads, dicom_patients  # takes a second
+
     found = dicom_patients(dicom_heads(files))
     return own_patients(len(files)) if found is None else np.array(found, dtype=np.str_)
 
