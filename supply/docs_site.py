@@ -25,6 +25,8 @@ PAGES = {
 PROGRAMS = {"flwr-sim": "server.sim_cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
 API = ("polyclinic.runs", "polyclinic.flower", "polyclinic.methods", "polyclinic.data", "polyclinic.testing")
 LANGUAGES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".sh": "bash"}
+TABLES = ".md-typeset table:not([class]) td:first-child code { white-space: nowrap; }\n"
+"""Style: a key in a table's first column stays in one piece; a narrow page scrolls the table."""
 _LINK = re.compile(r"(?<=\]\()([^)\s]+)(?=\))")
 _FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -39,6 +41,7 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, name, content=_rewritten(*texts[name])))
     for path in sorted(linked):
         files.append(File.generated(config, _source_page(path), content=_shown(path)))
+    files.append(File.generated(config, "tables.css", content=TABLES))
     files.append(File.generated(config, "commands.md", content=_commands()))
     files.append(File.generated(config, "api.md", content=_api()))
     return files
@@ -61,7 +64,11 @@ def _rewritten(text: str, at: Path) -> str:
         path = (at.parent / target).resolve().relative_to(ROOT)
         return _name_on_site(path) + (f"#{heading}" if heading else "")
 
-    return "".join(part if fenced else _LINK.sub(led, part) for fenced, part in _parts(text))
+    unbroken = (
+        (fenced, part if fenced else part.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"))
+        for fenced, part in _parts(text)
+    )
+    return "".join(part if fenced else _LINK.sub(led, part) for fenced, part in unbroken)
 
 
 def _parts(text: str) -> Iterator[tuple[bool, str]]:
