@@ -14,6 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from common.metrics.score_histograms import ScoreHistogram
+
 RESAMPLES = 1000
 LEVEL = 0.95
 CHUNK = 10  # resamples at a time, so that what is at work fits into a processor's cache
@@ -89,6 +91,25 @@ def auroc_intervals(
     drawn = [_drawn(ranked, len(numbers), owner, generator) for _ in range(RESAMPLES // CHUNK)]
     aurocs = np.concatenate(drawn, axis=1)  # (classes, resamples)
     return Intervals(_interval(aurocs.mean(axis=0)), dict(zip(columns, map(_interval, aurocs), strict=True)))
+
+
+def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
+    """Return the interval over images for one class from its counts by score; None without an AUROC.
+
+    Which of two images in one bin scores higher is unknown: the lower end takes the lowest AUROC of each resample that
+    the bins allow, the upper end the highest.
+    """
+    held = (histogram.positives + histogram.negatives) > 0
+    positives, negatives = histogram.positives[held], histogram.negatives[held]
+    if not positives.any() or not negatives.any():
+        return None
+    # The weights of n images add up to a gamma variate of shape n; (resamples, bins).
+    found = generator.standard_gamma(positives, (RESAMPLES, len(positives)))
+    alarms = generator.standard_gamma(negatives, (RESAMPLES, len(negatives)))
+    pairs = found.sum(axis=1) * alarms.sum(axis=1)
+    won = (found * (np.cumsum(alarms, axis=1) - alarms)).sum(axis=1) / pairs
+    tied = (found * alarms).sum(axis=1) / pairs
+    return _interval(won)[0], min(_interval(won + tied)[1], 1.0)
 
 
 def _drawn(

@@ -7,6 +7,7 @@ from operator import add
 
 import numpy as np
 
+from common.metrics.bootstrap import Interval, pooled_interval
 from common.metrics.calibration import Calibration, Decisions, pooled_calibration, pooled_decisions
 from common.metrics.curves import RankingCurve, curve_of
 from common.metrics.score_histograms import Bounded, ScoreHistogram, pooled_auroc, pooled_average_precision
@@ -17,6 +18,7 @@ class PooledClass:
     """One class over the sites that told; None where they hold no positives or no negatives.
 
     Attributes:
+        interval: Of the AUROC over images, 95 %; None where a site's test images are another's, too.
         balanced_accuracy: At probability 0.5; exact.
         sites: Those that told.
         silent: Those that annotate the class and did not: by policy, for too few images, or as they were absent.
@@ -32,6 +34,7 @@ class PooledClass:
     calibration: Calibration | None
     decisions: Decisions
     curve: RankingCurve | None = None
+    interval: Interval | None = None
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,19 @@ class Pooled:
     per_class: Mapping[str, PooledClass]
 
 
-def pooled(told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]) -> Pooled | None:
+def pooled(
+    told: Mapping[str, Mapping[str, ScoreHistogram]],
+    owners: Mapping[str, Sequence[str]],
+    generator: np.random.Generator | None = None,
+) -> Pooled | None:
     """Add the sites up; None where none told anything.
 
     Args:
         told: Site -> class -> its histogram.
         owners: Class -> the sites that annotate it, in the order of the run's classes.
+        generator: For the intervals; None for none.
     """
-    results = {name: _of_class(found, owners[name]) for name, found in _by_class(told, owners).items()}
+    results = {name: _of_class(found, owners[name], generator) for name, found in _by_class(told, owners).items()}
     if not results:
         return None
     each = results.values()
@@ -78,7 +86,9 @@ def mean_of(values: Iterable[Bounded | None]) -> Bounded | None:
     return Bounded(*np.mean(rows, axis=0).tolist()) if rows else None
 
 
-def _of_class(found: Mapping[str, ScoreHistogram], annotating: Sequence[str]) -> PooledClass:
+def _of_class(
+    found: Mapping[str, ScoreHistogram], annotating: Sequence[str], generator: np.random.Generator | None
+) -> PooledClass:
     histogram = reduce(add, found.values())
     decided = pooled_decisions(histogram)
     return PooledClass(
@@ -92,4 +102,5 @@ def _of_class(found: Mapping[str, ScoreHistogram], annotating: Sequence[str]) ->
         calibration=pooled_calibration(histogram),
         decisions=decided,
         curve=curve_of(histogram),
+        interval=None if generator is None else pooled_interval(histogram, generator),
     )

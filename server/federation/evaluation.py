@@ -122,25 +122,28 @@ def outcome_of(
         sha256 = _joint_sha256(answers)
         test = summarise(over_sites, *groups, OWN_MODELS)
     ensemble = _ensemble(coverage, setting) if strategy.shares_nothing else None
-    test = _with_scores(test, strategy, answers, own)
+    test = _with_scores(test, strategy, answers, own, real=setting.site_tests is None)
     per_site = {answer.site: _site_result(answer) for answer in answers}
     return Outcome(test, per_site, sha256, ensemble)
 
 
 def _with_scores(
-    test: Summary, strategy: FederatedAveraging, answers: Sequence[EvaluateReply], own: Histograms | None
+    test: Summary, strategy: FederatedAveraging, answers: Sequence[EvaluateReply], own: Histograms | None, *, real: bool
 ) -> Summary:
     """Add what comes of the sites' histograms: pooled values, and decisions by thresholds chosen on validation.
 
     Args:
         own: Of the coordinator's test images; None where the sites test.
+        real: Whether each site has test images of its own.
     """
     known, told = strategy.sites.contract, {answer.site: answer.histograms for answer in answers}
     owners = {name: known.owners(name) for name in known.class_names}
     chosen_on = summed({answer.site: answer.validation_histograms for answer in answers}, owners)
     tested = summed(told, owners) if own is None else own
     points = operating_points(chosen_on, tested, strategy.plan.evaluation.sensitivity)
-    return replace(test, pooled=pooled(told, owners), operating_points=points)
+    # In a simulation the sites may test on the same images, which are not as many as they seem.
+    generator = np.random.default_rng(seed_of(strategy.plan.run.seed, "pooled intervals")) if real else None
+    return replace(test, pooled=pooled(told, owners, generator), operating_points=points)
 
 
 def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | None:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.metrics.multi_label import GLOBAL_MODEL, ClassGroup, ClassMetrics
+from common.metrics.bootstrap import Interval
+from common.metrics.multi_label import GLOBAL_MODEL, ClassGroup, ClassMetrics, Summary
 from common.system.formatting import counted, listed, number, spans
 from server.reporting.coverage import owners
 from server.reporting.wording import span
@@ -228,14 +229,20 @@ def _wrong_threshold(run: Run) -> Iterator[str]:
 
 
 def _no_better_than_chance(run: Run) -> Iterator[str]:
-    intervals = run.summary.test.intervals
-    by_class = intervals.per_class if intervals else {}
+    test = run.summary.test
+    by_class = test.intervals.per_class if test.intervals else _pooled_intervals(test)
+    of_what = "" if test.intervals else " of all sites’ images together"
     if names := [name for name, (low, high) in by_class.items() if low <= CHANCE <= high]:
-        verb = "is" if len(names) == 1 else "are"
-        yield f"{_named(names)} {verb} not detected better than by chance: the 95 % interval includes an AUROC of 0.5."
+        verb, interval = "is" if len(names) == 1 else "are", f"the 95 % interval{of_what} includes an AUROC of 0.5"
+        yield f"{_named(names)} {verb} not detected better than by chance: {interval}."
     if names := [name for name, (_, high) in by_class.items() if high < CHANCE]:
-        verb = "is" if len(names) == 1 else "are"
-        yield f"{_named(names)} {verb} detected worse than by chance: the 95 % interval lies below an AUROC of 0.5."
+        verb, interval = "is" if len(names) == 1 else "are", f"the 95 % interval{of_what} lies below an AUROC of 0.5"
+        yield f"{_named(names)} {verb} detected worse than by chance: {interval}."
+
+
+def _pooled_intervals(test: Summary) -> dict[str, Interval]:
+    per_class = test.pooled.per_class if test.pooled else {}
+    return {name: each.interval for name, each in per_class.items() if each.interval is not None}
 
 
 def _left_out(run: Run) -> Iterator[str]:

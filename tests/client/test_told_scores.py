@@ -60,6 +60,7 @@ def test_pooled_values_of_a_run_enclose_those_of_the_images_that_its_sites_share
             assert pooled[measure]["at_least"] - 1e-9 <= exact[measure] <= pooled[measure]["at_most"] + 1e-9
         assert pooled["balanced_accuracy"] == pytest.approx(exact["balanced_accuracy"])
         assert pooled["positives"] == len(pooled["sites"]) * exact["positives"]
+        assert pooled["interval"] is None  # each image is there once a site
     assert test["pooled"]["mean_auroc"]["value"] == pytest.approx(test["mean_auroc"], abs=0.005)
 
 

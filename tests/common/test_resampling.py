@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, norm
 from sklearn.metrics import roc_auc_score
 
-from common.metrics.bootstrap import Intervals, Ranked, auroc_intervals
+from common.metrics.bootstrap import Intervals, Ranked, auroc_intervals, pooled_interval
+from common.metrics.score_histograms import BINS, ScoreHistogram, score_histogram
 
 Floats = NDArray[np.floating]
 
@@ -94,3 +95,31 @@ def test_the_same_generator_gives_the_same_intervals() -> None:
     case = random_case(17, 50, classes=2)
     assert auroc_intervals(*case, ["a", "b"], generator(1)) == auroc_intervals(*case, ["a", "b"], generator(1))
     assert auroc_intervals(*case, ["a", "b"], generator(1)) != auroc_intervals(*case, ["a", "b"], generator(2))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_interval_from_counts_by_score_encloses_that_from_the_scores_and_is_hardly_wider(seed: int) -> None:
+    scores, labels, patients = random_case(seed, 400)
+    scores = 1 / (1 + np.exp(-scores))
+    exact = auroc_intervals(scores, labels, patients, ["mass"], generator()).per_class["mass"]
+    found = pooled_interval(score_histogram(scores[:, 0], labels[:, 0]), generator(seed))
+    assert found is not None
+    assert found == pytest.approx(exact, abs=0.15 * np.diff(exact)[0])
+
+
+def test_one_bin_leaves_everything_open_and_one_kind_of_image_has_no_interval() -> None:
+    positives, none = 7 * np.eye(BINS, dtype=np.int64)[3], np.zeros(BINS, np.int64)
+    assert pooled_interval(ScoreHistogram(positives, positives), generator()) == pytest.approx((0, 1))
+    assert pooled_interval(ScoreHistogram(positives, none), generator()) is None
+    assert pooled_interval(ScoreHistogram(none, positives), generator()) is None
+
+
+def test_the_interval_covers_the_true_auroc_about_as_often_as_it_says() -> None:
+    random, true = generator(3), norm.cdf(1 / np.sqrt(2))
+    covered = []
+    for _ in range(100):
+        logits = np.concatenate([random.normal(1, 1, 60), random.normal(0, 1, 140)])
+        spread = score_histogram(1 / (1 + np.exp(-logits)), np.repeat([1.0, 0.0], [60, 140]))
+        low, high = pooled_interval(spread, random) or (1.0, 0.0)
+        covered.append(low <= true <= high)
+    assert 0.88 <= np.mean(covered) <= 1.0  # 0.95 and three standard errors

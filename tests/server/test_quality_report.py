@@ -71,7 +71,8 @@ def told_by_sites() -> Summary:
     owners = dict.fromkeys(NAMES, ("north", "south"))
     results = per_class(scores, labels, NAMES)
     return replace(
-        summarise(results, {"edema"}, set(), "mean over the sites' own test parts"), pooled=pooled(told, owners)
+        summarise(results, {"edema"}, set(), "mean over the sites' own test parts"),
+        pooled=pooled(told, owners, np.random.default_rng(4)),
     )
 
 
@@ -144,13 +145,24 @@ def test_pooled_values_stand_beside_the_mean_of_sites_and_what_no_site_told_is_u
     text = body_text(report(tmp_path / "run", test))
     assert test.pooled
     edema = test.pooled.per_class["edema"]
-    assert f"edema{test.per_class['edema'].auroc:.3f}{bounded(edema.auroc)}" in text
+    assert f"edema{test.per_class['edema'].auroc:.3f}{bounded(edema.auroc)} {span(edema.interval)}" in text
+    assert "by chance" not in text
     assert "unknown: no site told" in text
     assert "2 of 2" in text
     assert "1 of 2" in text
     assert "known to within 0.00" in text
     over = [test.per_class[name].auroc for name in (NAMES[0], NAMES[2])]
     assert mean_of_sites(test)[0] == pytest.approx(np.mean([each for each in over if each is not None]))
+
+
+def test_a_class_whose_pooled_interval_includes_chance_is_said_at_the_top(tmp_path: Path) -> None:
+    test = told_by_sites()
+    assert test.pooled
+    guessed = replace(test.pooled.per_class["edema"], interval=(0.45, 0.61))
+    pooled_too = replace(test.pooled, per_class={**test.pooled.per_class, "edema": guessed})
+    text = body_text(report(tmp_path / "run", replace(test, pooled=pooled_too)))
+    said = "“edema” is not detected better than by chance: the 95 % interval of all sites’ images together includes an"
+    assert said in text
 
 
 def test_a_run_written_before_there_was_any_of_it_still_has_a_report(tmp_path: Path) -> None:
