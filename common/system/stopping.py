@@ -1,10 +1,13 @@
 """Ctrl-C and SIGTERM for a program that starts others: all of them end with it, at once, however busy it is.
 
-A thread of its own ends the program, for neither way of Python's reaches it everywhere. Ray puts a handler of its own
-in place of ours. An exception raised in the main thread waits there for Flower's threads, which wait for Ray. All that
-a run has to keep is on the disk at any instant, so nothing needs to be closed.
+A thread of its own ends the program, for an exception raised in the main thread waits there for Flower's threads, which
+wait for Ray. All that a run has to keep is on the disk at any instant, so nothing needs to be closed.
+
+A terminal and Kubernetes send the signal to a group of processes, Slurm and systemd to every process of the job. A
+process in the middle may so end before this one looks for its children; its own are then handed to this one, by Linux.
 """
 
+import ctypes
 import os
 import signal
 import threading
@@ -12,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 STOPPED_ON_REQUEST = 3
 """The exit code of ``flwr-sim``, and of ``flwr-server run``."""
@@ -19,6 +23,7 @@ STOPPED_ON_REQUEST = 3
 ENDING_S = 3.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
+_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []
 _to_remove: list[Callable[[], object]] = []
@@ -37,6 +42,7 @@ def stopped_at_once() -> Iterator[None]:
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     before = {each: signal.getsignal(each) for each in SIGNALS}
+    _adopt_orphans(True)
     watched = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)  # first: what comes after is not lost
     for each in SIGNALS:
         if before[each] is not signal.SIG_IGN:
@@ -50,8 +56,31 @@ def stopped_at_once() -> Iterator[None]:
         signal.set_wakeup_fd(watched)
         for each, handler in before.items():
             signal.signal(each, handler)
+        _adopt_orphans(False)
         os.close(writing)  # ends the thread
         _how_to_go_on.clear()
+
+
+@contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Within it, no library takes SIGINT or SIGTERM from :func:`stopped_at_once`.
+
+    Ray's handler raises ``SystemExit`` in the main thread and closes Ray there, while Ray's processes get the same
+    signal and end: the exit code is then that of the one that is first.
+    """
+    if not _is_within():
+        yield
+        return
+    set_handler = signal.signal
+
+    def set_other(number: int, handler: Any) -> Any:
+        return signal.getsignal(number) if number in SIGNALS else set_handler(number, handler)
+
+    signal.signal = set_other  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        signal.signal = set_handler
 
 
 def go_on_with(line: Callable[[], str]) -> None:
@@ -67,6 +96,12 @@ def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         _to_remove.remove(remove)
+
+
+def _adopt_orphans(wanted: bool) -> None:
+    """Where the system cannot (macOS), the children of a process that has ended are not found."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, int(wanted), 0, 0, 0)
 
 
 def _is_within() -> bool:

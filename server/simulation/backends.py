@@ -26,6 +26,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from common.config import SimulationSection
 from common.errors import BadInput, Fault
 from common.system.malloc import LARGE_BUFFERS, keep_large_buffers
+from common.system.stopping import handlers_kept
 
 CLIENT_APP = "client.simulation:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
@@ -74,7 +75,7 @@ def on_ray(main: Main, app: ClientApp, sites: int, workers: Workers, address: st
     keep_large_buffers()
     resources: Any = {"num_cpus": 1.0, "num_gpus": workers.gpus_per_site}
     quiet_flower()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), handlers_kept():
         warnings.simplefilter("ignore")  # Ray's and Flower's own: run_simulation is deprecated in 1.39, and works
         try:
             run_simulation(

@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +19,7 @@ LIMIT_S = 5
 PROGRAM = "from server.sim_cli import main; main()"
 EXPERIMENT = "experiments/digits_surgical.toml"
 ENDLESS = ["--set", "run.rounds=500"]
+Send = Callable[[int, str, signal.Signals], None]
 MARK = "POLYCLINIC_TEST_STOPPING"
 
 
@@ -43,8 +46,25 @@ def listens(pid: int) -> bool:
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
+def to_the_parent(parent: int, mark: str, number: signal.Signals) -> None:
+    os.kill(parent, number)
+
+
+def to_the_group(parent: int, mark: str, number: signal.Signals) -> None:
+    os.killpg(parent, number)
+
+
+def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
+    """As Slurm and systemd do with a job's, wherever a group may begin; the parent last, which is hardest."""
+    for process in marked(mark):
+        if process.pid != parent:
+            with suppress(psutil.Error):
+                process.send_signal(number)
+    os.kill(parent, number)
+
+
 def ended(
-    arguments: list[str], out: Path, number: signal.Signals, whole_group: bool, late: bool, ignored: bool = False
+    arguments: list[str], out: Path, number: signal.Signals, send: Send, late: bool, ignored: bool = False
 ) -> tuple[int, float, str, list[psutil.Process]]:
     """Exit code, seconds from the signal to the last process's end, stderr, and processes left."""
     # These tests may themselves run in the background of a shell, which has its programs ignore SIGINT.
@@ -69,7 +89,7 @@ def ended(
         time.sleep(0.5)
         assert program.poll() is None
     asked = time.monotonic()
-    (os.killpg if whole_group else os.kill)(program.pid, number)
+    send(program.pid, str(out), number)
     try:
         said = program.communicate(timeout=20)[1]
         while marked(str(out)) and time.monotonic() < asked + 20:
@@ -86,9 +106,10 @@ RAY = ["run", EXPERIMENT, "--backend", "ray", *ENDLESS]
 COMPARE = ["compare", EXPERIMENT, "--seeds", "2", "--jobs", "2", "--backend", "inline", *ENDLESS]
 STUDY = ["study", "experiments/papers/fedmlp", "--quick", "--jobs", "2"]
 WAYS = {
-    "Ctrl-C": (signal.SIGINT, True),
-    "SIGTERM to the parent": (signal.SIGTERM, False),
-    "SIGTERM to the group": (signal.SIGTERM, True),
+    "Ctrl-C": (signal.SIGINT, to_the_group),
+    "SIGTERM to the parent": (signal.SIGTERM, to_the_parent),
+    "SIGTERM to the group": (signal.SIGTERM, to_the_group),
+    "SIGTERM to every process": (signal.SIGTERM, to_every_process),
 }
 
 
@@ -125,12 +146,7 @@ def test_the_line_that_goes_on_resumes_a_run_that_has_begun(
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "SIGINT ignored"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("arguments", [INLINE, RAY, COMPARE, STUDY], ids=["inline", "ray", "compare", "study"])
-def test_a_command_at_work_ends_within_the_limit(
-    tmp_path: Path, arguments: list[str], way: str, ignored: bool, request: pytest.FixtureRequest
-) -> None:
-    if arguments is RAY and way == "SIGTERM to the group":
-        open_still = "Ray's own handler may end the program first, with another exit code or a process left"
-        request.applymarker(pytest.mark.xfail(reason=open_still, strict=False))
+def test_a_command_at_work_ends_within_the_limit(tmp_path: Path, arguments: list[str], way: str, ignored: bool) -> None:
     if ignored and way == "Ctrl-C":
         pytest.skip("it is what such a process is started to ignore")
     holds(arguments, tmp_path / "run", way, late=True, ignored=ignored)
@@ -150,3 +166,33 @@ def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
     )
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(-signal.SIGTERM), "")
+
+
+@pytest.mark.parametrize(
+    "in_the_middle", ["", "with handlers_kept(): signal.signal(signal.SIGTERM, lambda *_: os._exit(15))"]
+)
+def test_a_process_whose_parent_has_ended_before_is_ended_too_and_no_library_takes_the_signal(
+    tmp_path: Path, in_the_middle: str
+) -> None:
+    code = (
+        "import os, signal, subprocess, time\n"
+        "from common.system.stopping import handlers_kept, stopped_at_once\n"
+        "with stopped_at_once():\n"
+        "    subprocess.run(['sh', '-c', 'sleep 60 >/dev/null 2>&1 &'])\n"
+        f"    {in_the_middle}\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    time.sleep(30)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        start_new_session=True,
+        env={**os.environ, MARK: str(tmp_path)},
+    )
+    left = marked(str(tmp_path))
+    for process in left:
+        process.kill()
+    assert (done.returncode, left) == (STOPPED_ON_REQUEST, [])
+    assert "stopped on request" in done.stderr
