@@ -81,8 +81,8 @@ def share(part: int, whole: int) -> str:
 
 
 def threshold(value: float) -> str:
-    """A threshold with as many digits as one near 0 needs: ``"0.43"``, ``"0.0021"``."""
-    return f"{value:.2g}"
+    """A threshold with as many digits as one near 0 needs: ``"0.4312"``, ``"0.002104"``."""
+    return f"{value:.4g}"
 
 
 def probability(p: float | None) -> str:

@@ -69,7 +69,7 @@ def test_a_run_ends_with_a_card_that_has_its_figures_owners_and_hashes(run: Path
     seven = said["test"]["per_class"]["7"]
     counts = [str(seven["positives"]), str(seven["negatives"])]
     assert row(card, "0")[1] == "north and south (2 of 2)"
-    assert [each[1:] for each in cells(card) if each[0] == "7"] == [
+    assert [each[1:] for each in cells(card.partition("### Thresholds")[0]) if each[0] == "7"] == [
         ["south (1 of 2)", str(said["sites"]["south"]["positives"]["7"])],
         [f"{seven['auroc']:.3f}", f"{seven['average_precision']:.3f}", f"{seven['balanced_accuracy']:.3f}", *counts],
     ]
@@ -150,6 +150,20 @@ def test_a_simulation_counts_what_its_sites_hold_where_the_method_does_not_ask(r
         for site, images in held.items()
     }
     assert set(sites["south"]["positives"]) == set(sites["south"]["classes"])
+
+
+def test_thresholds_are_in_the_card_where_sites_sent_scores_and_else_it_says_that_there_are_none(run: Path) -> None:
+    card, points = model_card(run), summary(run)["test"]["operating_points"]
+    assert len(points) > 5
+    for name, (youden, _) in points.items():
+        found = [row for row in cells(card) if row[:2] == [name, "Youden"]]
+        assert [(row[2], row[3]) for row in found] == [
+            (f"{youden['threshold']:.4g}", " + ".join(map(str, youden["chosen_on"])))
+        ]
+    assert "thresholds have been chosen" not in card
+    without = changed(run, test=summary(run)["test"] | {"operating_points": {}})
+    assert "no thresholds have been chosen" in without
+    assert "### Thresholds" not in without
 
 
 def test_a_method_that_asks_for_label_counts_has_them_in_its_card(tmp_path: Path) -> None:

@@ -135,7 +135,7 @@ def test_thresholds_chosen_on_validation_have_their_shares_with_intervals(tmp_pa
             for part, rest in shares:
                 ends = binomtest(part, part + rest).proportion_ci(method="wilson")
                 cells.append(f"{100 * part / (part + rest):.0f} % ({100 * ends.low:.0f}–{100 * ends.high:.0f})")
-            assert "".join([name, rule, f"{point.threshold:.2g}{with_it} + {without}", *cells]) in html
+            assert "".join([name, rule, f"{point.threshold:.4g}{with_it} + {without}", *cells]) in html
     assert "quite another threshold: hernia." in html
     assert "none without it was reported: $x_1$ & <i>node</i>." in html
 
