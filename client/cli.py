@@ -30,7 +30,7 @@ audit_app = typer.Typer(help="What came in and what left this site, line by line
 app.add_typer(audit_app, name="audit")
 console = PlainConsole()
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @app.command()
@@ -178,7 +178,7 @@ def preview_data(
 
 @app.command()
 def status(folder: Folder, as_json: AsJson = False) -> None:
-    """Say what the running flwr-client of this folder is doing.
+    """Print what the running flwr-client of this folder is doing.
 
     Example: flwr-client status north
     """
@@ -239,7 +239,7 @@ def audit_show(
     last: Annotated[int, typer.Option("--last", min=0, help="How many entries; 0 for all.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Say what came in and what left, oldest first.
+    """Print what came in and what left, oldest first.
 
     Example: flwr-client audit show north --last 0
     """

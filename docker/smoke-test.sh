@@ -184,12 +184,12 @@ reaches() {  # CONTAINER HOST PORT
     inside "$1" /opt/polyclinic/bin/python -c \
         'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 5)' "$2" "$3" 2>/dev/null
 }
-reaches coordinator 127.0.0.1 8000 || fail "port 8000 does not answer on the coordinator's own loopback" coordinator
+reaches coordinator 127.0.0.1 19092 || fail "port 19092 does not answer on the coordinator's own loopback" coordinator
 for site in "${SITES[@]}"; do
     reaches "$site" coordinator 9092 || fail "$site does not reach port 9092" coordinator
-    ! reaches "$site" coordinator 8000 || fail "$site reaches the Control and Runtime port" coordinator
+    ! reaches "$site" coordinator 19092 || fail "$site reaches the Control and Runtime port" coordinator
 done
-step "hospitals reach port 9092 and not port 8000, which answers on the coordinator's loopback"
+step "hospitals reach port 9092 and not port 19092, which answers on the coordinator's loopback"
 
 # ---------------------------------------------------------------- training
 

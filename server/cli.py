@@ -32,7 +32,7 @@ app = program(
 console = PlainConsole()
 WEB_PORT = 9443
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The coordinator's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="For a machine.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 
@@ -45,7 +45,7 @@ def init(
         typer.Option("--host", help="Name or address by which hospitals reach this machine; the first is in kits."),
     ] = [],  # noqa: B006 - typer copies it
     port: Annotated[int, typer.Option("--port", help="The one port that hospitals reach.")] = 9092,
-    control_port: Annotated[int, typer.Option("--control-port", help="Of Flower's own APIs, on 127.0.0.1.")] = 8000,
+    control_port: Annotated[int, typer.Option("--control-port", help="Port of Flower's own APIs, on 127.0.0.1.")] = 19092,
     listen: Annotated[str, typer.Option("--listen", help="Address that the port is bound to.")] = "0.0.0.0",
     renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate, of the same authority.")] = False,
 ) -> None:
@@ -226,10 +226,10 @@ def status(
     folder: Folder,
     as_json: AsJson = False,
     web: Annotated[bool, typer.Option("--web", help="Serve a page that shows it as it goes; see --port.")] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of the page; 0 for any.")] = WEB_PORT,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 chooses a free one.")] = WEB_PORT,
     listen: Annotated[str, typer.Option("--listen", help="Address that the page's port is bound to.")] = "127.0.0.1",
 ) -> None:
-    """Say who is connected, and what the present run is doing.
+    """Print who is connected, and what the present run is doing.
 
     Example: flwr-server status trial
 

@@ -57,7 +57,7 @@ def run(
     track: TrackTo = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Show the run on a page of 127.0.0.1 while it lasts.")] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Of that page; 0 for any.")] = 0,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of that page; 0 chooses a free one.")] = 0,
 ) -> None:
     """Run one experiment.
 
@@ -248,7 +248,7 @@ def evaluate(
         str | None, typer.Option("--patient-column", help="The csv's column of patients; the run's own by default.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For a machine.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Score a saved model on labelled images, class by class, with 95 % intervals.
 
@@ -273,14 +273,14 @@ def weights(
         Path, typer.Argument(help="New safetensors file, e.g. weights/efficientnet_lite0.safetensors.")
     ],
     architecture: Annotated[
-        str, typer.Option("--architecture", help="As in an experiment's table \\[model].")
+        str, typer.Option("--architecture", help="The name as in an experiment's table \\[model].")
     ] = "efficientnet_lite0",
     checkpoint: Annotated[
         Path | None,
         typer.Option("--checkpoint", help="The library's own file (.pth, .safetensors), for the other architectures."),
     ] = None,
     image_size: Annotated[
-        int, typer.Option("--image-size", help="As model.image_size; weights of vision transformers depend on it.")
+        int, typer.Option("--image-size", help="Size as in model.image_size; weights of vision transformers depend on it.")
     ] = 224,
 ) -> None:
     """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
