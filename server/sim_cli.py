@@ -25,7 +25,7 @@ from common.errors import CannotGoOn, stop_on
 from common.system.files import taken, write_atomically
 from common.system.plain_text import json_text
 from common.system.stopping import go_on_with, stopped_at_once
-from common.system.terminal import PlainConsole, program, run_program
+from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
 from server.runs.scalars import Track
 
 app = program(
@@ -41,6 +41,13 @@ Overrides = Annotated[
 Jobs = Annotated[
     int | None,
     typer.Option("--jobs", min=1, help="Runs at a time; by default as cores and GPUs allow, one with Ray."),
+]
+Progress = Annotated[
+    ProgressForm,
+    typer.Option(
+        "--progress",
+        help="How far it is: a bar on the terminal, else lines; lines and JSON objects go to standard error.",
+    ),
 ]
 TrackTo = Annotated[Track | None, typer.Option("--track", help="Tell the figures of every round to MLflow too.")]
 GOES_ON = ("run", "compare", "study")
@@ -58,6 +65,7 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
     web: Annotated[bool, typer.Option("--web", help="Show the run on a page of 127.0.0.1 while it lasts.")] = False,
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of that page; 0 chooses a free one.")] = 0,
+    progress: Progress = ProgressForm.auto,
 ) -> None:
     """Run one experiment.
 
@@ -65,6 +73,7 @@ def run(
 
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
+    form = progress_form(progress, console)
     from common.config import read_experiment, read_tables
 
     read_tables(experiment)  # before torch is imported
@@ -72,7 +81,7 @@ def run(
     from strategies.registry import method_faults
 
     file = read_experiment(experiment, _with_backend(overrides, backend), method_faults)
-    simulate(file, out, console, track, resume=resume, web_port=port if web else None)
+    simulate(file, out, console, track, resume=resume, web_port=port if web else None, progress=form)
     _print_result(out)
 
 
@@ -108,6 +117,7 @@ def compare(
     overrides: Overrides = [],  # noqa: B006
     backend: Backend = None,
     track: TrackTo = None,
+    progress: Progress = ProgressForm.auto,
 ) -> None:
     """Run several experiments over the same seeds, side by side, with paired tests.
 
@@ -115,13 +125,14 @@ def compare(
 
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
+    form = progress_form(progress, console)
     from common.config import read_tables
 
     for one in experiments:
         read_tables(one)  # before torch is imported
     from server.simulation.compare import run_comparison
 
-    run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track)
+    run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
 
 
 @app.command()
@@ -133,6 +144,7 @@ def study(
     overrides: Overrides = [],  # noqa: B006
     quick: Annotated[bool, typer.Option("--quick", help="A part of it, small, that ends in minutes.")] = False,
     backend: Annotated[str, typer.Option("--backend", help="ray or inline, one run at a time with ray.")] = "inline",
+    progress: Progress = ProgressForm.auto,
 ) -> None:
     """Run a paper's experiments, and write its tables with ours beside them and what differs.
 
@@ -140,9 +152,11 @@ def study(
 
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
+    form = progress_form(progress, console)
     from server.simulation.study import run_study
 
-    run_study(folder, out, _with_backend(overrides, backend), console, seeds=seeds, jobs=jobs, quick=quick)
+    settings = _with_backend(overrides, backend)
+    run_study(folder, out, settings, console, seeds=seeds, jobs=jobs, quick=quick, progress=form)
 
 
 @app.command()

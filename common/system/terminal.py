@@ -3,7 +3,8 @@
 import datetime as dt
 import signal
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
 from typing import IO, Annotated, Any, NoReturn
 
 import typer
@@ -12,9 +13,19 @@ from rich.markup import escape
 from rich.segment import Segment
 
 from common import __version__
-from common.errors import BadInput
+from common.errors import BadInput, Fault
 from common.system.files import no_room
-from common.system.plain_text import at_terminal, hanging
+from common.system.plain_text import at_terminal, hanging, json_text
+
+
+class ProgressForm(StrEnum):
+    """What ``--progress`` names: how ``flwr-sim`` shows how far it is."""
+
+    auto = "auto"
+    bar = "bar"
+    lines = "lines"
+    json = "json"
+    none = "none"
 
 
 class PlainConsole(Console):
@@ -94,17 +105,47 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
 
 
 def teller(console: Console) -> Callable[[str], None]:
-    """Prints one line an event, with the time of day; the same at a terminal and in a container's log.
+    """Prints one line an event, with date, time and zone; the same at a terminal and in a container's log.
 
     Lines of a text after its first are indented, so that no words of somebody else look like an event of their own.
     """
 
     def tell(text: str) -> None:
-        now = dt.datetime.now().strftime("%H:%M:%S")
-        console.print(f"[dim]{now}[/]  {escape(hanging(at_terminal(text)))}", soft_wrap=True, highlight=False)
+        console.print(f"[dim]{moment()}[/]  {escape(hanging(at_terminal(text)))}", soft_wrap=True, highlight=False)
         console.file.flush()
 
     return tell
+
+
+def progress_form(asked: ProgressForm, console: Console) -> ProgressForm:
+    """How progress is shown: ``auto`` is a bar on a terminal, and lines elsewhere; a quiet console shows none.
+
+    Raises:
+        BadInput: If a bar is asked for where there is no terminal.
+    """
+    if console.quiet:
+        return ProgressForm.none
+    # is_terminal alone is what FORCE_COLOR says, which build servers set for a log file
+    drawn = console.is_terminal and console.file.isatty() and not console.is_dumb_terminal
+    if asked is ProgressForm.bar and not drawn:
+        problem = "needs a terminal that can draw, and standard output is none."
+        raise BadInput([Fault("--progress bar", problem, "Use lines, json, or leave it out.")])
+    return (ProgressForm.bar if drawn else ProgressForm.lines) if asked is ProgressForm.auto else asked
+
+
+def json_teller(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
+    """Writes one JSON object a line, at once; its first field is ``time``, as :func:`moment` has it."""
+
+    def tell(fields: Mapping[str, Any]) -> None:
+        file.write(json_text({"time": moment(), **fields}) + "\n")
+        file.flush()
+
+    return tell
+
+
+def moment() -> str:
+    """The present local time with the zone's offset, ISO 8601 to the second."""
+    return dt.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 def end_on_sigterm() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.errors import BadInput, Fault, quoted, stop_on
+from common.system.terminal import ProgressForm
 from server.analysis.comparison import compare, write_comparison
 from server.reporting.comparison_claims import headline
 from server.reporting.pages.comparison import write_comparison_report
@@ -25,6 +26,7 @@ def run_comparison(
     overrides: Sequence[str],
     console: Console,
     track: Track | None = None,
+    progress: ProgressForm = ProgressForm.auto,
 ) -> None:
     """Run every experiment with every seed, then compare them.
 
@@ -33,6 +35,7 @@ def run_comparison(
     Args:
         jobs: Runs at a time; None for what fits.
         track: Where figures go beside the run folders.
+        progress: How it is shown how far the runs are; never on a quiet console.
 
     Raises:
         BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
@@ -48,7 +51,7 @@ def run_comparison(
     _refuse_clashes(cells)
     check(cells)
     stop_on(_same_labels(cells))
-    run_cells(cells, out, jobs or fitting_jobs(cells), console)
+    run_cells(cells, out, jobs or fitting_jobs(cells), console, progress)
     runs = [read_run(cell.folder) for cell in cells]
     comparison = compare(runs)
     write_comparison(comparison, out / "comparison.json")

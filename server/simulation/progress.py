@@ -63,12 +63,17 @@ class Pace:
 
 @dataclass(frozen=True)
 class AtWork:
-    """A run at work, for so many seconds and rounds."""
+    """A run at work, for so many seconds and rounds.
+
+    Attributes:
+        name: Of its folder.
+    """
 
     label: str
     seconds: float
     rounds_done: int
     rounds: int
+    name: str = ""
 
     @property
     def whole(self) -> float | None:

@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 
 import torch
 from rich.console import Console
 
 from common.errors import BadInput, CannotGoOn, Fault
 from common.system.stopping import removed_if_stopped
-from server.simulation.live_table import LiveTable
+from common.system.terminal import ProgressForm
+from server.simulation.live_table import UnseenGrid, progress_of_grid
 from server.simulation.progress import AtWork, Pace
 from server.simulation.trial import Cell
 from server.simulation.worker import run_apart
@@ -30,7 +32,9 @@ class FailedRuns(CannotGoOn):
     """Some runs of a grid failed; names each with its reason."""
 
 
-def run_cells(cells: Sequence[Cell], out: Path, jobs: int, console: Console) -> None:
+def run_cells(
+    cells: Sequence[Cell], out: Path, jobs: int, console: Console, progress: ProgressForm = ProgressForm.auto
+) -> None:
     """Run what is not there yet, ``jobs`` at a time; a folder that several cells share is run once.
 
     Raises:
@@ -43,7 +47,7 @@ def run_cells(cells: Sequence[Cell], out: Path, jobs: int, console: Console) -> 
         todo = [cell for cell in runs if not cell.is_done()]
         if len(todo) < len(runs):
             console.print(f"{len(runs) - len(todo)} of {len(runs)} runs are there already.")
-        failures = _Grid(runs, todo, jobs).run(console)
+        failures = _Grid(runs, todo, jobs).run(console, progress)
     if failures:
         raise FailedRuns("\n".join(failures))
 
@@ -76,35 +80,44 @@ class _Grid:
     todo: Sequence[Cell]
     jobs: int
     started: dict[Path, float] = field(default_factory=dict)
+    begun: SimpleQueue[Cell] = field(default_factory=SimpleQueue)
 
-    def run(self, console: Console) -> list[str]:
+    def run(self, console: Console, progress: ProgressForm) -> list[str]:
         """Run; return what went wrong, one text a failed run."""
         totals, left = Counter(cell.label for cell in self.cells), Counter(cell.label for cell in self.todo)
         pace = Pace(totals, {label: totals[label] - left[label] for label in totals})
         failures: list[str] = []
-        with LiveTable(console, pace, self.jobs, self._at_work) as table, ThreadPoolExecutor(self.jobs) as pool:
+        shown = progress_of_grid(progress, console, pace, self.jobs, self._at_work)
+        with shown, ThreadPoolExecutor(self.jobs) as pool:
             waiting = {pool.submit(self._run_one, cell): cell for cell in self.todo}
             try:
                 while waiting:
                     done, _ = wait(waiting, timeout=LOOK_S, return_when=FIRST_COMPLETED)
                     for future in done:
-                        failures += _settled(waiting.pop(future), future, pace, table)
-                    table.update()
+                        failures += _settled(waiting.pop(future), future, pace, shown)
+                    self._tell_begun(shown)  # after the ends, which made room for them
+                    shown.update()
             except KeyboardInterrupt:
                 pool.shutdown(cancel_futures=True)  # those at work got the signal too
                 raise
         return failures
 
+    def _tell_begun(self, shown: UnseenGrid) -> None:
+        while not self.begun.empty():
+            cell = self.begun.get()
+            shown.started(cell.folder.name, cell.label, cell.rounds)
+
     def _at_work(self) -> list[AtWork]:
         now, by_folder = time.monotonic(), {cell.folder: cell for cell in self.todo}
+        at_work = [(by_folder[folder], now - since) for folder, since in list(self.started.items())]
         return [
-            AtWork(by_folder[folder].label, now - since, _rounds_in(by_folder[folder]), by_folder[folder].rounds)
-            for folder, since in list(self.started.items())
+            AtWork(cell.label, seconds, _rounds_in(cell), cell.rounds, cell.folder.name) for cell, seconds in at_work
         ]
 
     def _run_one(self, cell: Cell) -> tuple[str, float]:
         """Run one cell in its own process; return the reason if it failed, and its seconds."""
         self.started[cell.folder] = began = time.monotonic()
+        self.begun.put(cell)
         try:
             failure = _run_process(cell)
         finally:
@@ -123,11 +136,11 @@ def _run_process(cell: Cell) -> str:
     return ""
 
 
-def _settled(cell: Cell, future: Future[tuple[str, float]], pace: Pace, table: LiveTable) -> list[str]:
+def _settled(cell: Cell, future: Future[tuple[str, float]], pace: Pace, shown: UnseenGrid) -> list[str]:
     failure, seconds = future.result()
     if not failure:
         pace.finished(cell.label, seconds)
-    table.say(f"{'failed' if failure else 'done'}  {cell.folder.name}", seconds)
+    shown.ended(cell.folder.name, cell.label, failure, seconds)
     return [f"{cell.folder.name}: {failure}"] if failure else []
 
 

@@ -23,6 +23,7 @@ from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import SimulatedData, forget, own_tests, simulated_data, whole_data
 from common.system.stopping import removed_if_stopped
+from common.system.terminal import ProgressForm
 from server.federation.evaluation import Setting
 from server.federation.recorder import Both, Watcher
 from server.federation.resume import OpenedRunFolder
@@ -35,7 +36,7 @@ from server.runs.live_status import Present
 from server.runs.reporter import Reporter
 from server.runs.samples import wanted, write_samples
 from server.runs.scalars import Track
-from server.runs.tracking.progress import ProgressBar
+from server.runs.tracking.progress import progress_of_run
 from server.simulation.backends import Workers, choose_workers, inline, on_ray, site_app
 from strategies.base.method import Method
 from strategies.registry import method_of
@@ -52,18 +53,20 @@ def simulate(
     *,
     resume: bool = False,
     web_port: int | None = None,
+    progress: ProgressForm = ProgressForm.auto,
 ) -> dict[str, Any]:
     """Run a simulated experiment into the folder ``out``; return its summary.
 
     Args:
         web_port: Of a live view, 0 for any; None for no view.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
+        progress: How it is shown how far the run is; never on a quiet console.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    return lead(OneMachine(file, console, web_port), file, out, track=track, resume=resume)
+    return lead(OneMachine(file, console, web_port, progress), file, out, track=track, resume=resume)
 
 
 class OneMachine:
@@ -71,12 +74,14 @@ class OneMachine:
 
     Args:
         web_port: Of a live view, 0 for any; None for no view.
+        progress: How it is shown how far the run is; never on a quiet console.
     """
 
     durable = False
 
-    def __init__(self, file: ExperimentFile, console: Console, web_port: int | None) -> None:
+    def __init__(self, file: ExperimentFile, console: Console, web_port: int | None, progress: ProgressForm) -> None:
         self.file, self.experiment, self.console, self.web_port = file, file.experiment, console, web_port
+        self.progress = progress
         self.tell: Callable[[str], None] = console.print
         self.method: Method
         self.data: SimulatedData
@@ -140,11 +145,12 @@ class OneMachine:
 
     @contextmanager
     def _watched(self, out: Path) -> Iterator[Watcher]:
-        """The progress bar, and the live view where it is wanted."""
+        """How far the run is, and the live view where it is wanted."""
         run = self.experiment.run
         name = run.name or run.method
         with ExitStack() as stack:
-            watcher: Watcher = stack.enter_context(ProgressBar(self.console, f"{name} seed {run.seed}"))
+            shown = progress_of_run(self.progress, self.console, f"{name} seed {run.seed}")
+            watcher: Watcher = stack.enter_context(shown)
             if self.web_port is not None:
                 stack.enter_context(beside(out, self.web_port, self.tell))
                 present = Present(str(out.resolve()), name)

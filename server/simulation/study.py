@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.system.files import write_atomically
+from common.system.terminal import ProgressForm
 from server.analysis.study.results import StudyResult, result_of
 from server.analysis.study.spec import Study, StudyPart, Table, read_study, slug
 from server.reporting.pages.study import write_study_report
@@ -26,6 +27,7 @@ def run_study(
     seeds: int | None = None,
     jobs: int | None = None,
     quick: bool = False,
+    progress: ProgressForm = ProgressForm.auto,
 ) -> StudyResult:
     """Run what is not there yet, and write ``study.md``, ``study.json`` and ``report.html`` into ``out``.
 
@@ -34,6 +36,7 @@ def run_study(
         seeds: Of every experiment; None for the study's own.
         jobs: Runs at a time; None for what fits.
         quick: Only the part of the study that ends in minutes.
+        progress: How it is shown how far the runs are; never on a quiet console.
 
     Raises:
         BadInput: With the faults of the study or of all its experiments, before anything runs.
@@ -45,7 +48,7 @@ def run_study(
     grid = Placed(folder, out / "runs", (*more, *overrides), range(seeds or study.seeds)).cells(study)
     cells = [cell for table in grid for row in table for column in row for cell in column]
     check(cells)
-    run_cells(cells, out, jobs or fitting_jobs(cells), console)
+    run_cells(cells, out, jobs or fitting_jobs(cells), console, progress)
     read: dict[Path, Run] = {path: read_run(path) for path in dict.fromkeys(cell.folder for cell in cells)}
     runs = [[[[read[cell.folder] for cell in column] for column in row] for row in table] for table in grid]
     result = result_of(study, runs)
