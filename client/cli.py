@@ -19,7 +19,7 @@ from cryptography import x509
 from client.connection.exit_codes import ExitCode, Refused
 from common.system.malloc import keep_large_buffers
 from common.system.plain_text import at_terminal, json_text
-from common.system.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
+from common.system.terminal import LogForm, LogFormat, PlainConsole, end_on_sigterm, program, run_program, teller
 
 app = program(
     "flwr-client",
@@ -77,7 +77,7 @@ def preview(
 
 
 @app.command()
-def start(folder: Folder) -> None:
+def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
     """Connect, and train when asked; goes on until it is stopped, no matter what happens to the connection.
 
     Example: flwr-client start north

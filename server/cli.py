@@ -17,7 +17,7 @@ import typer
 from common.errors import CannotGoOn
 from common.system.malloc import keep_large_buffers
 from common.system.plain_text import json_text
-from common.system.terminal import PlainConsole, end_on_sigterm, program, run_program, teller
+from common.system.terminal import LogForm, LogFormat, PlainConsole, end_on_sigterm, program, run_program, teller
 from server.runs.scalars import Track
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def admit(
 
 
 @app.command()
-def start(folder: Folder) -> None:
+def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
     """Open the port for hospitals, and stay up.
 
     Example: flwr-server start trial
@@ -140,6 +140,7 @@ def run(
     once: Annotated[
         bool, typer.Option("--once", help="If the process that leads dies, leave it to others to begin it again.")
     ] = False,
+    log_format: LogFormat = LogForm.text,
 ) -> None:
     """Lead one run over the connected hospitals.
 
@@ -155,6 +156,7 @@ def run(
         "--out",
         str(out),
         *(("--sites", str(sites)) if sites else ()),
+        *(("--log-format", log_format.value) if log_format is not LogForm.text else ()),
         *(part for one in overrides for part in ("--set", one)),
     ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
@@ -175,6 +177,9 @@ def run(
     coordinator, tell = read_coordinator(folder), teller(console)
     again = ["flwr-server", *arguments, "--resume"]
     led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
+    if log_format is LogForm.json:
+        tell(f"done; report: {out / 'report.html'}")
+        return
     console.print(result_of(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 

@@ -28,6 +28,32 @@ class ProgressForm(StrEnum):
     none = "none"
 
 
+class LogForm(StrEnum):
+    """What ``--log-format`` names: how a program that stays up says what happens."""
+
+    text = "text"
+    json = "json"
+
+
+_log_form = [LogForm.text]
+
+
+def _log_as(form: LogForm) -> LogForm:
+    _log_form[:] = [form]
+    return form
+
+
+def log_form() -> LogForm:
+    """The form that the present command was asked for; text where it has no such option."""
+    return _log_form[0]
+
+
+LogFormat = Annotated[
+    LogForm,
+    typer.Option("--log-format", callback=_log_as, help="Of the lines on what happens: text, or an object a line."),
+]
+
+
 class PlainConsole(Console):
     """A console whose text cannot act on the terminal; only the styles that our own programs ask for do.
 
@@ -86,29 +112,44 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
     Args:
         stopped: Exceptions whose text explains to a person why the program ends; their ``exit_code`` is taken.
     """
-    errors = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+    _log_as(LogForm.text)
     try:
         app(arguments, prog_name=app.info.name)
     except BadInput as error:
         for fault in error.faults:
-            errors.print(f"[bold red]error[/] {escape(str(fault))}")
+            _last_word("error", str(fault))
         sys.exit(error.exit_code)
     except OSError as error:
         if not no_room(error):
             raise
-        where = f" of {escape(str(error.filename))}" if error.filename else ", where files are written"
-        errors.print(f"[bold red]stopped[/] there is no room left on the disk{where}: free some, and try again.")
+        where = f" of {error.filename}" if error.filename else ", where files are written"
+        _last_word("stopped", f"there is no room left on the disk{where}: free some, and try again.")
         sys.exit(1)
     except stopped as error:
-        errors.print(f"[bold red]stopped[/] {escape(str(error))}")
+        _last_word("stopped", str(error))
         sys.exit(int(getattr(error, "exit_code", 1)))
+
+
+def _last_word(kind: str, text: str) -> None:
+    """Why the program ends, on standard error."""
+    if log_form() is LogForm.json:
+        json_teller(sys.stderr)({"level": "error", "message": at_terminal(text)})
+    else:
+        console = PlainConsole(stderr=True, highlight=False, soft_wrap=True)
+        console.print(f"[bold red]{kind}[/] {escape(text)}")
 
 
 def teller(console: Console) -> Callable[[str], None]:
     """Prints one line an event, with date, time and zone; the same at a terminal and in a container's log.
 
+    With ``--log-format json`` a line is an object with ``time``, ``level`` and ``message``.
+
     Lines of a text after its first are indented, so that no words of somebody else look like an event of their own.
     """
+
+    if log_form() is LogForm.json:
+        write = json_teller(console.file)
+        return lambda text: write({"level": "info", "message": at_terminal(text)})
 
     def tell(text: str) -> None:
         console.print(f"[dim]{moment()}[/]  {escape(hanging(at_terminal(text)))}", soft_wrap=True, highlight=False)

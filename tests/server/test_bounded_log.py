@@ -1,7 +1,9 @@
 """The SuperLink's log stays small, and what is refused is counted."""
 
+import json
 import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -51,6 +53,14 @@ def test_a_log_is_rotated_by_size_and_its_files_are_few_and_private(tmp_path: Pa
     assert sum(file.stat().st_size for file in files) <= FILES * (FILE_BYTES + LONGEST_LINE + STAMP)
     numbers = [int(line.split()[1]) for file in reversed(files) for line in file.read_text().splitlines()]
     assert numbers == list(range(numbers[0], 10_000))
+
+
+def test_on_request_a_line_is_a_json_object(tmp_path: Path) -> None:
+    path = tmp_path / "superlink.log"
+    BoundedLog(path, as_json=True).write('refused "east": \x1b]0;name\u202e\n')
+    (line,) = path.read_text(encoding="utf-8").splitlines()
+    assert re.fullmatch(r'\{"time": "\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", .*\}', line)
+    assert json.loads(line)["message"] == r'refused "east": \x1b]0;name\u202e'
 
 
 def test_a_flood_of_lines_does_not_wash_out_what_was_there(tmp_path: Path) -> None:

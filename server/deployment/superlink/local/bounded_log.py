@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from common.system.plain_text import json_text
+
 FILE_BYTES, FILES = 2 * 2**20, 3
 LINES_A_MINUTE, LONGEST_LINE = 300, 2000
 """Lines beyond are counted only, so that a flood does not wash out what was there before it."""
@@ -21,10 +23,12 @@ class BoundedLog:
 
     Args:
         clock: Seconds.
+        as_json: A line is an object with ``time`` and ``message``.
     """
 
     path: Path
     clock: Callable[[], float] = time.monotonic
+    as_json: bool = False
     _minute: float = float("-inf")
     _lines: int = 0
 
@@ -44,7 +48,8 @@ class BoundedLog:
         number = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         with open(number, "a", encoding="utf-8") as file:
             os.fchmod(number, 0o600)  # a file of an earlier release
-            file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {line}\n")
+            now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            file.write((json_text({"time": now, "message": line}) if self.as_json else f"{now} {line}") + "\n")
 
     def _rotate(self) -> None:
         if not self.path.exists() or self.path.stat().st_size < FILE_BYTES:

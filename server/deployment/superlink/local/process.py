@@ -15,6 +15,7 @@ import httpx
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import write_atomically
 from common.system.malloc import LARGE_BUFFERS
+from common.system.terminal import LogForm, log_form
 from server.coordinator.folder import Coordinator
 from server.deployment.processes.child_process import with_this_process
 from server.deployment.superlink.local.bounded_log import BoundedLog, pump
@@ -55,7 +56,7 @@ class SuperLink:
             preexec_fn=with_this_process(),
         )
         assert self._process.stdout is not None
-        self._log = pump(self._process.stdout, BoundedLog(coordinator.log))
+        self._log = pump(self._process.stdout, BoundedLog(coordinator.log, as_json=log_form() is LogForm.json))
         deadline = time.monotonic() + START_TIMEOUT_S
         while not answers(coordinator):
             if self._process.poll() is not None or time.monotonic() > deadline:
