@@ -45,7 +45,9 @@ def init(
         typer.Option("--host", help="Name or address by which hospitals reach this machine; the first is in kits."),
     ] = [],  # noqa: B006 - typer copies it
     port: Annotated[int, typer.Option("--port", help="The one port that hospitals reach.")] = 9092,
-    control_port: Annotated[int, typer.Option("--control-port", help="Port of Flower's own APIs, on 127.0.0.1.")] = 19092,
+    control_port: Annotated[
+        int, typer.Option("--control-port", help="Port of Flower's own APIs, on 127.0.0.1.")
+    ] = 19092,
     listen: Annotated[str, typer.Option("--listen", help="Address that the port is bound to.")] = "0.0.0.0",
     renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate, of the same authority.")] = False,
 ) -> None:
@@ -109,13 +111,15 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
     Example: flwr-server start trial
     """
     from server.coordinator.folder import read_coordinator
+
+    coordinator = read_coordinator(folder)  # before flwr is imported
     from server.deployment.serve import serve
 
     end_on_sigterm()
     os.umask(0o077)  # what this process and the SuperLink write is for this account only
     tell = teller(console)
     try:
-        serve(read_coordinator(folder), tell)
+        serve(coordinator, tell)
     except (SystemExit, KeyboardInterrupt):
         tell("stopped on request; sites wait for the next start")
         raise SystemExit(0) from None
@@ -162,19 +166,19 @@ def run(
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
-    from common.config import read_experiment
     from server.coordinator.folder import read_coordinator
+    from strategies.names import read_early
+
+    file, coordinator = read_early(experiment, overrides), read_coordinator(folder)  # before torch is imported
     from server.deployment.network import run as lead
     from server.deployment.processes.exit_codes import led
     from server.reporting.tables import result_of
     from server.runs.reader import read_run
-    from strategies.registry import method_faults
 
     keep_large_buffers()
     end_on_sigterm()
     os.umask(0o077)  # the run folder is for this account only
-    file = read_experiment(experiment, overrides, method_faults)
-    coordinator, tell = read_coordinator(folder), teller(console)
+    tell = teller(console)
     again = ["flwr-server", *arguments, "--resume"]
     led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
     if log_format is LogForm.json:
@@ -231,7 +235,9 @@ def status(
     folder: Folder,
     as_json: AsJson = False,
     web: Annotated[bool, typer.Option("--web", help="Serve a page that shows it as it goes; see --port.")] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 chooses a free one.")] = WEB_PORT,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port of the page; 0 chooses a free one.")
+    ] = WEB_PORT,
     listen: Annotated[str, typer.Option("--listen", help="Address that the page's port is bound to.")] = "127.0.0.1",
 ) -> None:
     """Print who is connected, and what the present run is doing.
@@ -242,9 +248,10 @@ def status(
     printed address. It reads files only, and changes nothing.
     """
     from server.coordinator.folder import read_coordinator
+
+    coordinator = read_coordinator(folder)  # before flwr is imported
     from server.deployment.status import in_words, overview
 
-    coordinator = read_coordinator(folder)
     if web:
         _show(coordinator, listen, port, as_json=as_json)
         return

@@ -74,13 +74,11 @@ def run(
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     form = progress_form(progress, console)
-    from common.config import read_experiment, read_tables
+    from strategies.names import read_early
 
-    read_tables(experiment)  # before torch is imported
+    file = read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
     from server.simulation.simulate import simulate
-    from strategies.registry import method_faults
 
-    file = read_experiment(experiment, _with_backend(overrides, backend), method_faults)
     simulate(file, out, console, track, resume=resume, web_port=port if web else None, progress=form)
     _print_result(out)
 
@@ -126,10 +124,10 @@ def compare(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = progress_form(progress, console)
-    from common.config import read_tables
+    from strategies.names import read_early
 
     for one in experiments:
-        read_tables(one)  # before torch is imported
+        read_early(one, _with_backend(overrides, backend))  # before torch is imported
     from server.simulation.compare import run_comparison
 
     run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
@@ -153,6 +151,9 @@ def study(
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
     form = progress_form(progress, console)
+    from server.analysis.study.spec import read_study
+
+    read_study(folder, quick=quick)  # before torch is imported
     from server.simulation.study import run_study
 
     settings = _with_backend(overrides, backend)
@@ -169,12 +170,12 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from common.config import read_experiment, read_tables
+    from strategies.names import read_early
 
-    read_tables(experiment)  # before torch is imported
+    file = read_early(experiment, overrides)  # before torch is imported
     from server.simulation.export_sites import write_sites
 
-    for folder in write_sites(read_experiment(experiment, overrides), out):
+    for folder in write_sites(file, out):
         console.print(f"{folder}/site.toml, images.npz", soft_wrap=True, highlight=False)
 
 
@@ -294,7 +295,8 @@ def weights(
         typer.Option("--checkpoint", help="The library's own file (.pth, .safetensors), for the other architectures."),
     ] = None,
     image_size: Annotated[
-        int, typer.Option("--image-size", help="Size as in model.image_size; weights of vision transformers depend on it.")
+        int,
+        typer.Option("--image-size", help="Size as in model.image_size; weights of vision transformers depend on it."),
     ] = 224,
 ) -> None:
     """Make a local file of pre-trained weights, and print the lines that name it in an experiment.

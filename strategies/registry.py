@@ -1,6 +1,7 @@
-"""The methods by name: one registry, read on both sides of the wire."""
+"""The methods' classes by name, read on both sides of the wire."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -12,49 +13,20 @@ from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.comparators import baselines
-from strategies.comparators.cbafed import CBAFed
-from strategies.comparators.fedfixmatch import FedFixMatch
-from strategies.comparators.fedirm.method import FedIRM
-from strategies.comparators.fedlsr import FedLSR
-from strategies.comparators.fednoro.method import FedNoRo
-from strategies.comparators.rscfed import RSCFed
-from strategies.fedmlp.method import FedMLP
-from strategies.fedsld.method import FedSLD, ScaledFedAvg
 from strategies.local.training_losses import loss_faults
+from strategies.names import CLASSES, unknown_method
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions
 from strategies.rounds.strategy import FederatedAveraging
-from strategies.surgical import SurgicalAggregation
-from strategies.unifed.method import SequentialTraining, ServerOnly, UniFed
 
-STRATEGIES: Mapping[str, type[FederatedAveraging]] = {
-    one.name: one
-    for one in (
-        SurgicalAggregation,
-        FedSLD,
-        FedMLP,
-        RSCFed,
-        CBAFed,
-        FedNoRo,
-        UniFed,
-        baselines.Vanilla,
-        baselines.PartialLoss,
-        baselines.PersonalisedHeads,
-        baselines.Individual,
-        baselines.Centralised,
-        baselines.FedAvg,
-        baselines.FedBN,
-        baselines.FedBNPlus,
-        baselines.FedProx,
-        ScaledFedAvg,
-        SequentialTraining,
-        ServerOnly,
-        FedLSR,
-        FedFixMatch,
-        FedIRM,
-    )
-}
+
+def _imported(place: str) -> type[FederatedAveraging]:
+    module, _, name = place.partition(":")
+    found: type[FederatedAveraging] = getattr(import_module(module), name)
+    return found
+
+
+STRATEGIES: Mapping[str, type[FederatedAveraging]] = {name: _imported(place) for name, place in CLASSES.items()}
 
 TABLES: Mapping[str, type[BaseModel]] = {"server_optimizer": ServerOptimizer, "mean": RobustMean}
 """Keys of ``[method]`` that are tables."""
@@ -88,8 +60,7 @@ def _class_named(name: str) -> type[FederatedAveraging]:
         problem = f'"{name}" is {kind!r}, not a subclass of polyclinic.methods.FederatedAveraging.'
         raise BadInput([Fault("run.method", problem)])
     if name not in STRATEGIES:
-        remedy = did_you_mean(name, STRATEGIES) or f"Methods: {quoted(STRATEGIES, limit=len(STRATEGIES))}."
-        raise BadInput([Fault("run.method", f'"{name}" is not a method.', remedy)])
+        raise BadInput([unknown_method(name)])
     return STRATEGIES[name]
 
 
