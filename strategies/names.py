@@ -43,7 +43,7 @@ def unknown_method(name: str) -> Fault:
 
 
 def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """As :func:`strategies.registry.method_faults`; torch is imported only where the name alone does not tell."""
+    """Find what is wrong with the method of an experiment file; torch is imported only where its name does not tell."""
     run = tree.get("run")
     name = run.get("method") if isinstance(run, dict) else None
     if isinstance(name, str) and name not in CLASSES and not name.startswith(PLUGIN):

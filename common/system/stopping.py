@@ -9,7 +9,9 @@ process in the middle may so end before this one looks for its children; its own
 
 import ctypes
 import os
+import select
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,13 +23,15 @@ STOPPED_ON_REQUEST = 3
 """The exit code of ``flwr-sim``, and of ``flwr-server run``."""
 
 ENDING_S = 3.0
+GRACE_S = 1.0
+"""A program that fails as Ray's processes end waits so long for the signal that may have ended them."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []
 _to_remove: list[Callable[[], object]] = []
-_ending = threading.Event()
+_ending, _other_programs = threading.Event(), threading.Event()
 
 
 @contextmanager
@@ -51,7 +55,8 @@ def stopped_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        if _ending.is_set():
+        failed = sys.exc_info()[0] is not None
+        if _has_come(reading, GRACE_S if failed and _other_programs.is_set() else 0.0):
             time.sleep(2 * ENDING_S)  # what its children's end makes of this program is not its end
         signal.set_wakeup_fd(watched)
         for each, handler in before.items():
@@ -59,6 +64,11 @@ def stopped_at_once() -> Iterator[None]:
         _adopt_orphans(False)
         os.close(writing)  # ends the thread
         _how_to_go_on.clear()
+
+
+def _has_come(reading: int, wait_s: float) -> bool:
+    """Whether a signal has come, or comes within this time: its byte is in the pipe, or the thread is at work."""
+    return _ending.is_set() or bool(select.select([reading], [], [], wait_s)[0]) or _ending.is_set()
 
 
 @contextmanager
@@ -77,6 +87,7 @@ def handlers_kept() -> Iterator[None]:
         return signal.getsignal(number) if number in SIGNALS else set_handler(number, handler)
 
     signal.signal = set_other  # type: ignore[assignment]
+    _other_programs.set()
     try:
         yield
     finally:
@@ -141,12 +152,12 @@ def _wait(reading: int) -> None:
     with open(reading, "rb", buffering=0) as signals:
         while number := signals.read(1):
             if number[0] in SIGNALS:
+                _ending.set()
                 _end()
 
 
 def _end() -> None:
     """End every process that this one started, remove what is half done, say how to go on, and end."""
-    _ending.set()
     person = _silenced()
     half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
     _end_children()
