@@ -5,6 +5,10 @@ exponential, an image has its patient's. Given their sum, the weights of a class
 its positives alone, and so are its negatives': every resample is stratified in every class at once, none is without
 positives or negatives, and the mean over classes is that of the same patients. Plain resampling of images loses rare
 classes; resampling each class by itself takes classes for independent of one another.
+
+Few patients with a finding are a small sample of their kind, and every bootstrap is too narrow then: with one positive,
+17 in 100 of such "95 %" intervals hold the true AUROC. Each interval therefore reaches at least as far as the score
+interval of Newcombe (Statistics in Medicine 2006, method 5), with patients in the place of images.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,8 +17,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtri
 
-from common.metrics.score_histograms import ScoreHistogram
+from common.metrics.score_histograms import ScoreHistogram, pooled_auroc
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -90,7 +96,43 @@ def auroc_intervals(
     numbers, owner = np.unique(patients, return_inverse=True)
     drawn = [_drawn(ranked, len(numbers), owner, generator) for _ in range(RESAMPLES // CHUNK)]
     aurocs = np.concatenate(drawn, axis=1)  # (classes, resamples)
-    return Intervals(_interval(aurocs.mean(axis=0)), dict(zip(columns, map(_interval, aurocs), strict=True)))
+    found = np.array([each.aurocs(np.ones((len(owner), 1), np.float32))[0] for each in ranked])
+    counts = [(len(np.unique(owner[each.positives])), len(np.unique(owner[each.negatives]))) for each in ranked]
+    resampled = [_interval(of_class) for of_class in aurocs]
+    wide = [_around(one, score_interval(value, *n)) for one, value, n in zip(resampled, found, counts, strict=True)]
+    return Intervals(
+        _of_mean(aurocs.mean(axis=0), found.mean(), resampled, wide), dict(zip(columns, wide, strict=True))
+    )
+
+
+def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
+    """Newcombe's interval of an AUROC, 95 %: the true values from which it is no further than chance takes it.
+
+    Args:
+        positives, negatives: Independent ones, 1 or more each.
+    """
+    z, shape = float(ndtri((1 + LEVEL) / 2)), (positives + negatives) / 2 - 1
+
+    def beyond(true: float) -> float:
+        spread = 1 + shape * ((1 - true) / (2 - true) + true / (1 + true))
+        return (auroc - true) ** 2 - z * z * true * (1 - true) * spread / (positives * negatives)
+
+    # At 0 and 1 the true value itself is a root.
+    low = 0.0 if beyond(0.0) <= 0 else float(brentq(beyond, 0.0, min(auroc, 1 - 1e-9)))
+    high = 1.0 if beyond(1.0) <= 0 else float(brentq(beyond, max(auroc, 1e-9), 1.0))
+    return low, high
+
+
+def _around(one: Interval, other: Interval) -> Interval:
+    return min(one[0], other[0]), max(one[1], other[1])
+
+
+def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]) -> Interval:
+    """The interval of the mean over classes, wider than the resamples' by as much as the classes' intervals are."""
+    widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
+    factor = (widths[1] / widths[0]) ** 0.5 if widths[0] else 1.0
+    low, high = _interval(resampled)
+    return max(mean - factor * max(mean - low, 0.0), 0.0), min(mean + factor * max(high - mean, 0.0), 1.0)
 
 
 def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:
@@ -109,7 +151,11 @@ def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -
     pairs = found.sum(axis=1) * alarms.sum(axis=1)
     won = (found * (np.cumsum(alarms, axis=1) - alarms)).sum(axis=1) / pairs
     tied = (found * alarms).sum(axis=1) / pairs
-    return _interval(won)[0], min(_interval(won + tied)[1], 1.0)
+    known = pooled_auroc(histogram)
+    assert known is not None, "there are both kinds"
+    counts = int(positives.sum()), int(negatives.sum())
+    low, high = score_interval(known.at_least, *counts)[0], score_interval(known.at_most, *counts)[1]
+    return _around((_interval(won)[0], min(_interval(won + tied)[1], 1.0)), (low, high))
 
 
 def _drawn(

@@ -31,6 +31,7 @@ _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []
 _to_remove: list[Callable[[], object]] = []
+_set_handler = signal.signal
 _ending, _other_programs = threading.Event(), threading.Event()
 
 
@@ -81,17 +82,23 @@ def handlers_kept() -> Iterator[None]:
     if not _is_within():
         yield
         return
-    set_handler = signal.signal
 
     def set_other(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number in SIGNALS else set_handler(number, handler)
+        return signal.getsignal(number) if number in SIGNALS else _set_handler(number, handler)
 
     signal.signal = set_other  # type: ignore[assignment]
     _other_programs.set()
     try:
         yield
     finally:
-        signal.signal = set_handler
+        signal.signal = _set_handler
+
+
+def take_signals_again() -> None:
+    """Set the handlers of :func:`stopped_at_once` anew: Ray's C++ part has put its own below Python's."""
+    if _is_within():
+        for each in SIGNALS:
+            _set_handler(each, signal.getsignal(each))
 
 
 def go_on_with(line: Callable[[], str]) -> None:

@@ -9,6 +9,7 @@ import importlib
 import itertools
 import logging
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from common.config import SimulationSection
 from common.errors import BadInput, Fault
 from common.system.malloc import LARGE_BUFFERS, keep_large_buffers
-from common.system.stopping import handlers_kept
+from common.system.stopping import handlers_kept, take_signals_again
 
 CLIENT_APP = "client.simulation:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
@@ -71,6 +72,7 @@ def on_ray(main: Main, app: ClientApp, sites: int, workers: Workers, address: st
     failures: list[BaseException] = []
     init: dict[str, Any] = {"address": address} if address else {"num_cpus": workers.count}
     init |= {"log_to_driver": False, "logging_level": logging.ERROR, "include_dashboard": False}
+    init["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)}}  # as Flower would
     os.environ.update(LARGE_BUFFERS)  # for the workers
     keep_large_buffers()
     resources: Any = {"num_cpus": 1.0, "num_gpus": workers.gpus_per_site}
@@ -78,6 +80,8 @@ def on_ray(main: Main, app: ClientApp, sites: int, workers: Workers, address: st
     with warnings.catch_warnings(), handlers_kept():
         warnings.simplefilter("ignore")  # Ray's and Flower's own: run_simulation is deprecated in 1.39, and works
         try:
+            ray.init(**init)  # Flower takes it as it is
+            take_signals_again()
             run_simulation(
                 _server_app(main, failures),
                 app,
