@@ -167,7 +167,7 @@ def run(
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
     from server.coordinator.folder import read_coordinator
-    from strategies.names import read_early
+    from server.federation.early import read_early
 
     file, coordinator = read_early(experiment, overrides), read_coordinator(folder)  # before torch is imported
     from server.deployment.network import run as lead

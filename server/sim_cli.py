@@ -74,7 +74,7 @@ def run(
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     form = progress_form(progress, console)
-    from strategies.names import read_early
+    from server.federation.early import read_early
 
     file = read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
     from server.simulation.simulate import simulate
@@ -124,7 +124,7 @@ def compare(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = progress_form(progress, console)
-    from strategies.names import read_early
+    from server.federation.early import read_early
 
     for one in experiments:
         read_early(one, _with_backend(overrides, backend))  # before torch is imported
@@ -170,7 +170,7 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
-    from strategies.names import read_early
+    from server.federation.early import read_early
 
     file = read_early(experiment, overrides)  # before torch is imported
     from server.simulation.export_sites import write_sites

@@ -13,8 +13,8 @@ from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
+from strategies.base.names import CLASSES, unknown_method
 from strategies.local.training_losses import loss_faults
-from strategies.names import CLASSES, unknown_method
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions
 from strategies.rounds.strategy import FederatedAveraging

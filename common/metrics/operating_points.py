@@ -35,7 +35,8 @@ def operating_points(
 ) -> dict[str, tuple[OperatingPoint, ...]]:
     """Two points a class; a class without positives or negatives in validation, or without test images, has none.
 
-    Thresholds are borders of the histograms' bins, so the decisions are exact.
+    Thresholds are borders of the histograms' bins, so the decisions are exact; between two borders there may be a
+    slightly better one. Where no border is better than calling all images alike, there is no point of Youden's.
 
     Args:
         validation: Class -> scores on which thresholds are chosen.
@@ -54,12 +55,13 @@ def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float
     found, alarms = _from(validation.positives), _from(validation.negatives)
     chosen_on = (int(found[0]), int(alarms[0]))
     # Whole numbers: sums of two shares that are equal must compare equal.
-    youden = _middle_of_widest(found * chosen_on[1] - alarms * chosen_on[0])
+    above_chance = found * chosen_on[1] - alarms * chosen_on[0]
+    youden = _middle_of_widest(above_chance)
     target = int(np.flatnonzero(found >= sensitivity * chosen_on[0])[-1])
-    return (
-        OperatingPoint("youden", None, float(EDGES[youden]), chosen_on, _decided(test, youden)),
-        OperatingPoint("sensitivity", sensitivity, float(EDGES[target]), chosen_on, _decided(test, target)),
-    )
+    by_sensitivity = OperatingPoint("sensitivity", sensitivity, float(EDGES[target]), chosen_on, _decided(test, target))
+    if above_chance[youden] <= 0:  # the best "threshold" calls all images alike
+        return (by_sensitivity,)
+    return OperatingPoint("youden", None, float(EDGES[youden]), chosen_on, _decided(test, youden)), by_sensitivity
 
 
 def _from(counts: Counts) -> Counts:

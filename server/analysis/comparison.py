@@ -18,6 +18,9 @@ from server.runs.reader import MEASURES, Measure, Run
 ENSEMBLE = "ensemble"
 """Of local models, as the ``method`` of what is no method of training."""
 
+FEWEST_IMAGES = 10
+"""Of a kind, below which a class is named beside the means that it weighs in."""
+
 Subset = Literal["all", "shared", "unique"]
 Pairing = Literal["classes", "classes x seeds"]
 
@@ -264,13 +267,23 @@ def _contrasts(
 def _cautions(by_method: _ByMethod) -> Iterable[str]:
     reference, *others = by_method
     if any(run.summary.patients_known is False for of_seed in by_method.values() for run in of_seed.values()):
-        yield "The data does not say which images belong to one patient: intervals and tests are over images."
+        yield "The data does not say which images belong to one patient: intervals of single runs are over images."
     yield from _lost(by_method)
+    if rare := _rare(by_method[reference]):
+        few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
+        yield f"{quoted(rare)}: {few} in at least one run; the means give such a class the weight of any other."
     for undefined, labels in _undefined(by_method).items():
         which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
         yield f"{which}: no AUROC for {quoted(undefined)} in at least one run; the means leave it out."
     for label in others:
         yield from _uneven(label, by_method[label], reference, by_method[reference])
+
+
+def _rare(of_seed: Mapping[int, Run]) -> list[str]:
+    """Classes with an AUROC that few test images decide."""
+    every = [each for run in of_seed.values() for each in run.summary.test.per_class.items()]
+    counts = [(name, (one.positives, one.negatives)) for name, one in every if one.auroc is not None]
+    return sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)})
 
 
 def _lost(by_method: _ByMethod) -> Iterable[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -239,7 +240,7 @@ def as_csv(found: Evaluation) -> str:
 
 def shown(found: Evaluation) -> Group:
     """The table by class, the result in a sentence, and what limits it."""
-    table = Table("class")
+    table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("AUROC", "95 % interval", "average precision", "sensitivity", "specificity", "with", "without"):
         table.add_column(heading, justify="right")
     for name in found.results:

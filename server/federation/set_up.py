@@ -39,9 +39,12 @@ def lead(
 
     Args:
         track: Where figures go beside the run folder.
-        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
+        resume: Go on with the run in ``out`` from its last checkpoint; if it is done, return its summary, and
+            write the pages that are missing.
     """
     if (summary := finished(out, file.experiment, resume=resume)) is not None:
+        if not (out / "report.html").is_file():  # it was stopped after its summary
+            write_pages(out)
         return summary
     store = store_for(track)
     place.check(resume=resume)

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from common.data.images.headers import dicom_heads, dicom_patients
@@ -178,9 +179,29 @@ def _findings(data: OwnData) -> list[str]:
         lines.append(f"    fewer than {FEWEST_POSITIVES} images show {few}: no score of these means anything.")
     if roles.label_columns:
         lines.append("    Remove what is no finding (sex, for instance) from label_columns.")
+    lines += _not_used(data)
     if roles.exclusive:
         lines.append("    Each image shows exactly one of them; each is asked by itself, yes or no.")
     return lines
+
+
+def _not_used(data: OwnData) -> list[str]:
+    """The columns that the experiment leaves out, and which of them may be findings all the same."""
+    unused = [name for name in data.columns if name not in _used(data.roles)]
+    words = [name for name in unused if _is_yes_or_no(data.columns[name])]
+    lines = [f"    not used: {', '.join(unused)}."] if unused else []
+    if words:
+        lines.append(f"    If these are findings, write 1 for yes and 0 for no, and try again: {', '.join(words)}.")
+    return lines
+
+
+def _used(roles: Roles) -> set[str | None]:
+    return {roles.image, roles.patient, roles.split, roles.finding, *roles.label_columns}
+
+
+def _is_yes_or_no(cells: NDArray[np.str_]) -> bool:
+    found = {cell.strip().lower() for cell in np.unique(cells)} - {"", "-1"}
+    return bool(found) and found <= {"yes", "no", "y", "n", "true", "false"}
 
 
 def _without_label(data: OwnData) -> list[str]:

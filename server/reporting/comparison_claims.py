@@ -43,7 +43,13 @@ def headline(comparison: Comparison) -> str:
     others = [method.label for method in comparison.methods[1:]]
     standings = {other: standing(comparison.contrast(other).result) for other in others}
     grouped = {phrase: [o for o in others if standings[o] == each] for each, phrase in _PHRASES.items()}
-    parts = [f"{phrase} {listed(names)}" for phrase, names in grouped.items() if names]
+    sized = {
+        other: f"{other} ({signed(comparison.contrast(other).result.mean_difference)})"
+        if stands in ("better", "worse")
+        else other
+        for other, stands in standings.items()
+    }
+    parts = [f"{phrase} {listed([sized[one] for one in names])}" for phrase, names in grouped.items() if names]
     return (
         f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
         if parts

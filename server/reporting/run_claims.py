@@ -38,7 +38,9 @@ class Limit:
 def run_result(run: Run) -> str:
     """What the run resulted in, over exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
-    training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}"
+    best = summary.best_round
+    which = f" (the model is that of round {best})" if best is not None and 0 < best < summary.rounds else ""
+    training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}{which}"
     accuracy = (
         f" Accuracy is {number(test.multi_class.accuracy)} over {counted(test.multi_class.images, 'image')}."
         if test.multi_class

@@ -402,8 +402,10 @@ def test_a_clear_and_constant_lead_is_called_better_and_each_limit_of_that_count
     names = dict.fromkeys(CLASSES, 0.0)
     high = [of_seed("ours", s, {n: 0.8 + 0.01 * i + 0.001 * s for i, n in enumerate(names)}) for s in range(3)]
     low = [of_seed("theirs", s, {n: 0.7 + 0.012 * i for i, n in enumerate(names)}) for s in range(3)]
-    assert headline(compare([*high, *low])) == "By mean AUROC on these test images, ours is better than theirs."
-    assert headline(compare([*low, *high])) == "By mean AUROC on these test images, theirs is worse than ours."
+    assert (
+        headline(compare([*high, *low])) == "By mean AUROC on these test images, ours is better than theirs (+0.096)."
+    )
+    assert headline(compare([*low, *high])) == "By mean AUROC on these test images, theirs is worse than ours (−0.096)."
     assert "with fewer than 3 seeds" in headline(compare([*high[:2], *low[:2]]))
     assert gain_sentences(compare([*high, *low]))[0].startswith("All 2 sites gain over theirs")
 
@@ -413,7 +415,10 @@ def test_runs_of_unknown_patients_and_lost_sites_are_cautioned_in_a_comparison(t
     lost = of_seed("theirs", 0, {"edema": 0.8}, patients_known=False)
     line = RoundLine(round=1, sites=("north",), absent={"south": "late"})
     cautions = compare([known, Run(lost.folder, lost.summary, (line,))]).cautions
-    assert "The data does not say which images belong to one patient: intervals and tests are over images." in cautions
+    assert (
+        "The data does not say which images belong to one patient: intervals of single runs are over images."
+        in cautions
+    )
     assert "south was absent at the end of 1 of the runs: theirs with seed 0." in cautions
 
 

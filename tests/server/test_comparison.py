@@ -144,8 +144,8 @@ def test_a_clear_difference_is_called_better_and_the_reverse_worse(tmp_path: Pat
     third = [content | {"seed": 2} for content in (two_seeds()[0], two_seeds()[2])]
     runs = [read_run(write(tmp_path / str(i), content)) for i, content in enumerate([*two_seeds(), *third])]
     good, poor = ([run for run in runs if run.summary.name == name] for name in ("good", "poor"))
-    assert headline(compare(good + poor)) == "By mean AUROC on these test images, good is better than poor."
-    assert headline(compare(poor + good)) == "By mean AUROC on these test images, poor is worse than good."
+    assert headline(compare(good + poor)) == "By mean AUROC on these test images, good is better than poor (+0.267)."
+    assert headline(compare(poor + good)) == "By mean AUROC on these test images, poor is worse than good (−0.267)."
     two = headline(compare(good[:2] + poor[:2]))
     assert two == "By mean AUROC on these test images, good cannot be judged, with fewer than 3 seeds, against poor."
 
@@ -192,7 +192,10 @@ def test_what_makes_a_comparison_uneven_is_said(tmp_path: Path) -> None:
     one = summary("one", 0, {"edema": 0.8, "mass": None}, {"mass"}, contract_hash="a")
     two = summary("two", 0, {"edema": 0.7, "mass": 0.7}, {"mass"}, contract_hash="b")
     more = summary("two", 1, {"edema": 0.7, "mass": 0.7}, {"mass"})
-    missing, seeds, contract = compared(tmp_path, one, two, more).cautions
+    rare, missing, seeds, contract = compared(tmp_path, one, two, more).cautions
+    assert rare.startswith(
+        '"edema": fewer than 10 test images with or without the finding in at least one run; the means'
+    )
     assert missing == 'one: no AUROC for "mass" in at least one run; the means leave it out.'
     assert "different seeds; pairs come from the 1 they share" in seeds
     assert "did not train on the same sites and labels" in contract

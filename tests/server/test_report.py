@@ -209,7 +209,10 @@ def test_one_method_alone_has_a_report_too(tmp_path: Path) -> None:
 def test_the_sentence_names_the_groups_only_where_they_differ_from_all(tmp_path: Path) -> None:
     test = asdict(summarise({"edema": RESULTS["edema"]}, {"edema"}, set()))
     run = read_run(write(tmp_path / "run", test=test, classes=["edema"]))
-    assert run_result(run) == "After 3 rounds with 2 of 3 sites, the mean AUROC on the test set is 0.810 over 1 class."
+    assert run_result(run) == (
+        "After 3 rounds with 2 of 3 sites (the model is that of round 2), "
+        "the mean AUROC on the test set is 0.810 over 1 class."
+    )
 
 
 def test_numbers_read_as_people_write_them() -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from common.system.stopping import STOPPED_ON_REQUEST
 from server.sim_cli import line_to_go_on
-from strategies.names import CLASSES
+from strategies.base.names import CLASSES
 from strategies.registry import STRATEGIES
 
 LIMIT_S = 5

@@ -127,6 +127,7 @@ def _saved(figure: Figure, name: str) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the letters that our font lacks
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # a very long name
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
