@@ -39,7 +39,8 @@ def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassesOf
     if max(len(sites), len(names)) <= MANY:
         return Markup("")
     covered = np.array([[name in record.classes for name in names] for record in sites.values()])  # (sites, classes)
-    covered = covered[np.lexsort(~covered.T[::-1])]
+    order = np.lexsort(~covered.T[::-1])
+    covered = covered[order]
     kinds = {name: group.kind for group in groups for name in group.classes}
     with theme():
         figure, (axes,) = canvas(9, 0.9 + ROW * len(names))
@@ -48,8 +49,11 @@ def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassesOf
             axes.broken_barh(list(_runs(covered[:, row])), (row - 0.38, 0.76), color=_COLORS[kinds[name]], linewidth=0)
         axes.set_yticks(range(len(names)), names)
         axes.set(xlim=(0.5, len(sites) + 0.5), ylim=(len(names) - 0.5, -0.5))
-        axes.set_xlabel("sites, in the order of what they annotate")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(sites) <= MANY:
+            axes.set_xticks(range(1, len(sites) + 1), [list(sites)[row] for row in order], rotation=90)
+        else:
+            axes.set_xlabel("number of sites; neighbours annotate alike")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.tick_params(axis="y", length=0)
         return inline(figure, "coverage", f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate.")
 
