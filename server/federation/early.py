@@ -1,12 +1,11 @@
 """An experiment file read before torch is imported, so that a wrong one is refused at once."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from common.config import ExperimentFile, read_experiment
-from common.errors import BadInput, Fault
+from common.errors import Fault
 from common.plugins import PLUGIN
 from strategies.base.names import CLASSES, unknown_method
 
@@ -29,12 +28,10 @@ def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
 def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
     """Read an experiment and refuse what is wrong in it as far as that is known without torch.
 
+    An unknown method is refused here only beside other faults of the file. Where it is the only one, the data is looked
+    at first, which takes torch: a person is told all faults at once.
+
     Raises:
-        BadInput: With every fault of the file, the overrides and the method's name.
+        BadInput: With every fault of the file and of the overrides.
     """
-    file = read_experiment(path, overrides, faults_known_early)
-    name = file.experiment.run.method
-    if name not in CLASSES and not name.startswith(PLUGIN):
-        fault = unknown_method(name)
-        raise BadInput([replace(fault, where=f"{file.path.name}: {fault.where}")])
-    return file
+    return read_experiment(path, overrides, faults_known_early)

@@ -210,15 +210,12 @@ REFUSED = {
     "run of no file": ("run", "{}/none.toml"),
     "run of a wrong key": ("run", "{}/key.toml"),
     "run of a wrong --set": ("run", EXPERIMENT, "--set", "run.roundz=3"),
-    "run of an unknown method": ("run", "{}/method.toml"),
     "compare of no file": ("compare", "{}/none.toml"),
     "compare of a wrong key": ("compare", "{}/key.toml"),
-    "compare of an unknown method": ("compare", "{}/method.toml"),
     "study of no folder": ("study", "{}/none"),
     "study of a wrong key": ("study", "{}"),
     "sites of no file": ("sites", "{}/none.toml"),
     "sites of a wrong key": ("sites", "{}/key.toml"),
-    "sites of an unknown method": ("sites", "{}/method.toml"),
 }
 CPU_S = 4.0
 """Of a refusal; it took 10 to 12 with torch, and takes 1 without, on a busy machine."""
@@ -229,7 +226,6 @@ TELLS_OF_TORCH = "import sys\ntry:\n    {}\nfinally:\n    print('torch' in sys.m
 def test_a_wrong_call_is_refused_before_anything_heavy_is_imported(tmp_path: Path, call: str) -> None:
     right = Path(EXPERIMENT).read_text(encoding="utf-8")
     (tmp_path / "key.toml").write_text(right.replace("[run]", "[run]\nroundz = 3", 1))
-    (tmp_path / "method.toml").write_text(right.replace('method = "', 'method = "x', 1))
     (tmp_path / "study.toml").write_text('titel = "x"')
     arguments = [each.replace("{}", str(tmp_path)) for each in REFUSED[call]]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
