@@ -131,7 +131,10 @@ def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) 
         assert ended.code == 0, ended.out + ended.err
     run = load("runs/foundation")
     assert run.summary["experiment"]["model"]["train"] == "head"
-    assert run.sites["bytes_up"].max() < 20_000
+    trunk = Path("runs/foundation/model.safetensors").stat().st_size
+    assert (
+        run.sites["bytes_up"].max() < 40_000 < trunk / 10
+    )  # head rows, and scores by bin of test and validation images
 
 
 def test_every_command_of_the_page_is_tried_here() -> None:

@@ -170,7 +170,7 @@ def test_a_study_runs_goes_on_where_it_broke_off_and_sets_the_papers_numbers_bes
     (out / "runs" / runs[0]).rename(out / "runs" / f"{runs[0]}.unfinished")
     again = flwr_sim(capsys, *command)
     assert "3 of 4 runs are there already." in again.out
-    assert "4 of 4 runs" in again.out
+    assert "4 of 4 runs" in again.err
     assert json.loads((out / "study.json").read_text(encoding="utf-8"))["tables"][0]["entries"] == [ours, theirs]
 
 
