@@ -42,7 +42,7 @@ TRAINING: tuple[tuple[Spoil, str], ...] = (
     (error(LONG), "characters cut)"),
     (error(WORDS), r"\x1b]0;PWNED\x07\x1b[31m\x9b2J\u202egnp.exe\n12:00:00  round 9 of 9"),
     (says(validation_loss=-1e300), "TrainReply.validation_loss must be from 0 to 1e+06, not -1e+300"),
-    (says(train_loss=1e300), "TrainReply.train_loss must be from -1 to 1e+06, not 1e+300"),
+    (says(train_loss=1e300), "TrainReply.train_loss must be from -1e+06 to 1e+06, not 1e+300"),
     (says(validation_auroc=55.0), "TrainReply.validation_auroc must be from 0 to 1, not 55"),
     (says(seconds=-1e12), "TrainReply.seconds must be from 0 to 1e+08, not -1e+12"),
     (says(seconds=1e6), "says that it trained for 1,000,000 s, and was asked at most"),
