@@ -244,8 +244,8 @@ def _training_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str
 
 
 def _of_training(reply: TrainReply | EvaluateReply) -> list[float | None]:
-    """Figures of the training and validation parts; counts of validation scores are figures, too."""
-    more = [reply.train_loss] if isinstance(reply, TrainReply) else [float(n) for n in reply.validation_positive_scores]
+    """Figures of the training and validation parts; a class whose validation scores are counted stands as a figure."""
+    more = [reply.train_loss] if isinstance(reply, TrainReply) else [0.0] * len(reply.validation_classes)
     return [*more, reply.validation_loss, reply.validation_auroc]
 
 

@@ -129,8 +129,12 @@ def decisions(scores: Floats, labels: Floats) -> Decisions:
     return Decisions(*(int(np.sum((labels == kind) & side)) for kind in (1, 0) for side in (above, ~above)))
 
 
-def pooled_decisions(histogram: ScoreHistogram) -> Decisions:
-    """Decisions at 0.5 from histograms; they are exact, for no bin has 0.5 inside."""
-    found, missed = (int(part.sum()) for part in np.split(histogram.positives, [DECIDED])[::-1])
-    alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [DECIDED])[::-1])
+def pooled_decisions(histogram: ScoreHistogram, border: int = DECIDED) -> Decisions:
+    """Decisions by the lower border of a bin, from histograms; they are exact, for no bin has it inside.
+
+    Args:
+        border: First bin whose images count as positive; by default the threshold is 0.5.
+    """
+    found, missed = (int(part.sum()) for part in np.split(histogram.positives, [border])[::-1])
+    alarms, right = (int(part.sum()) for part in np.split(histogram.negatives, [border])[::-1])
     return Decisions(found, missed, alarms, right)

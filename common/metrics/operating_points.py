@@ -6,7 +6,7 @@ from typing import Literal
 
 import numpy as np
 
-from common.metrics.calibration import Decisions
+from common.metrics.calibration import Decisions, pooled_decisions
 from common.metrics.score_histograms import EDGES, Counts, ScoreHistogram
 
 
@@ -58,10 +58,14 @@ def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float
     above_chance = found * chosen_on[1] - alarms * chosen_on[0]
     youden = _middle_of_widest(above_chance)
     target = int(np.flatnonzero(found >= sensitivity * chosen_on[0])[-1])
-    by_sensitivity = OperatingPoint("sensitivity", sensitivity, float(EDGES[target]), chosen_on, _decided(test, target))
+    by_sensitivity = OperatingPoint(
+        "sensitivity", sensitivity, float(EDGES[target]), chosen_on, pooled_decisions(test, target)
+    )
     if above_chance[youden] <= 0:  # the best "threshold" calls all images alike
         return (by_sensitivity,)
-    return OperatingPoint("youden", None, float(EDGES[youden]), chosen_on, _decided(test, youden)), by_sensitivity
+    return OperatingPoint(
+        "youden", None, float(EDGES[youden]), chosen_on, pooled_decisions(test, youden)
+    ), by_sensitivity
 
 
 def _from(counts: Counts) -> Counts:
@@ -75,9 +79,3 @@ def _middle_of_widest(values: Counts) -> int:
     rows = np.split(best, np.flatnonzero(np.diff(best) > 1) + 1)
     widest = max(rows, key=len)
     return int(widest[len(widest) // 2])
-
-
-def _decided(test: ScoreHistogram, border: int) -> Decisions:
-    missed, found = int(test.positives[:border].sum()), int(test.positives[border:].sum())
-    right, alarms = int(test.negatives[:border].sum()), int(test.negatives[border:].sum())
-    return Decisions(found, missed, alarms, right)

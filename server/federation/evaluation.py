@@ -36,8 +36,8 @@ from strategies.rounds.participation.roll_call import Registered
 from strategies.rounds.strategy import FederatedAveraging
 
 SITES_PARTS = "mean over the sites' own test parts"
-Histograms = Mapping[str, ScoreHistogram]
 OWN_MODELS = "mean over the owning sites' own models"
+Histograms = Mapping[str, ScoreHistogram]
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ CASES = (
     saying("scores of a class twice", field("told_classes", ["a", "a"], SPREAD)),
     saying("scores that nobody told of", field("told_classes", [], SPREAD)),
     saying("validation scores of a class twice", field("validation_classes", ["a", "a"], SPREAD)),
-    saying("validation scores that nobody told of", field("validation_classes", [], SPREAD)),
+    saying("validation scores without their classes", field("validation_classes", [], SPREAD)),
     saying("too few validation scores", field("validation_positive_scores", [1], SPREAD)),
     saying("too few scores", field("positive_scores", [1], SPREAD)),
     saying("scores below zero", field("negative_scores", [-2, 4] + [0] * (BINS - 2), SPREAD)),
