@@ -13,6 +13,16 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def plain_blocks(page: str) -> list[str]:
+    """The fenced blocks without a language, in order: commands as they are typed, or text."""
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    return [
+        block
+        for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        if not language
+    ]
+
+
 def lines(page: str) -> list[list[str]]:
     """Every command of the page, in words."""
     return [shlex.split(line) for block in blocks(page, "sh") for line in block.splitlines()]

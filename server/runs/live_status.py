@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 FILE = "present.json"
+PHASES = {"train": "training", "evaluate": "evaluation", "test": "test", "roll call": "roll call"}
+"""Phase of a round -> its name on pages and in messages."""
 
 
 @dataclass
@@ -58,5 +60,6 @@ def part_of(present: Present, site: str) -> str:
     if site in present.lost:
         return "lost, may come back"
     if site in present.waiting_for:
-        return f"at work ({present.phase})" if present.phase != "roll call" else "waited for"
-    return "done with this step" if site in present.sites else ""
+        phase = PHASES.get(present.phase, present.phase)
+        return "waiting for its answer" if present.phase == "roll call" else f"at work ({phase})"
+    return "has answered" if site in present.sites else ""

@@ -1,5 +1,6 @@
 """The live view: files in, a page out; a token before it; nobody disturbed."""
 
+import ast
 import base64
 import contextlib
 import datetime as dt
@@ -27,7 +28,7 @@ from common.errors import BadInput
 from server.coordinator.connections import note_connections
 from server.coordinator.folder import Coordinator, read_coordinator
 from server.reporting.live.curves import curves
-from server.reporting.live.event_text import told
+from server.reporting.live.event_text import SENTENCES, told
 from server.reporting.live.jsonl import Lines
 from server.reporting.live.launch import beside
 from server.reporting.live.listening import listening
@@ -42,6 +43,7 @@ from tests.server.chromium import View, layout, needs_browser
 from tests.server.open_page import open_page
 
 TOKEN = "a-token"
+ROOT = Path(__file__).parents[2]
 
 
 def appended(path: Path, *lines: dict[str, Any]) -> None:
@@ -142,7 +144,7 @@ def test_each_site_has_its_part_its_rounds_its_seconds_and_when_it_was_last_miss
     links = {"east": "connected", "west": "not connected"}
     seen = Eye(Where("trial", tmp_path, lambda: links)).look()
     assert [(site.name, site.link, site.part, site.rounds, site.seconds) for site in seen.sites] == [
-        ("east", "connected", "at work (train)", 2, 61.0),
+        ("east", "connected", "at work (training)", 2, 61.0),
         ("north", "", "lost, may come back", 2, 7.5),
         ("west", "not connected", "", 0, None),
     ]
@@ -178,10 +180,18 @@ def coordinator(tmp_path: Path) -> Coordinator:
 @pytest.mark.parametrize(
     ("event", "text"),
     [
-        ({"event": "absent", "round": 3, "site": "east", "reason": "why"}, "round 3 went without east: why"),
-        ({"event": "absent", "round": "test", "site": "east", "reason": "why"}, "the test went without east: why"),
+        ({"event": "absent", "round": 3, "site": "east", "reason": "why"}, "round 3 went on without east: why"),
+        ({"event": "absent", "round": "test", "site": "east", "reason": "why"}, "the test went on without east: why"),
         ({"event": "roll_call", "sites": ["a", "b"], "classes": ["x"]}, "roll call: a, b take part; classes: x"),
         ({"event": "joined"}, "joined"),
+        (
+            {"event": "rolled_back", "round": 6, "to": 5, "because": "why", "held": None},
+            "the model of round 6 was rejected and the run went back to round 5: why",
+        ),
+        (
+            {"event": "rolled_back", "round": 6, "to": 5, "because": "why", "held": "east"},
+            "the model of round 6 was rejected and the run went back to round 5: why; it is repeated without east",
+        ),
         ({"event": "something_new", "how": {"much": 1}}, "something new, how {'much': 1}"),
     ],
 )
@@ -189,11 +199,29 @@ def test_events_are_told_as_sentences_and_those_without_one_by_their_fields(even
     assert told(event) == ("", text)
 
 
-def test_an_events_time_is_the_time_of_day_here_and_a_long_text_is_cut() -> None:
-    moment = dt.datetime(2026, 1, 2, 3, 4, 5, tzinfo=dt.UTC)
-    when, text = told({"time": moment.isoformat(), "event": "stopped", "reason": "x" * 1000})
-    assert when == moment.astimezone().strftime("%H:%M:%S")
+def events_written() -> set[str]:
+    """Names of all events that our source writes: the first argument of each call of ``event``."""
+    calls = [
+        node
+        for file in (ROOT / "server").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event"
+    ]
+    return {call.args[0].value for call in calls if isinstance(call.args[0], ast.Constant)}
+
+
+def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> None:
+    assert events_written() == set(SENTENCES)
+    page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8")
+    assert [name for name in SENTENCES if f"| `{name}` |" not in page] == []
+
+
+def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_text_is_cut() -> None:
+    now, past = dt.datetime.now(dt.UTC), dt.datetime(2026, 1, 2, 12, 4, 5, tzinfo=dt.UTC)
+    when, text = told({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
+    assert when == now.astimezone().strftime("%H:%M:%S %Z")
     assert len(text) < 300
+    assert told({"time": past.isoformat(), "event": "begun"})[0] == past.astimezone().strftime("%Y-%m-%d %H:%M %Z")
 
 
 def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out() -> None:
@@ -244,7 +272,7 @@ def test_the_page_says_how_the_run_goes(
 def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Path) -> None:
     text = page(Eye(Where("trial", tmp_path, lambda: {"east": "connected"})).look())
     assert "No run yet" in text
-    assert '<td class="wordy good">connected</td>' in text
+    assert '<td class="wordy link good">connected</td>' in text
 
 
 # ---------------------------------------------------------------------- over HTTP
@@ -383,7 +411,7 @@ def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
             width = shown.value("[document.documentElement.scrollWidth, innerWidth]")
             assert width == [400, 400]
         shown.until("!document.getElementById('link').hidden")
-        assert "Round 5 of 5: train" in shown.value("document.body.innerText")
+        assert "Round 5 of 5: training" in shown.value("document.body.innerText")
         noted(tmp_path, replace(running, round=5, state="done"))
         with served(where, files, port=int(address.rpartition(":")[2])):
             shown.until("document.title.startsWith('5/5')")

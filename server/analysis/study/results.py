@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from common.system.formatting import counted
 from server.analysis.comparison import Spread, auroc_scores, over_seeds
 from server.analysis.statistics import PairedTest, corrected, paired_over_classes, paired_test
 from server.analysis.study.spec import Figure, Study, Table
@@ -175,9 +176,10 @@ def _scale(run: Run) -> str:
     samples = sum(site.train_samples or 0 for site in summary.sites.values())
     test = next(iter(summary.test.per_class.values()))
     tested = summary.test.multi_class.images if summary.test.multi_class else test.images
-    test_images = "test images that no site counts" if tested is None else f"{tested:,} test images"
+    test_images = "test images that no site counts" if tested is None else counted(tested, "test image")
     model = summary.experiment.get("model", {})
     return (
-        f"{len(summary.sites)} sites, {samples:,} training images, {test_images}, {summary.rounds} rounds, "
+        f"{counted(len(summary.sites), 'site')}, {counted(samples, 'training image')}, {test_images}, "
+        f"{counted(summary.rounds, 'round')}, "
         f"{model.get('architecture')} on {model.get('image_size')} pixels"
     )

@@ -4,51 +4,71 @@ import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
-LONGEST = 240
-_PHASES = {"evaluate": "evaluation", "train": "training"}
+from server.runs.live_status import PHASES
 
-_SENTENCES = {
+LONGEST = 240
+
+SENTENCES = {
+    "begun": "the run began",
+    "begun_anew": "the run began again from round 1: no checkpoint could be read",
+    "resumed": "the run was resumed after round {round}",
+    "checkpoint_broken": "checkpoint {file} could not be read: {reason}",
     "roll_call": "roll call: {sites} take part; classes: {classes}",
-    "joined": "{site} joins in round {round}",
-    "heavy_site": "{site} says that it has {images} images, {share} of all; participation.largest_share bounds that",
+    "heavy_site": "{site} states {images} images, {share:.0%} of all; participation.largest_share can bound its weight",
     "no_validation_images": "without validation images: {sites}",
+    "patients_unknown": "the data set does not say which images are of one patient",
+    "images_not_shared": "each worker reads the data set itself: {reason}",
+    "image_skipped": "image {image} of the {part} part could not be read and was left out: {reason}",
+    "joined": "{site} joined in round {round}",
+    "absent": "{when} went on without {site}: {reason}",
+    "left_out": "{site} was left out in {when}: {reason}",
+    "far_update": "round {round}: the update of {site} is far longer than the others: {reason}",
+    "plain_mean": "round {round}: plain mean instead of the robust one for {of}",
+    "rows_stayed_masked": "round {round}: the head rows of {classes} stayed masked and did not change",
+    "condemned": "{site} harmed the model in round {round} and is left out: {reason}",
+    "rolled_back": "the model of round {round} was rejected and the run went back to round {to}: {because}",
+    "refused_call": "a call of {caller} was refused ({call}): {reason}",
+    "tracking_stopped": "MLflow receives no more figures of this run: {reason}",
+    "died": "the process of the run {how}",
+    "no_receipt": "the receipt could not be written: {reason}",
     "stopped": "the run stopped: {reason}",
     "done": "the run is done; model {model_sha256}",
-    "begun_anew": "the run began anew",
-    "resumed": "the run goes on after round {round}",
-    "checkpoint_broken": "checkpoint {file} passed over: {reason}",
-    "image_skipped": "an image of the {part} part could not be read and was left out",
 }
+"""Every event that the coordinator and the simulation write, with its sentence."""
 
 
 def told(event: Mapping[str, Any]) -> tuple[str, str]:
-    """Time of day and text; an event that has no sentence here is told by its fields."""
-    fields = {name: _words(value) for name, value in event.items() if name not in ("time", "event")}
+    """Return when it was, with the zone, and the sentence; an event without a sentence is shown by its fields."""
+    fields = {
+        name: _shown(value) for name, value in event.items() if name not in ("time", "event") and value is not None
+    }
     name = str(event.get("event", "event"))
-    sentence = _absent(event) if name == "absent" else _SENTENCES.get(name, "")
     try:
-        text = sentence.format(**fields) if sentence else _by_fields(name, fields)
-    except (KeyError, IndexError, ValueError):
+        text = SENTENCES[name].format(**fields, when=_when(event.get("round")))
+    except (KeyError, IndexError, ValueError):  # no sentence, or fields of another release
         text = _by_fields(name, fields)
-    return _time_of_day(str(event.get("time", ""))), text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    if name == "rolled_back" and fields.get("held"):
+        text += f"; it is repeated without {fields['held']}"
+    return _moment(str(event.get("time", ""))), text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 
-def _absent(event: Mapping[str, Any]) -> str:
-    phase = event.get("round")
-    place = "round {round}" if isinstance(phase, int) else f"the {_PHASES.get(str(phase), '{round}')}"
-    return place + " went without {site}: {reason}"
+def _when(phase: Any) -> str:
+    return f"round {phase}" if isinstance(phase, int) else f"the {PHASES.get(str(phase), phase)}"
 
 
-def _by_fields(name: str, fields: Mapping[str, str]) -> str:
+def _by_fields(name: str, fields: Mapping[str, Any]) -> str:
     return ", ".join([name.replace("_", " "), *(f"{key} {value}" for key, value in fields.items())])
 
 
-def _words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+def _shown(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _time_of_day(moment: str) -> str:
+def _moment(text: str) -> str:
+    """Return the time of day, or the date and the time where it was not today; empty for what is no time."""
     try:
-        return dt.datetime.fromisoformat(moment).astimezone().strftime("%H:%M:%S")
+        moment = dt.datetime.fromisoformat(text).astimezone()
     except ValueError:
         return ""
+    today = moment.date() == dt.datetime.now(moment.tzinfo).date()
+    return moment.strftime("%H:%M:%S %Z" if today else "%Y-%m-%d %H:%M %Z")

@@ -15,7 +15,7 @@ from common.system import formatting
 from common.system.pages import page_environment
 from server.reporting.live.curves import curves
 from server.reporting.live.snapshot import Seen, SiteSeen
-from server.runs.live_status import Present
+from server.runs.live_status import PHASES, Present
 from server.runs.reader import RoundLine
 
 SITES_SHOWN = 60
@@ -60,13 +60,13 @@ class Shown:
 
 
 def shown(seen: Seen) -> Shown:
-    """What of it stands on the page."""
+    """Return the words and figures of the page."""
     run = seen.present
     state = run.state if run else "none"
     words = _STATES.get(state, "no run yet")
     done = rounds_done(run) if run else 0
     where = f"round {done} of {run.rounds} done" if run and run.rounds else ""
-    sites = sorted(seen.sites, key=lambda site: (not site.part.startswith(("lost", "at work", "waited")), site.name))
+    sites = sorted(seen.sites, key=lambda site: (not site.part.startswith(("lost", "at work", "waiting")), site.name))
     return Shown(
         tab=f"{done}/{run.rounds} {run.name}" if run and run.rounds else seen.title,
         said=". ".join(part for part in (words, where) if part),
@@ -95,17 +95,18 @@ def rounds_done(run: Present) -> int:
 def _lines(seen: Seen, run: Present) -> list[str]:
     if run.state != "running":
         return [f"Run folder: {run.run_folder}"]
-    at = f"Round {run.round} of {run.rounds}: {run.phase}." if run.rounds else f"{run.phase.capitalize()}."
+    phase = PHASES.get(run.phase, run.phase)
+    at = f"Round {run.round} of {run.rounds}: {phase}." if run.rounds else f"{phase.capitalize()}."
     if not run.waiting_for:
         return [at]
-    until = time.strftime("%H:%M:%S", time.localtime(run.deadline))
+    until = time.strftime("%H:%M:%S %Z", time.localtime(run.deadline))
     return [f"{at} Waiting for {formatting.shortened(run.waiting_for, 6)}, at the latest until {until}."]
 
 
 def _reason(run: Present) -> str:
     if not run.last_error or run.state == "done":
         return ""
-    return run.last_error if run.state != "running" else f"Last trouble: {run.last_error}"
+    return run.last_error if run.state != "running" else f"Last problem: {run.last_error}"
 
 
 def _tiles(seen: Seen, run: Present, done: int) -> list[tuple[str, str]]:

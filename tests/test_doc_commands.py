@@ -1,0 +1,118 @@
+"""The command blocks of the docs run in a shell as they are printed; those of hours in a short form.
+
+Other pages have tests of their own: README, tutorials, recipes, Flower, Python, new methods.
+"""
+
+import configparser
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.doc_pages import ROOT, plain_blocks
+from tests.network.real import listens, machine
+
+LONGEST_S = 900
+DEFAULT_PORTS = (9092, 19092)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder in which the commands of the docs can be typed: the environment, and a copy of the experiments."""
+    folder = tmp_path / "checkout"
+    folder.mkdir()
+    (folder / ".venv").symlink_to(sys.prefix)
+    shutil.copytree(ROOT / "experiments", folder / "experiments")
+    return folder
+
+
+def typed_in_a_shell(text: str, folder: Path) -> None:
+    """Run a block as ``bash`` would, line after line; where a command asks, the person types y."""
+    path = os.pathsep.join((str(folder / ".venv" / "bin"), os.environ["PATH"]))
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    done = subprocess.run(
+        ["bash", "-e", "-c", f"yes | (\n{text}\n)"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(any(map(listens, DEFAULT_PORTS)), reason=f"one of the ports {DEFAULT_PORTS} is in use")
+def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path: Path) -> None:
+    prepare, hospitals, lead = plain_blocks("federation")
+    *before, start = prepare.strip().splitlines()
+    typed_in_a_shell("\n".join(before), checkout)
+    with machine(tmp_path / "machine", works_in=checkout) as here:
+        words = shlex.split(start, comments=True)
+        here.start("coordinator", "-m", "server.cli", *words[1:]).says("ready: hospitals connect to")
+        checks = [line for line in hospitals.splitlines() if "&" not in line]  # `start` goes on after the block
+        typed_in_a_shell("\n".join(checks), checkout)
+        for name in ("site-1", "site-2", "site-3"):
+            here.start(name, "-m", "client.cli", "start", f"rehearsal/{name}").says("connected to trial")
+        typed_in_a_shell(lead, checkout)
+        (doctor, *_) = plain_blocks("troubleshooting")
+        typed_in_a_shell(doctor.replace("DIR", "rehearsal/site-1"), checkout)
+    assert (checkout / "rehearsal" / "first" / "report.html").is_file()
+    assert (checkout / "rehearsal" / "site-1" / "preview.html").is_file()
+
+
+@pytest.mark.long
+def test_the_commands_of_simulation_run_one_after_the_other(checkout: Path) -> None:
+    draw_digits(checkout)
+    (block,) = plain_blocks("simulation")
+    typed_in_a_shell(block, checkout)
+    assert {"first", "short", "digits", "papers"} <= {path.name for path in (checkout / "runs").iterdir()}
+    predicted = (checkout / "predictions.csv").read_text(encoding="utf-8").splitlines()
+    assert len(predicted) == 1 + len(list((checkout / "scans").iterdir()))
+
+
+def draw_digits(folder: Path) -> None:
+    """``labels.csv`` and ``scans``: pictures in the form in which the run of the page reads digits."""
+    classes, random = [str(digit) for digit in range(10)], np.random.default_rng(0)
+    (folder / "scans").mkdir()
+    rows = [",".join(("image", *classes))]
+    for number in range(40):
+        Image.fromarray(random.integers(0, 255, (8, 8), dtype=np.uint8)).save(folder / "scans" / f"{number}.png")
+        rows.append(",".join((f"{number}.png", *(str(int(number % 10 == digit)) for digit in range(10)))))
+    (folder / "labels.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+RESULTS = [line for block in plain_blocks("results") for line in block.replace("\\\n", " ").splitlines()]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="../shared/data is absent")
+@pytest.mark.parametrize("line", RESULTS, ids=[" ".join(shlex.split(line)[1:3]) for line in RESULTS])
+def test_the_commands_behind_the_results_run_in_a_short_form(line: str, checkout: Path) -> None:
+    (checkout.parent / "shared").symlink_to(ROOT.parent / "shared")
+    typed_in_a_shell(shortened(line), checkout)
+    assert list((checkout / "runs").rglob("report.html"))
+
+
+def shortened(line: str) -> str:
+    """The same command for one round and one seed, or for the quick form of a study."""
+    command = re.sub(r"--seeds \d+", "--seeds 1", line)
+    command = re.sub(r"--set run\.rounds=\d+", "", command)
+    return f"{command} --quick" if " study " in command else f"{command} --set run.rounds=1"
+
+
+def test_the_unit_of_systemd_is_well_formed_and_its_command_parses() -> None:
+    (unit,) = plain_blocks("operations")
+    parsed = configparser.ConfigParser()
+    parsed.read_string(unit)
+    assert set(parsed) == {"DEFAULT", "Unit", "Service", "Install"}
+    program, command, *_ = shlex.split(parsed["Service"]["ExecStart"])
+    assert (program, command) == ("flwr-server", "run")
