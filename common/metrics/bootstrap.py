@@ -17,8 +17,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
-from scipy.special import ndtri
 
 from common.metrics.score_histograms import ScoreHistogram, pooled_auroc
 
@@ -111,6 +109,9 @@ def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
     Args:
         positives, negatives: Independent ones, 1 or more each.
     """
+    from scipy.optimize import brentq  # here: a program that only trains does not pay for its import
+    from scipy.special import ndtri
+
     z, shape = float(ndtri((1 + LEVEL) / 2)), (positives + negatives) / 2 - 1
 
     def beyond(true: float) -> float:
