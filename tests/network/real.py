@@ -1,5 +1,6 @@
 """A federation as it is in life: both programs as processes, real sockets, keys and certificates, on loopback."""
 
+import atexit
 import contextlib
 import io
 import json
@@ -12,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +26,8 @@ import server.sim_cli
 from client.connection.status import asked
 from common.errors import BadInput
 from tests.federations import DIGITS
+from tests.network.warm import PROGRAMS as WARM_PROGRAMS
+from tests.network.warm import Forked, Warm
 from tests.server.commands import Ended
 
 ROOT = Path(__file__).parents[2]
@@ -107,15 +111,19 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@cache
+def warm() -> Warm:
+    """The process that forks hospitals' programs: one for all tests of this process, and it ends with them."""
+    started = Warm()
+    atexit.register(started.end)
+    return started
+
+
 class Program:
     """A process, and everything that it printed."""
 
-    def __init__(self, log: Path, command: Sequence[str], environment: Mapping[str, str], works_in: Path) -> None:
-        self._log = log
-        with log.open("wb") as file:
-            self.process = subprocess.Popen(
-                command, cwd=works_in, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file
-            )
+    def __init__(self, log: Path, process: "subprocess.Popen[bytes] | Forked") -> None:
+        self._log, self.process = log, process
 
     @property
     def said(self) -> str:
@@ -173,15 +181,26 @@ class Machine:
         }
 
     def start(self, name: str, *arguments: object) -> Program:
-        """Run Python with these arguments."""
+        """Run Python with these arguments; a hospital's program is forked from a process that has imported torch."""
         log = self.folder / f"{name}-{len(self._programs)}.log"
-        program = Program(log, [sys.executable, *map(str, arguments)], self._environment, self._works_in)
-        self._programs.append(program)
-        return program
+        words = [str(argument) for argument in arguments]
+        if words[0] == "-m" and words[1] in WARM_PROGRAMS:
+            log.touch()
+            process = warm().fork(words[1], words[2:], self._environment, self._works_in, log)
+            self._programs.append(Program(log, process))
+            return self._programs[-1]
+        with log.open("wb") as file:
+            command, nothing = [sys.executable, *words], subprocess.DEVNULL
+            popen = subprocess.Popen(
+                command, cwd=self._works_in, env=self._environment, stdin=nothing, stdout=file, stderr=file
+            )
+        self._programs.append(Program(log, popen))
+        return self._programs[-1]
 
     def left(self) -> list[psutil.Process]:
         """Every process that descends from ours, also one whose parent is gone."""
-        return [process for process in psutil.process_iter() if self._marked(process)]
+        forked = {program.process.pid for program in self._programs if program.runs}  # they do not show their mark
+        return [process for process in psutil.process_iter() if process.pid in forked or self._marked(process)]
 
     def _marked(self, process: psutil.Process) -> bool:
         try:
