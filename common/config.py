@@ -15,13 +15,13 @@ from common.data.augmentation.spec import AugmentationSpec
 from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
-from common.metrics.plugin import MOST_METRICS
 from common.models.zoo.spec import ModelSpec
 from common.plugins import (
     LOSSES,
     METHODS,
     METRICS,
     MODELS,
+    MOST_METRICS,
     OPTIMIZERS,
     PLUGIN,
     SCHEDULES,

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import Fault, did_you_mean, quoted, stop_on
-
-PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
+from common.system.plain_text import PLAIN_NAME
 
 
 @dataclass(frozen=True)

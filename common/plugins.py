@@ -28,6 +28,8 @@ METHODS = "polyclinic.methods"
 TRANSFORMS, OPTIMIZERS, SCHEDULES = "polyclinic.transforms", "polyclinic.optimizers", "polyclinic.schedules"
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Of the name of an entry point, and of others' networks."""
+MOST_METRICS = 20
+"""Of plug-ins, in one run."""
 PLUGIN = "plugin:"
 """Before the name of an entry point, wherever an experiment may name a plug-in or something of ours."""
 PluginName = Annotated[str, Field(pattern=f"^{PLUGIN}{NAME_PATTERN}$")]

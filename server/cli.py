@@ -4,7 +4,10 @@ import os
 
 # Before flwr is imported: nothing of ours calls home, nothing is installed at run time.
 os.environ.update(
-    FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1",
+    PYDANTIC_DISABLE_PLUGINS="__all__",  # it would look for some in every installed package at each start
 )
 
 import contextlib
@@ -218,7 +221,11 @@ def verify(
 
     Example: flwr-server verify runs/first/receipt.json
     """
+    from common.errors import stop_on
     from common.security.identity import read_request
+    from common.system.files import no_such_file
+
+    stop_on([] if receipt.exists() else [no_such_file(receipt)])  # before torch is imported
     from server.runs.verify import verify as checked
 
     known = {one.site: one.public_key for one in map(read_request, requests or ())}
@@ -283,9 +290,11 @@ def health(folder: Folder) -> None:
     Example: flwr-server health trial
     """
     from server.coordinator.folder import read_coordinator
+
+    coordinator = read_coordinator(folder)
     from server.deployment.superlink.local.process import answers
 
-    well = answers(read_coordinator(folder))
+    well = answers(coordinator)
     print("healthy" if well else "not healthy: the SuperLink does not answer")
     raise SystemExit(0 if well else 1)
 
@@ -298,10 +307,11 @@ def revoke(
 
     Example: flwr-server revoke trial north
     """
-    from server.coordinator.admission import revoke as take_back
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
+    from server.coordinator.admission import revoke as take_back
+
     if not yes:
         typer.confirm(f"{site} is to take part no more?", abort=True)
     take_back(coordinator, site)
@@ -321,12 +331,15 @@ def deadlines(
 
     start and run refuse a timer that is shorter than what has to fit inside it.
     """
-    from common.config import read_experiment
     from server.coordinator.folder import read_coordinator
-    from server.deployment.timers import timers, timers_table
 
     read_coordinator(folder)
-    found = timers(read_experiment(experiment).experiment if experiment else None)
+    from common.config import read_experiment
+
+    planned = read_experiment(experiment).experiment if experiment else None
+    from server.deployment.timers import timers, timers_table  # once nothing is wrong with the call
+
+    found = timers(planned)
     if as_json:
         print(json_text([timer.__dict__ for timer in found], allow_nan=True))
     else:

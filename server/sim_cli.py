@@ -6,6 +6,7 @@ import os
 os.environ.update(
     FLWR_TELEMETRY_ENABLED="0",
     FLWR_DISABLE_UPDATE_CHECK="1",
+    PYDANTIC_DISABLE_PLUGINS="__all__",  # it would look for some in every installed package at each start
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     RAY_worker_niceness="0",  # Ray's 15 starves a simulation on a machine that does anything else
@@ -22,7 +23,7 @@ from typing import Annotated
 import typer
 
 from common.errors import CannotGoOn, stop_on
-from common.system.files import taken, write_atomically
+from common.system.files import write_atomically
 from common.system.plain_text import json_text
 from common.system.stopping import go_on_with, stopped_at_once
 from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
@@ -75,8 +76,11 @@ def run(
     """
     form = progress_form(progress, console)
     from server.federation.early import read_early
+    from server.runs.folder import new_folder_faults
 
-    file = read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
+    # Before torch is imported.
+    file = read_early(experiment, _with_backend(overrides, backend))
+    stop_on([] if resume else new_folder_faults(out))
     from server.simulation.simulate import simulate
 
     simulate(file, out, console, track, resume=resume, web_port=port if web else None, progress=form)
@@ -201,10 +205,13 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.command import export as written
-    from server.export.exported_model import form_of
+    from server.export.early import form_of, refuse_early
 
-    done, source, card = written(folder, form_of(to), out, check)
+    form = form_of(to)
+    refuse_early(folder, check)  # before torch is imported
+    from server.export.command import export as written
+
+    done, source, card = written(folder, form, out, check)
     console.print(f"{done.path}: largest difference {done.largest_difference:.2g}", soft_wrap=True, highlight=False)
     console.print(f"compared on {done.images} {source}", soft_wrap=True, highlight=False, markup=False)
     console.print(f"model card: {card or 'none, for the folder is not a run'}", soft_wrap=True, highlight=False)
@@ -219,6 +226,11 @@ def demo(
 
     Example: flwr-sim demo --backend inline
     """
+    from server.federation.early import read_early
+
+    read_early(
+        Path(__file__).parent / "simulation" / "demo.toml", _with_backend([], backend)
+    )  # before torch is imported
     from server.simulation.demo import run_demo
 
     run_demo(out, backend, console)
@@ -236,7 +248,9 @@ def predict(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    stop_on(taken(out))  # before torch is imported
+    from server.export.early import refuse_early
+
+    refuse_early(folder, data, out)  # before torch is imported
     from server.export.prediction import predict_to_csv
 
     read, unreadable = predict_to_csv(folder, data, out)
@@ -269,7 +283,9 @@ def evaluate(
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    stop_on(taken(out) if out else [])  # before torch is imported
+    from server.export.early import refuse_early
+
+    refuse_early(folder, data, out)  # before torch is imported
     from server.export import evaluation
 
     given = evaluation.Given(data, classes.split(",") if classes else (), images, image_column, patient_column)

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from common.errors import did_you_mean, quoted
 from common.plugins import PLUGIN
 from common.system.toml import Section
-from strategies.registry import STRATEGIES, statistics_sent
+from strategies.base.names import CLASSES
 
 Group = Literal["trunk", "norm", "head"]
 GROUPS: tuple[Group, ...] = ("trunk", "norm", "head")
@@ -180,16 +180,18 @@ class Policy(Section):
     @field_validator("methods")
     @classmethod
     def _known_methods(cls, names: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        _known(
-            tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN)), STRATEGIES, "methods"
-        )
+        _known(tuple(name for name in names or () if name != "*" and not name.startswith(PLUGIN)), CLASSES, "methods")
         return names
 
     @field_validator("statistics")
     @classmethod
     def _known_statistics(cls, names: tuple[str, ...] | None, info: ValidationInfo) -> tuple[str, ...] | None:
         plugins = any(name.startswith(PLUGIN) for name in info.data.get("methods") or ())
-        return names if plugins else _known(names, statistics_sent(), "statistics")
+        if plugins or not names:
+            return names
+        from strategies.registry import statistics_sent  # here: only a file that names them waits for torch
+
+        return _known(names, statistics_sent(), "statistics")
 
 
 def _known(names: tuple[str, ...] | None, options: Iterable[str], what: str) -> tuple[str, ...] | None:

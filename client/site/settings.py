@@ -1,56 +1,20 @@
 """site.toml: what the hospital says about itself. Read once, checked whole, before anything connects."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
-from pydantic import Field, field_validator
 
 from client.site.disclosure import hidden_classes
-from client.site.policy import Policy
 from client.site.site import Site
-from client.site.site_file import FILE, read_site_toml
+from client.site.site_file import FILE, SiteFile, read_site_file
 from common.contract import Declaration, merge
 from common.data.base.image_set import ImageSet, Splits
-from common.data.base.spec import DataSpec
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.security.identity import SiteKit, checked_name, public_line, read_key, read_kit, same_key, split_address
-from common.system.toml import Section, validated
-
-
-class SiteFile(Section):
-    """The keys of ``site.toml``; in ``[data]``, ``labels`` and ``synonyms`` stand beside those of the data set.
-
-    Attributes:
-        name: As registered with the coordinator.
-        kit: What the coordinator sent back; ``NAME.kit`` where left out.
-        key: The private key; ``NAME.key`` where left out.
-        device: ``auto`` takes a GPU where there is one.
-        policy: What leaves beside updates.
-        health: Where ``flwr-client status`` and the container's health check ask; empty for nowhere. Port 0 takes any.
-    """
-
-    name: str
-    kit: str = ""
-    key: str = ""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    health: str = "127.0.0.1:9095"
-    policy: Policy = Policy()
-    data: DataSpec = Field(discriminator="kind")
-
-    _name = field_validator("name")(checked_name)
-
-    @field_validator("health")
-    @classmethod
-    def _an_address(cls, address: str) -> str:
-        if address:
-            split_address(re.sub(":0$", ":1", address))
-        return address
+from common.security.identity import SiteKit, public_line, read_key, read_kit, same_key
 
 
 @dataclass(frozen=True)
@@ -121,27 +85,8 @@ def data_faults_of(settings: Settings) -> list[Fault]:
 
 def _read(folder: Path) -> tuple[Settings, list[Fault]]:
     """Settings, and what is wrong with their class names; of a file with other faults there are no settings."""
-    tree = read_site_toml(folder)
-    data = tree.get("data")
-    labels, synonyms = (data.pop("annotates", ()), data.pop("synonyms", {})) if isinstance(data, dict) else ((), {})
-    wrong = [*_list_faults(labels), *_map_faults(synonyms)]
-    try:
-        file = validated(SiteFile, tree, FILE)
-    except BadInput as error:
-        raise BadInput([*error.faults, *wrong]) from None
-    return Settings(folder, file, tuple(labels), synonyms), wrong
-
-
-def _list_faults(labels: Any) -> list[Fault]:
-    if isinstance(labels, list | tuple) and all(isinstance(name, str) for name in labels):
-        return []
-    return [Fault(f"{FILE}: data.annotates", "must be a list of class names.")]
-
-
-def _map_faults(synonyms: Any) -> list[Fault]:
-    if isinstance(synonyms, dict) and all(isinstance(name, str) for name in synonyms.values()):
-        return []
-    return [Fault(f"{FILE}: data.synonyms", 'must be a table of lines "own name" = "canonical name".')]
+    file, labels, synonyms, wrong = read_site_file(folder)
+    return Settings(folder, file, labels, synonyms), wrong
 
 
 def read_credentials(settings: Settings) -> SiteKit:

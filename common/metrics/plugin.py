@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from common.errors import BadInput, Fault
 from common.plugins import METRICS, PLUGIN, loaded
 
-MOST_METRICS = 20
-"""In one run."""
 MOST = 1e9
 """Largest magnitude of a metric."""
 Metric = Callable[[NDArray[np.floating], NDArray[np.floating]], float | None]

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from safetensors import SafetensorError
 
 from common.errors import BadInput, Fault
+from common.models.files import DESCRIPTION, TENSORS, unreadable
 from common.models.frozen import FrozenPart, frozen_tensors
 from common.models.network import SplitNetwork, build
 from common.models.state import (
@@ -25,8 +26,6 @@ from common.models.zoo.spec import ModelSpec, Sha256
 from common.system.files import write_atomically
 from common.system.toml import in_words
 
-TENSORS = "model.safetensors"
-DESCRIPTION = "model.json"
 _WRITTEN_TOGETHER = f"Copy {DESCRIPTION} and {TENSORS} again, both from the run that wrote them."
 
 
@@ -176,5 +175,4 @@ def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        remedy = "Name the folder of a finished run, or of a model that a site keeps."
-        raise BadInput([Fault(str(path), f"cannot be read: {error.strerror}.", remedy)]) from None
+        raise BadInput([unreadable(path, error)]) from None

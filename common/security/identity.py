@@ -20,15 +20,17 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import field_validator
 
-from common.contract import PLAIN_NAME
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import is_file, write_atomically
+from common.system.plain_text import PLAIN_NAME
 from common.system.toml import M, Section, read_toml, toml_text, validated
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
 _NEW_KEY = "Put the one back that flwr-client init made; if it is lost, init makes a new one, to be admitted anew."
 _KEY_KIND = "ecdsa-sha2-nistp256"
 MAX_NAME, MAX_NAME_BYTES = 100, 200
+SIGNS_REQUESTS = x509.ObjectIdentifier("1.3.6.1.5.5.7.3.36")
+"""The purpose of the coordinator's certificate for signing: documents (RFC 9336)."""
 UNREADABLE_CERTIFICATE = (
     ValueError,
     TypeError,

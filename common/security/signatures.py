@@ -16,19 +16,17 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
-from cryptography.x509.oid import ExtendedKeyUsageOID, ObjectIdentifier
+from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import ConfigRecord, RecordDict
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from common.security.identity import UNREADABLE_CERTIFICATE
+from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE
 from common.wire.canonical_bytes import FIELDS, SIGNATURE, record_sha256, small_fields
 
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 # The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). What is signed
 # here begins otherwise, so that none of them can be shown as another.
 OF_A_REPLY, OF_A_REQUEST = b"polyclinic reply\n", b"polyclinic request\n"
-SIGNS_REQUESTS = ObjectIdentifier("1.3.6.1.5.5.7.3.36")
-"""The purpose of the coordinator's certificate for signing: documents (RFC 9336)."""
 CHAINED = ("RollCallAnswer", "TrainReply", "EvaluateReply")
 """The records that a site counts, each run from 1: a gap shows that one is missing."""
 

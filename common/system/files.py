@@ -12,6 +12,8 @@ from common.system.stopping import removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """The disk, the user's share of it, or the size that a file may have."""
+NO_PLACE_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+"""What a system answers where a person named a place in which this account can make no file."""
 
 
 def no_room(error: BaseException | None) -> bool:

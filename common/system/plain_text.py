@@ -6,9 +6,12 @@ Both sides go by these functions, because neither trusts the words of the other 
 """
 
 import json
+import re
 import unicodedata
 from typing import Any
 
+PLAIN_NAME = re.compile(r"\w[\w .()-]{0,99}")
+"""Of sites, tasks and federations: it can stand in files, folders and messages."""
 MOST_WORDS = 500
 """Characters of a reason, the note of a cut included: two or three sentences of ours."""
 MOST_LINES = 40

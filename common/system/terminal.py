@@ -14,7 +14,7 @@ from rich.segment import Segment
 
 from common import __version__
 from common.errors import BadInput, Fault
-from common.system.files import no_room
+from common.system.files import NO_PLACE_TO_WRITE, no_room
 from common.system.plain_text import at_terminal, hanging, json_text
 
 
@@ -120,11 +120,17 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
             _last_word("error", str(fault))
         sys.exit(error.exit_code)
     except OSError as error:
-        if not no_room(error):
+        if no_room(error):
+            where = f" of {error.filename}" if error.filename else ", where files are written"
+            _last_word("stopped", f"there is no room left on the disk{where}: free some, and try again.")
+            sys.exit(1)
+        if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
             raise
-        where = f" of {error.filename}" if error.filename else ", where files are written"
-        _last_word("stopped", f"there is no room left on the disk{where}: free some, and try again.")
-        sys.exit(1)
+        problem = f"cannot be written: {(error.strerror or 'the system refuses it').lower()}."
+        _last_word(
+            "error", str(Fault(str(error.filename), problem, "Name another place, or change its owner or mode."))
+        )
+        sys.exit(BadInput.exit_code)
     except stopped as error:
         _last_word("stopped", str(error))
         sys.exit(int(getattr(error, "exit_code", 1)))

@@ -9,9 +9,9 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.contract import PLAIN_NAME
 from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
 from common.system.files import is_file, no_such_file
+from common.system.plain_text import PLAIN_NAME
 
 
 class Section(BaseModel):

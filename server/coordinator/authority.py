@@ -16,8 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import BadInput, Fault
-from common.security.identity import UNREADABLE_CERTIFICATE, write_secret
-from common.security.signatures import SIGNS_REQUESTS
+from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret
 from common.system.files import write_atomically
 from server.coordinator.folder import Coordinator
 

@@ -13,7 +13,8 @@ from common.errors import BadInput, Fault, stop_on
 from common.models.saved import load_model
 from common.models.zoo.spec import ModelSpec
 from common.system.files import write_atomically
-from server.export.exported_model import SUFFIX, ExportCheck, ExportFormat, Pixels, export_model
+from server.export.early import ExportFormat, refuse_early
+from server.export.exported_model import SUFFIX, ExportCheck, Pixels, export_model
 from server.export.prediction import read_pictures
 from server.reporting.pages.model_card import CARD, model_card
 from server.runs.reader import read_run
@@ -47,9 +48,7 @@ def export(
         BadInput: If something cannot be read or written.
         OutputsDiffer: If the exported model does not say the same.
     """
-    if folder.suffix == ".toml":
-        remedy = f"To write its simulated sites' folders: flwr-sim sites {folder}"
-        raise BadInput([Fault(str(folder), "is an experiment; a trained model's folder is exported.", remedy)])
+    refuse_early(folder, check)
     destination = out or folder / f"model.{SUFFIX[form]}"
     spec = load_model(folder).spec
     card = _card(folder, destination.parent)

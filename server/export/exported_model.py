@@ -5,7 +5,6 @@ import json
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common import __version__
-from common.errors import BadInput, CannotGoOn, Fault, did_you_mean, stop_on
+from common.errors import CannotGoOn, Fault, stop_on
 from common.models.inference import probabilities
 from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
 from common.system.files import taken
+from server.export.early import ExportFormat
 
 TOLERANCE = 1e-4
 INPUT, OUTPUT = "images", "probabilities"
@@ -30,28 +30,8 @@ Pixels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
 
 
-class ExportFormat(StrEnum):
-    """What ``--to`` names."""
-
-    onnx = "onnx"
-    torchscript = "torchscript"
-
-
 SUFFIX = {ExportFormat.onnx: "onnx", ExportFormat.torchscript: "pt"}
 NEEDS = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
-
-
-def form_of(name: str) -> ExportFormat:
-    """The form that a person names.
-
-    Raises:
-        BadInput: If there is none of that name.
-    """
-    try:
-        return ExportFormat(name)
-    except ValueError:
-        problem = f"is {name}; expected {' or '.join(ExportFormat)}."
-        raise BadInput([Fault("--to", problem, did_you_mean(name, ExportFormat))]) from None
 
 
 class OutputsDiffer(CannotGoOn):

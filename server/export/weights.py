@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import cast
 
 from common.errors import BadInput, Fault
-from common.models.weights import convert_checkpoint, convert_efficientnet_lite0
 from common.models.zoo.spec import Architecture, is_external
+from common.system.files import no_such_file
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
@@ -24,8 +24,14 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path, 
             [Fault(str(destination), "exists, and nothing is written over.", "Remove it, or name another file.")]
         )
     if architecture == "efficientnet_lite0" and checkpoint is None:
+        from common.models.weights import convert_efficientnet_lite0  # here: a wrong call does not wait for torch
+
         return convert_efficientnet_lite0(destination)
     if (architecture in FROM_TORCHVISION or is_external(architecture)) and checkpoint is not None:
+        if not checkpoint.is_file():
+            raise BadInput([no_such_file(checkpoint)])
+        from common.models.weights import convert_checkpoint
+
         return convert_checkpoint(cast(Architecture, architecture), checkpoint, destination, image_size)
     problem = f'there is no source of weights for "{architecture}" {"with" if checkpoint else "without"} --checkpoint.'
     remedy = (

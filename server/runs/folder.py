@@ -9,10 +9,26 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, stop_on
 from common.system.files import remove_parts, write_atomically
 from common.system.plain_text import json_text
 from server.runs.scalars import Tracker, round_scalars, summary_scalars
+
+
+def new_folder_faults(path: Path) -> list[Fault]:
+    """Why no new run can be written into this folder; empty where it can."""
+    if path.is_file():
+        return [Fault(f"--out {path}", "is a file, and nothing is written over.", "Name a new folder.")]
+    try:
+        holds_something = path.exists() and any(path.iterdir())
+    except OSError as error:
+        return [Fault(f"--out {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
+    if holds_something:
+        problem, remedy = "is not empty, and nothing is written over.", "Name another folder, or remove this one."
+        if (path / "events.jsonl").is_file():
+            remedy += " To go on with the run in it: --resume."
+        return [Fault(f"--out {path}", problem, remedy)]
+    return []
 
 
 class RunFolder:
@@ -33,13 +49,7 @@ class RunFolder:
         Raises:
             BadInput: If it holds anything already, or cannot be made.
         """
-        if path.is_file():
-            raise BadInput([Fault(f"--out {path}", "is a file, and nothing is written over.", "Name a new folder.")])
-        if path.exists() and any(path.iterdir()):
-            problem, remedy = "is not empty, and nothing is written over.", "Name another folder, or remove this one."
-            if (path / "events.jsonl").is_file():
-                remedy += " To go on with the run in it: --resume."
-            raise BadInput([Fault(f"--out {path}", problem, remedy)])
+        stop_on(new_folder_faults(path))
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:

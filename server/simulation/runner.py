@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-import torch
 from rich.console import Console
 
 from common.errors import BadInput, CannotGoOn, Fault
@@ -58,6 +57,8 @@ def fitting_jobs(cells: Sequence[Cell]) -> int:
     if any(each.simulation.backend == "ray" for each in files):
         return 1
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in files))
+    import torch  # here: a wrong call is refused before
+
     gpus = torch.cuda.device_count()
     return min(by_cores, RUNS_PER_GPU * gpus) if gpus else by_cores
 

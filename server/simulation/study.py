@@ -4,18 +4,16 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from common.system.files import write_atomically
 from common.system.terminal import ProgressForm
-from server.analysis.study.results import StudyResult, result_of
 from server.analysis.study.spec import Study, StudyPart, Table, read_study, slug
-from server.reporting.pages.study import write_study_report
-from server.reporting.study_text import as_json, as_markdown
-from server.runs.reader import Run, read_run
-from server.simulation.runner import fitting_jobs, run_cells
 from server.simulation.trial import Cell, check, refuse_seed
+
+if TYPE_CHECKING:
+    from server.analysis.study.results import StudyResult
 
 
 def run_study(
@@ -28,7 +26,7 @@ def run_study(
     jobs: int | None = None,
     quick: bool = False,
     progress: ProgressForm = ProgressForm.auto,
-) -> StudyResult:
+) -> "StudyResult":
     """Run what is not there yet, and write ``study.md``, ``study.json`` and ``report.html`` into ``out``.
 
     Args:
@@ -48,8 +46,22 @@ def run_study(
     grid = Placed(folder, out / "runs", (*more, *overrides), range(seeds or study.seeds)).cells(study)
     cells = [cell for table in grid for row in table for column in row for cell in column]
     check(cells)
+    from server.simulation.runner import fitting_jobs, run_cells  # here: what is wrong is told before torch is imported
+
     run_cells(cells, out, jobs or fitting_jobs(cells), console, progress)
-    read: dict[Path, Run] = {path: read_run(path) for path in dict.fromkeys(cell.folder for cell in cells)}
+    return _told(study, grid, out, console)
+
+
+def _told(study: Study, grid: list[list[list[list[Cell]]]], out: Path, console: Console) -> "StudyResult":
+    """Read the runs, and write and print what they say."""
+    from common.system.files import write_atomically
+    from server.analysis.study.results import result_of
+    from server.reporting.pages.study import write_study_report
+    from server.reporting.study_text import as_json, as_markdown
+    from server.runs.reader import read_run
+
+    paths = (cell.folder for table in grid for row in table for column in row for cell in column)
+    read = {path: read_run(path) for path in dict.fromkeys(paths)}
     runs = [[[[read[cell.folder] for cell in column] for column in row] for row in table] for table in grid]
     result = result_of(study, runs)
     write_atomically(out / "study.json", as_json(result).encode())

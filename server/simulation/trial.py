@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from common.config import Experiment, ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, stop_on
 from server.runs.scalars import Track
-from server.simulation.simulate import checked
 
 
 @dataclass(frozen=True)
@@ -89,6 +88,8 @@ def _same_data_together(cell: Cell) -> str:
 
 
 def _faults(cell: Cell) -> Sequence[Fault]:
+    from server.simulation.simulate import checked  # here: a wrong --set is refused before torch is imported
+
     try:
         checked(cell.file)
         if cell.folder.exists() and any(cell.folder.iterdir()) and not cell.is_done():

@@ -14,7 +14,6 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.contract import PLAIN_NAME
 from common.errors import BadInput
 from common.security.identity import (
     SiteRequest,
@@ -30,6 +29,7 @@ from common.security.identity import (
     split_address,
     write_toml,
 )
+from common.system.plain_text import PLAIN_NAME
 from tests.certificates import of_version_10, pem_of
 
 KEY = ec.derive_private_key(7, ec.SECP256R1())

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from common.contract import PLAIN_NAME
 from common.data.base.spec_base import (
     SPLIT_SEED,
     ClassNames,
@@ -22,6 +21,7 @@ from common.data.base.spec_base import (
     Spec,
 )
 from common.plugins import NAME_PATTERN
+from common.system.plain_text import PLAIN_NAME
 
 TaskName = Annotated[str, Field(pattern=f"^{PLAIN_NAME.pattern}$")]
 

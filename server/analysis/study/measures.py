@@ -1,13 +1,14 @@
 """What a study's tables can show of a run, by name."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from common.metrics.multi_label import mean_and_sd
-from server.runs.reader import Run, RunSummary
+if TYPE_CHECKING:  # read_study checks names by these, and a wrong study.toml is refused before SciPy is imported
+    from server.runs.reader import Run, RunSummary
 
 MEGA = 1e6
 
-Reading = Callable[[Run], float | None]
+Reading = Callable[["Run"], float | None]
 
 
 def _one_class(name: str) -> Reading:
@@ -18,11 +19,11 @@ def _of_clients(name: str) -> Reading:
     return lambda run: getattr(run.summary.client_accuracy, name, None)
 
 
-def _traffic(summary: RunSummary) -> float:
+def _traffic(summary: "RunSummary") -> float:
     return sum((site.bytes_up or 0) + (site.bytes_down or 0) for site in summary.sites.values()) / MEGA
 
 
-def _epochs(run: Run) -> float:
+def _epochs(run: "Run") -> float:
     return float(sum(sum(each.epochs.values()) for each in run.rounds))
 
 
@@ -49,6 +50,10 @@ READINGS: Mapping[str, tuple[str, Reading]] = {
 
 def of_classes(classes: Sequence[str]) -> Reading:
     """Mean AUROC over these classes."""
-    return lambda run: mean_and_sd(each.auroc for name, each in run.summary.test.per_class.items() if name in classes)[
-        0
-    ]
+    return lambda run: _mean_auroc(run, classes)
+
+
+def _mean_auroc(run: "Run", classes: Sequence[str]) -> float | None:
+    from common.metrics.multi_label import mean_and_sd
+
+    return mean_and_sd(each.auroc for name, each in run.summary.test.per_class.items() if name in classes)[0]
