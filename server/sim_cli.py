@@ -23,7 +23,7 @@ from typing import Annotated
 import typer
 
 from common.errors import CannotGoOn, stop_on
-from common.system.files import write_atomically
+from common.system.files import is_file, no_such_file, write_atomically
 from common.system.plain_text import json_text
 from common.system.stopping import go_on_with, stopped_at_once
 from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
@@ -102,6 +102,7 @@ def init(
 
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
+    stop_on([] if is_file(labels) else [no_such_file(labels)])  # before NumPy and Pillow are imported
     from server.own_data.experiment_file import look, write_experiment
 
     for line in write_experiment(look(labels, images, image_column, patient_column), out):
@@ -228,9 +229,8 @@ def demo(
     """
     from server.federation.early import read_early
 
-    read_early(
-        Path(__file__).parent / "simulation" / "demo.toml", _with_backend([], backend)
-    )  # before torch is imported
+    # Before torch is imported.
+    read_early(Path(__file__).parent / "simulation" / "demo.toml", _with_backend([], backend))
     from server.simulation.demo import run_demo
 
     run_demo(out, backend, console)

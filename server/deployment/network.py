@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.network import model_faults
 from common.system.files import private_folder, remove_parts
 from server.coordinator.admission import admitted_sites, claims_of, members
+from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
@@ -91,7 +93,9 @@ class Hospitals:
         if private_folder(out):
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
-        with Reporter(present, coordinator.state, self.tell) as reporter, run_on(coordinator) as grid:
+        signed_off = partial(read_sign_offs, coordinator.state)
+        reports = Reporter(present, coordinator.state, self.tell, signed_off)
+        with reports as reporter, run_on(coordinator) as grid:
             try:
                 return federate(grid, experiment, self._setting(opening, grid.registered), reporter)
             except (SystemExit, KeyboardInterrupt):

@@ -8,7 +8,7 @@ import httpx
 from common.errors import BadInput, stop_on
 from server.coordinator.admission import members
 from server.coordinator.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
-from server.coordinator.connections import note_connections
+from server.coordinator.connections import note_connections, read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.local.database import set_aside_if_damaged
 from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink
@@ -72,11 +72,17 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
             now = before
         for site in sorted(now.keys() | before.keys()):
             if now.get(site, False) != before.get(site, False):
-                tell(f"{site} {'connected' if now.get(site) else 'is gone'}")
+                tell(f"{site} connected" if now.get(site) else _gone(coordinator, site))
         if now != before:
             note_connections(coordinator.state, now)
         before = now
         time.sleep(LOOK_S)
+
+
+def _gone(coordinator: Coordinator, site: str) -> str:
+    if when := read_sign_offs(coordinator.state).get(site):
+        return f"{site} was stopped by its operator at {when}"
+    return f"{site} is gone: it gives no sign of life, and did not sign off"
 
 
 def registered(coordinator: Coordinator, control: Control) -> list[Node]:

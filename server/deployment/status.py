@@ -15,6 +15,7 @@ from common.errors import quoted
 from common.security.identity import fingerprint
 from server.coordinator.admission import admitted_sites
 from server.coordinator.authority import days_valid
+from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, at_work
 from server.deployment.superlink.local.process import answers
 from server.deployment.superlink.run_client.control import Control
@@ -31,10 +32,11 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     """Everything that ``status --json`` says."""
     up = answers(coordinator)
     online = _online(coordinator) if up else {}
-    present = read_present(coordinator.state)
+    present, signed_off = read_present(coordinator.state), read_sign_offs(coordinator.state)
     sites = {
         name: {
-            "state": "revoked" if site.revoked else "connected" if online.get(name) else "not connected",
+            "state": "revoked" if site.revoked else _state_of(name, online, signed_off),
+            "stopped": signed_off.get(name),
             "fingerprint": fingerprint(site.public_key),
             "admitted": site.admitted,
             "revoked": site.revoked or None,
@@ -54,6 +56,12 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
+def _state_of(site: str, online: Mapping[str, bool], signed_off: Mapping[str, str]) -> str:
+    if online.get(site):
+        return "connected"
+    return "stopped" if site in signed_off else "not connected"
+
+
 def _online(coordinator: Coordinator) -> Mapping[str, bool]:
     try:
         with closing(Control(coordinator)) as control:
@@ -64,16 +72,16 @@ def _online(coordinator: Coordinator) -> Mapping[str, bool]:
 
 def in_words(found: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
-    link = LINK[found["superlink"]]
-    heading = (
-        f"{found['name']} at {found['address']}: SuperLink {link}; certificate {found['certificate_days']:.0f} days"
-    )
+    up = LINK[found["superlink"]]
+    heading = f"{found['name']} at {found['address']}: SuperLink {up}; certificate {found['certificate_days']:.0f} days"
     table = Table("site", "connection", "in the run", Column("key", overflow="fold"))
     run = found["run"] or {}
     present = Present(**run) if run else None
     for name, site in found["sites"].items():
         part = part_of(present, name) if present else ""
-        table.add_row(name, site["state"], part, site["fingerprint"])
+        when = site.get("stopped") if site["state"] == "stopped" else None
+        link = f"stopped by its operator at {when}" if when else site["state"]
+        table.add_row(name, link, "" if when else part, site["fingerprint"])
     lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
     return Group(Text(heading), table, *map(Text, lists), Text(_run_in_words(run, found["time"])))
 

@@ -17,6 +17,7 @@ class Present:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
         phase: ``roll call``, ``train``, ``evaluate``, ``test``.
         waiting_for: Sites that have not replied; ``lost`` are those of them that give no sign of life.
+        stopped: Those of the lost that said that they leave -> when their operators stopped them.
         deadline: Unix time at which the run goes on without them.
         seconds_left: Of the run, by the pace so far.
         left_out: Site -> why its reply last did not count, and in which round.
@@ -34,6 +35,7 @@ class Present:
     sites: tuple[str, ...] = ()
     waiting_for: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
+    stopped: dict[str, str] = field(default_factory=dict)
     deadline: float = 0.0
     seconds_left: float | None = None
     left_out: dict[str, str] = field(default_factory=dict)
@@ -57,6 +59,8 @@ def part_of(present: Present, site: str) -> str:
     """What a site does in the run, in a few words; empty where it has no part or the run is over."""
     if present.state != "running":
         return ""
+    if site in present.lost and site in present.stopped:
+        return f"stopped by its operator at {present.stopped[site]}"
     if site in present.lost:
         return "lost, may come back"
     if site in present.waiting_for:

@@ -4,7 +4,7 @@ import datetime as dt
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -18,9 +18,20 @@ from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence,
 
 
 class Reporter:
-    """Tells and writes. A :class:`server.federation.run.Watcher`."""
+    """Tells and writes. A :class:`server.federation.run.Watcher`.
 
-    def __init__(self, present: Present, state: Path, tell: Callable[[str], None]) -> None:
+    Args:
+        signed_off: Site -> when its operator stopped it, of those that said so when they left.
+    """
+
+    def __init__(
+        self,
+        present: Present,
+        state: Path,
+        tell: Callable[[str], None],
+        signed_off: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._signed_off = signed_off
         self._present, self._path, self._tell = present, state / FILE, tell
         self._training_began, self._rounds_done = 0.0, 0
         self._lost: set[str] = set()  # told as lost, and in no round since
@@ -46,14 +57,24 @@ class Reporter:
         if waiting.phase == "roll call" and waiting.sites:
             names = ", ".join(waiting.sites)
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
-        for site in sorted(set(waiting.lost) - self._lost):
-            self._lost.add(site)
-            self._note_error(f"lost contact with {site} in round {waiting.round}")
-            self._tell(f"lost contact with {site}; it gets its work again when it is back")
+        if new := sorted(set(waiting.lost) - self._lost):
+            self._tell_who_went(new, waiting.round)
         present.phase, present.round = waiting.phase, waiting.round
         present.waiting_for, present.lost = waiting.sites, tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
         self._write()
+
+    def _tell_who_went(self, sites: Sequence[str], server_round: int) -> None:
+        signed_off = self._signed_off()
+        for site in sites:
+            self._lost.add(site)
+            if when := signed_off.get(site):
+                self._present.stopped[site] = when
+                what, until = f"{site} was stopped by its operator at {when}", "it is started"
+            else:
+                what, until = f"lost contact with {site}", "it is back"
+            self._note_error(f"round {server_round}: {what}")
+            self._tell(f"{what}; it gets its work again when {until}")
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._present.sites, self._present.rounds = tuple(sites), rounds
@@ -102,6 +123,7 @@ class Reporter:
         """Report absences, those of a lost site once for each reason, and lost sites once they took part again."""
         for site in sorted(self._lost & set(record.sites)):
             self._lost.remove(site)
+            self._present.stopped.pop(site, None)
             self._tell(f"{site} is back: it took part in round {record.round}")
         self._present.lost = tuple(sorted(self._lost))
         for site, reason in record.absent.items():

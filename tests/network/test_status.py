@@ -67,9 +67,14 @@ def test_a_site_that_was_told_to_stop_ends_with_0_and_is_gone_at_once(trial: Tri
     site.start().says("connected to trial")
     trial.coordinator.program.says("brief connected")
     assert site.program.stop() == 0
-    trial.coordinator.sees(site, state="not connected")
+    trial.coordinator.sees(site, state="stopped")
     assert "stopped on request" in site.program.said
-    trial.coordinator.program.says("brief is gone")
+    trial.coordinator.program.says(
+        f"brief was stopped by its operator at {trial.coordinator.now['sites']['brief']['stopped']}"
+    )
+    site.start().says("connected to trial")
+    trial.coordinator.sees(site)
+    assert trial.coordinator.now["sites"]["brief"]["stopped"] is None
 
 
 def test_a_coordinator_that_runs_is_well_and_names_every_site_with_its_fingerprint(

@@ -37,6 +37,7 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
+from server.coordinator.connections import read_sign_offs
 from server.deployment.superlink.fleet import message_owners
 from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
 from server.deployment.superlink.fleet.message_owners import MOST_MESSAGES, Owners
@@ -87,8 +88,12 @@ def test_a_site_signs_on_gives_signs_of_life_and_signs_off(port: Port, victim: H
     assert online(port.link, victim)
     beat = SendNodeHeartbeatRequest(node=victim.node, heartbeat_interval=INTERVAL)
     assert victim.stub.SendNodeHeartbeat(beat).success
+    assert read_sign_offs(port.link.folder) == {}
     victim.stub.DeactivateNode(DeactivateNodeRequest(node_id=victim.node_id))
     assert not online(port.link, victim)
+    assert list(read_sign_offs(port.link.folder)) == ["victim"]
+    victim.stub.ActivateNode(ActivateNodeRequest(public_key=victim.key, heartbeat_interval=INTERVAL))
+    assert read_sign_offs(port.link.folder) == {}
 
 
 def test_an_object_whose_file_appears_while_it_is_asked_for_comes_with_its_content(

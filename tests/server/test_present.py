@@ -8,7 +8,7 @@ import numpy as np
 
 from common.models.state import Head, ModelState
 from server.deployment.status import in_words
-from server.runs.live_status import Present, read_present
+from server.runs.live_status import Present, part_of, read_present
 from server.runs.reporter import Reporter
 from strategies.base.round_record import FederationValidation, RoundRecord, Waiting
 from strategies.base.state import FederationState
@@ -51,6 +51,34 @@ def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_is_
         "south counts in round 2: its update is far longer",
     ):
         assert line in words.splitlines()
+
+
+def test_a_site_that_signed_off_was_stopped_by_its_operator_once_and_a_lost_one_was_not(tmp_path: Path) -> None:
+    told: list[str] = []
+    at = "2026-11-24 06:52:27+00:00"
+    signed_off = {"south": at}
+    with Reporter(Present("run", "trial"), tmp_path, told.append, lambda: signed_off) as reporter:
+        reporter.began(["east", "north", "south"], 3)
+        for number in (1, 2):
+            reporter.waiting(Waiting("train", number, ("north", "south"), ("north", "south"), 600.0))
+            absent = {"north": "it is not connected", "south": f"stopped by its operator at {at}"}
+            reporter.round_done(done(number, absent=absent), FederationState(number, MODEL))
+        assert (now := read_present(tmp_path)) is not None
+        assert now.stopped == {"south": at}
+        assert [part_of(now, site) for site in ("north", "south")] == [
+            "lost, may come back",
+            f"stopped by its operator at {at}",
+        ]
+        signed_off.clear()
+        reporter.round_done(replace(done(3), sites=("east", "north", "south")), FederationState(3, MODEL))
+        assert (now := read_present(tmp_path)) is not None
+        assert (list(now.lost), now.stopped) == ([], {})
+    assert [line for line in told if "lost contact" in line] == [
+        "lost contact with north; it gets its work again when it is back"
+    ]
+    assert [line for line in told if line.startswith("south was stopped")] == [
+        f"south was stopped by its operator at {at}; it gets its work again when it is started"
+    ]
 
 
 def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from server.coordinator.admission import admitted_sites
-from server.coordinator.connections import read_connections
+from server.coordinator.connections import read_connections, read_sign_offs
 from server.coordinator.folder import Coordinator
 from server.reporting.live.event_text import told
 from server.reporting.live.jsonl import Lines
@@ -82,8 +82,8 @@ def of_coordinator(coordinator: Coordinator) -> Where:
 
     def links() -> dict[str, str]:
         online = read_connections(coordinator.state)
-        admitted = admitted_sites(coordinator)
-        return {name: "revoked" if site.revoked else _link(online, name) for name, site in admitted.items()}
+        admitted, signed_off = admitted_sites(coordinator), read_sign_offs(coordinator.state)
+        return {name: "revoked" if site.revoked else _link(online, name, signed_off) for name, site in admitted.items()}
 
     def link() -> str:
         if read_connections(coordinator.state) is None:
@@ -93,10 +93,12 @@ def of_coordinator(coordinator: Coordinator) -> Where:
     return Where(coordinator.file.name, coordinator.state, links, link)
 
 
-def _link(online: Mapping[str, bool] | None, name: str) -> str:
+def _link(online: Mapping[str, bool] | None, name: str, signed_off: Mapping[str, str]) -> str:
     if online is None:
         return "not known"
-    return "connected" if online.get(name) else "not connected"
+    if online.get(name):
+        return "connected"
+    return f"stopped by its operator at {signed_off[name]}" if name in signed_off else "not connected"
 
 
 class Eye:

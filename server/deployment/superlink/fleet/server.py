@@ -70,7 +70,7 @@ class FleetServer:
         """
         admitted = Admitted(lambda: admitted_keys(state_factory.state()))
         owners = Owners(self._folder / "owners.db", lambda root: _names(objectstore_factory.store(), root))
-        fleet = Fleet(state_factory.state, objectstore_factory.store, self._files, owners, admitted)
+        fleet = Fleet(state_factory.state, objectstore_factory.store, self._files, owners, admitted, self._folder)
         door = Door(admitted, RefusedCalls(self._folder / FILE), self._guard)
         server = grpc.server(
             ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),

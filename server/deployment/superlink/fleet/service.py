@@ -8,6 +8,7 @@ of its own messages. Flower's own servicer takes all of that from the body of th
 import hashlib
 import threading
 from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -42,6 +43,7 @@ from flwr.server.superlink.utils import check_abort
 from flwr.supercore.object_store import NoObjectInStoreError
 
 from common.wire.flower_objects import names_in
+from server.coordinator.connections import forget_sign_off, note_sign_off
 from server.deployment.superlink.fleet.authentication import Admitted, Caller, CallRefused
 from server.deployment.superlink.fleet.message_owners import Owners
 from server.deployment.superlink.objects.files import ObjectFiles, is_name
@@ -68,6 +70,7 @@ class Fleet:
         files: Where contents lie.
         owners: Which messages belong to which site.
         admitted: The keys that may call, for the names of sites.
+        folder: The coordinator's ``state``, for the sites that signed off; None to note none.
     """
 
     def __init__(
@@ -77,7 +80,9 @@ class Fleet:
         files: ObjectFiles,
         owners: Owners,
         admitted: Admitted,
+        folder: Path | None = None,
     ) -> None:
+        self._folder = folder
         self._state, self._store, self._files, self._owners, self._admitted = state, store, files, owners, admitted
         self._answers = Answers(files)
         self._one_at_a_time = threading.Lock()
@@ -92,11 +97,15 @@ class Fleet:
         _refuse_odd_interval(request.heartbeat_interval)
         if not self._state().activate_node(caller.node_id, request.heartbeat_interval):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
+        if self._folder is not None:
+            forget_sign_off(self._folder, caller.name)
         return ActivateNodeResponse(node_id=caller.node_id)
 
     def deactivate(self, caller: Caller, request: DeactivateNodeRequest) -> DeactivateNodeResponse:
         """Note that the calling site leaves."""
         self._refuse_another(caller, request.node_id)
+        if self._folder is not None:  # before Flower's state says so: a run that hears of it looks here for the reason
+            note_sign_off(self._folder, caller.name)
         if not self._state().deactivate_node(caller.node_id):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
         return DeactivateNodeResponse()

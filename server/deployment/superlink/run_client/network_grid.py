@@ -19,6 +19,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from flwr.superlink.grid import HttpGrid
 
 from common.wire.flower_objects import cut, message_of, names_in
+from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator
 from server.deployment.superlink.local.loopback import SecretInterceptor
 from server.deployment.superlink.objects.files import ObjectFiles
@@ -50,6 +51,8 @@ class NetworkGrid(HttpGrid):
         self._files, self._signing = files, signing
         self._announced: dict[str, _Announced] = {}  # by the message that is answered
         self._bounds: dict[str, Bound] = {}  # the same
+        self._asked: dict[str, int] = {}  # the same: the node that it was sent to
+        self._state = coordinator.state
 
     @property
     def runtime(self) -> RuntimeHttpClient:
@@ -101,6 +104,8 @@ class NetworkGrid(HttpGrid):
             for message, below in zip(sent, of_messages, strict=True)
         )
         self._bounds |= dict(zip(answer.message_ids, bounds, strict=True))
+        nodes = (message.metadata.dst_node_id for message in sent)
+        self._asked |= dict(zip(answer.message_ids, nodes, strict=True))
         for message in sent:
             self._signing.note_sent(message)
         return list(answer.message_ids)
@@ -142,6 +147,7 @@ class NetworkGrid(HttpGrid):
     def _fetched(self, announced: "_Announced") -> Message:
         proto = announced.proto
         self._bounds.pop(proto.metadata.reply_to_message_id, None)
+        node = self._asked.pop(proto.metadata.reply_to_message_id, 0)
         if announced.fault:
             self._let_go(proto)
             return _error_reply(proto, REFUSED_REPLY, announced.fault)
@@ -154,9 +160,16 @@ class NetworkGrid(HttpGrid):
         except ValueError as error:
             message = _error_reply(proto, REFUSED_REPLY, f"its reply cannot be read: {error}")
         self._let_go(proto)
+        if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE and (why := self._stopped(node)):
+            return _error_reply(proto, ErrorCode.NODE_UNAVAILABLE, why)
         # An error holds no record, and is not signed: it counts for nothing but words.
         fault = self._signing.fault(proto.metadata.reply_to_message_id, message) if message.has_content() else ""
         return _error_reply(proto, REFUSED_REPLY, fault) if fault else message
+
+    def _stopped(self, node: int) -> str:
+        """That a site's operator stopped it, in words, where the site said so when it left; empty of a lost one."""
+        when = read_sign_offs(self._state).get(self.registered().get(node, ""), "")
+        return f"stopped by its operator at {when}" if when else ""
 
     def _let_go(self, proto: Any) -> None:
         """Tell the SuperLink that a reply's content is not needed any more."""
