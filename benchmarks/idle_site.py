@@ -18,10 +18,12 @@ from client.connection.service import Service, alone_in
 from client.connection.status import Status
 from client.gate.gate import gate
 from client.roll_call import answer
-from client.site.settings import open_site, read_credentials, read_settings
+from client.site.settings import open_site, read_settings
+from client.site.site_file import read_credentials
 from common.models.state import Head
 from common.system.malloc import keep_large_buffers
-from common.system.terminal import end_on_sigterm, teller
+from common.system.stopping import closed_first, stopped_at_once
+from common.system.terminal import teller
 from common.wire.codec import decode, encode
 from common.wire.records import (
     EvaluateReply,
@@ -76,10 +78,9 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
 
 def main() -> None:
     keep_large_buffers()
-    end_on_sigterm()
     settings = read_settings(Path(sys.argv[1]))
     site, kit = open_site(settings), read_credentials(settings)
-    with alone_in(settings.state):
+    with stopped_at_once(), closed_first(0), alone_in(settings.state):
         Service(settings, kit, site, teller(Console()), Status(site.name), idle_app).run()
 
 

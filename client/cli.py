@@ -11,7 +11,7 @@ os.environ.update(
 )
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -21,7 +21,8 @@ import typer
 from client.connection.exit_codes import ExitCode, Refused
 from common.system.malloc import keep_large_buffers
 from common.system.plain_text import at_terminal, json_text
-from common.system.terminal import LogForm, LogFormat, PlainConsole, end_on_sigterm, program, run_program, teller
+from common.system.stopping import closed_first, stopped_at_once
+from common.system.terminal import LogForm, LogFormat, PlainConsole, program, run_program, teller
 
 app = program(
     "flwr-client",
@@ -62,9 +63,9 @@ def preview(
 
     Example: flwr-client preview north --experiment experiment.toml --out seen
     """
-    from client.site.site_file import read_site_file
+    from client.site.site_file import read_with_faults
 
-    read_site_file(folder)  # before torch is imported
+    read_with_faults(folder)  # before torch is imported
     from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
     from client.site.settings import open_site, read_settings
 
@@ -88,18 +89,28 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
     17 another release, 18 labels contradict those of the others.
     """
-    from client.site.site_file import read_site_file
+    from client.connection.before_start import refuse_to_start
 
-    read_site_file(folder)  # before torch is imported
+    refuse_to_start(folder)  # before torch is imported
+    tell = teller(console)
+    try:
+        with closed_first(int(ExitCode.STOPPED)):
+            _take_part(folder, tell)
+    except SystemExit:
+        tell("stopped on request; what was begun is taken up again at the next start")
+        raise
+
+
+def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     from client.connection.service import DROP_SIGNAL, Service, alone_in
     from client.connection.status import Status, health_server
     from client.gate.gate import begin
-    from client.site.settings import open_site, read_credentials, read_settings
+    from client.site.settings import open_site, read_settings
+    from client.site.site_file import read_credentials
     from client.training.private_round import spent_by
 
     keep_large_buffers()
-    end_on_sigterm()
-    tell, settings = teller(console), read_settings(folder)
+    settings = read_settings(folder)
     kit = read_credentials(settings)
     status = Status(site=settings.file.name, coordinator=kit.coordinator)
     with alone_in(settings.state), health_server(status, settings.file.health, settings.state):
@@ -119,9 +130,6 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
         except Refused as refusal:
             status.failed(str(refusal))
             raise
-        except (SystemExit, KeyboardInterrupt):
-            tell("stopped on request; what was begun is taken up again at the next start")
-            raise SystemExit(int(ExitCode.STOPPED)) from None
 
 
 @app.command()
@@ -141,12 +149,12 @@ def check(
 
     Example: flwr-client check north
     """
-    from client.site.site_file import read_site_file
+    from client.site.site_file import read_with_faults
     from common.config import read_experiment
 
     planned = read_experiment(experiment).experiment if experiment else None
     if not as_json:  # its findings hold the faults of the file too
-        read_site_file(folder)  # before torch is imported
+        read_with_faults(folder)  # before torch is imported
     from client.check.run import check as checked
     from client.check.terminal import narrow, show
 
@@ -171,9 +179,9 @@ def preview_data(
 
     Example: flwr-client preview-data north
     """
-    from client.site.site_file import read_site_file
+    from client.site.site_file import read_with_faults
 
-    read_site_file(folder)  # before torch is imported
+    read_with_faults(folder)  # before torch is imported
     from client.preview.images import write_preview
     from common.config import read_experiment
 
@@ -223,9 +231,9 @@ def audit_verify(
 
     Example: flwr-client audit verify north --receipt receipt.json
     """
-    from client.site.site_file import read_site_file
+    from client.site.site_file import read_with_faults
 
-    read_site_file(folder)  # before torch is imported
+    read_with_faults(folder)  # before torch is imported
     from cryptography import x509
 
     from client.gate.audit_report import verified
@@ -254,9 +262,9 @@ def audit_show(
 
     Example: flwr-client audit show north --last 0
     """
-    from client.site.site_file import read_site_file
+    from client.site.site_file import read_with_faults
 
-    read_site_file(folder)  # before torch is imported
+    read_with_faults(folder)  # before torch is imported
     from client.gate.audit_report import in_words
     from client.site.settings import read_settings
     from common.security.audit import Audit
@@ -268,7 +276,8 @@ def audit_show(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    run_program(app, arguments, (Refused,))
+    with stopped_at_once():
+        run_program(app, arguments, (Refused,))
 
 
 if __name__ == "__main__":

@@ -11,16 +11,18 @@ os.environ.update(
 )
 
 import contextlib
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.errors import CannotGoOn
+from common.errors import CannotGoOn, Fault, stop_on
 from common.system.malloc import keep_large_buffers
 from common.system.plain_text import json_text
-from common.system.terminal import LogForm, LogFormat, PlainConsole, end_on_sigterm, program, run_program, teller
+from common.system.stopping import closed_first, go_on_with, stopped_at_once
+from common.system.terminal import LogForm, LogFormat, PlainConsole, program, run_program, teller
 from server.runs.scalars import Track
 
 if TYPE_CHECKING:
@@ -90,7 +92,6 @@ def admit(
 
     Admit a site again to change what it may claim, or edit sites/NAME.toml; it counts from the next roll call.
     """
-    from common.errors import stop_on
     from common.security.identity import fingerprint, read_request
     from server.coordinator.admission import Lists, admission_faults
     from server.coordinator.admission import admit as admitted
@@ -113,16 +114,18 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
 
     Example: flwr-server start trial
     """
+    from server.coordinator.before_start import faults_of_start
     from server.coordinator.folder import read_coordinator
 
-    coordinator = read_coordinator(folder)  # before flwr is imported
-    from server.deployment.serve import serve
-
-    end_on_sigterm()
+    coordinator = read_coordinator(folder)
+    stop_on(faults_of_start(coordinator))  # before flwr is imported
     os.umask(0o077)  # what this process and the SuperLink write is for this account only
     tell = teller(console)
     try:
-        serve(coordinator, tell)
+        with closed_first(0):
+            from server.deployment.serve import serve
+
+            serve(coordinator, tell)
     except (SystemExit, KeyboardInterrupt):
         tell("stopped on request; sites wait for the next start")
         raise SystemExit(0) from None
@@ -167,23 +170,28 @@ def run(
         *(part for one in overrides for part in ("--set", one)),
     ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
-    if not once:
-        raise SystemExit(_supervised(arguments, out, resume=resume))
+    from server.coordinator.before_start import faults_of_run
     from server.coordinator.folder import read_coordinator
     from server.federation.early import read_early
+    from server.runs.folder import new_folder_faults
 
-    file, coordinator = read_early(experiment, overrides), read_coordinator(folder)  # before torch is imported
+    # Before torch is imported.
+    file, coordinator = read_early(experiment, overrides), read_coordinator(folder)
+    stop_on([*faults_of_run(coordinator, out), *([] if resume else new_folder_faults(out))])
+    if not once:
+        raise SystemExit(_supervised(arguments, out, resume=resume))
     from server.deployment.network import run as lead
     from server.deployment.processes.exit_codes import led
+    from server.deployment.processes.supervisor import RunExit
     from server.reporting.tables import result_of
     from server.runs.reader import read_run
 
     keep_large_buffers()
-    end_on_sigterm()
     os.umask(0o077)  # the run folder is for this account only
     tell = teller(console)
     again = ["flwr-server", *arguments, "--resume"]
-    led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
+    with closed_first(int(RunExit.ON_REQUEST)):
+        led(lambda: lead(coordinator, file, out, sites, tell, track=track, resume=resume), out, again, tell)
     if log_format is LogForm.json:
         tell(f"done; report: {out / 'report.html'}")
         return
@@ -206,6 +214,7 @@ def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
             with contextlib.suppress(OSError):
                 RunFolder(out).event("died", how=how, times=deaths, again_in_s=pause_s)
 
+    go_on_with(lambda: shlex.join(["flwr-server", *arguments, "--resume"]))
     return supervise(arguments, lambda: rounds_done(out), note, resume=resume)
 
 
@@ -221,7 +230,6 @@ def verify(
 
     Example: flwr-server verify runs/first/receipt.json
     """
-    from common.errors import stop_on
     from common.security.identity import read_request
     from common.system.files import no_such_file
 
@@ -270,14 +278,13 @@ def status(
 
 
 def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
-    from common.errors import Fault, stop_on
     from server.reporting.live.coordinator import show
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
-    end_on_sigterm()
     tell = teller(console)
     try:
-        show(coordinator, listen, port, tell)
+        with closed_first(0):
+            show(coordinator, listen, port, tell)
     except (SystemExit, KeyboardInterrupt):
         tell("the live view is closed; no run notices")
         raise SystemExit(0) from None
@@ -348,7 +355,8 @@ def deadlines(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    run_program(app, arguments, (CannotGoOn,))
+    with stopped_at_once():
+        run_program(app, arguments, (CannotGoOn,))
 
 
 if __name__ == "__main__":

@@ -75,12 +75,14 @@ def run(
     Killed, or the machine went down? The same line with --resume: it ends in the same model.
     """
     form = progress_form(progress, console)
+    from common.system.before_start import place_faults, port_faults
     from server.federation.early import read_early
     from server.runs.folder import new_folder_faults
 
     # Before torch is imported.
     file = read_early(experiment, _with_backend(overrides, backend))
-    stop_on([] if resume else new_folder_faults(out))
+    stop_on([*place_faults(out), *([] if resume else new_folder_faults(out))])
+    stop_on(port_faults(f"--port {port}", "127.0.0.1", port, "Name another with --port.") if web else [])
     from server.simulation.simulate import simulate
 
     simulate(file, out, console, track, resume=resume, web_port=port if web else None, progress=form)

@@ -12,8 +12,8 @@ from client.check.labels import ClassCounts, class_counts
 from client.check.pictures import FEWEST, PictureFacts, in_words, inverted_by_mode, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.connection.exit_codes import ExitCode
-from client.site.settings import Settings, data_faults_of, declaration_of
-from client.site.site_file import FILE
+from client.site.settings import data_faults_of, declaration_of
+from client.site.site_file import FILE, Settings
 from common.data.images.syntaxes import in_words as in_words_of
 from common.data.images.syntaxes import is_readable
 from common.errors import BadInput

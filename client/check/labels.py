@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.check.source import Source
-from client.site.settings import Settings
+from client.site.site_file import Settings
 from common.data.base.spec import ChexpertSpec, FolderSpec, MimicSpec
 from common.data.tables.csv import count_uncertain_and_blank
 from common.errors import BadInput

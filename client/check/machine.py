@@ -14,7 +14,7 @@ import torch
 from client.check.findings import AreaFindings, Finding, fault, note, warning
 from client.check.needs import DISK_FLOOR, Needs, in_words
 from client.connection.exit_codes import ExitCode
-from client.site.settings import Settings
+from client.site.site_file import Settings
 from common import __version__
 
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")

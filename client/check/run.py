@@ -12,7 +12,7 @@ from client.check.findings import AreaFindings, Finding, Result, note, of_input
 from client.check.labels import ClassCounts
 from client.check.machine import Machine, check_machine, measured
 from client.check.training import TrainingTrial, check_training, trial_of, work_of
-from client.site.settings import Settings, read_credentials, read_file_only
+from client.site.site_file import Settings, read_credentials, read_file_only
 from common.config import Experiment
 from common.errors import BadInput
 from common.security.identity import SiteKit, read_key, read_kit

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from client.site.settings import Settings
+from client.site.site_file import Settings
 from common.data.base.image_set import ImageSet, Skipped, are_known
 from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
 from common.data.images.headers import dicom_heads, dicom_patients

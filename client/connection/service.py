@@ -17,6 +17,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 
 from client.app import SiteOf, client_app
+from client.connection.before_start import of_second
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.connection.fleet_client import (
     BUNDLE_REFUSED,
@@ -35,11 +36,11 @@ from client.connection.status import Status
 from client.connection.tls import days_valid
 from client.gate.gate import note_refused
 from client.gate.plan_text import PlanRefused, read_plan
-from client.site.settings import Settings
 from client.site.site import Site
+from client.site.site_file import Settings
 from client.site.statements import Statements
 from client.training.private_round import spent_by
-from common.errors import BadInput, Fault
+from common.errors import BadInput
 from common.security.identity import SiteKit, public_line, read_key
 from common.system.files import no_room, remove_parts, write_atomically
 from common.system.plain_text import shown, shown_lines
@@ -51,6 +52,8 @@ from common.wire.roll_call import Refusal
 from strategies.privacy.secure_aggregation.site import Identity
 
 POLL_S, MAX_POLL_S = 0.03, 1.0
+BEAT_ENDS_S = 0.5
+"""How long a closing connection waits for a sign of life that is on its way; its thread ends with the process."""
 DROP_SIGNAL = signal.SIGUSR1
 """By which the thread that gives signs of life interrupts the one that computes."""
 CERTIFICATE_WARNING_DAYS = 30
@@ -142,7 +145,7 @@ class Service:
                 raise
             finally:
                 stop.set()
-                beat.join(timeout=15)
+                beat.join(timeout=BEAT_ENDS_S)
 
     def _note_node_id(self, node_id: int) -> None:
         """Keep the node id, so that a process started after a kill is the same node."""
@@ -372,7 +375,6 @@ def alone_in(state: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            problem = "another flwr-client runs on this folder."
-            raise BadInput([Fault(str(state.parent), problem, "A site has one process.")]) from None
+            raise BadInput([of_second(state)]) from None
         remove_parts(state)
         yield

@@ -2,6 +2,7 @@
 
 import base64
 import contextlib
+import datetime as dt
 import http.client
 import ipaddress
 import os
@@ -25,7 +26,13 @@ EXEMPTIONS = ("no_grpc_proxy", "no_proxy")
 _NOT_YET_VALID, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR_*
 
 
-def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str] = os.environ) -> float:
+def days_valid(
+    address: str,
+    ca_certificate: str,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    timeout_s: float | None = None,
+) -> float:
     """Connect as gRPC will, check the certificate, hang up.
 
     Returns:
@@ -35,8 +42,26 @@ def days_valid(address: str, ca_certificate: str, environment: Mapping[str, str]
         Refused: If the other side speaks no TLS, or its certificate is not the coordinator's.
         Unreachable: If nobody answers.
     """
-    shown = _shown(address, ssl.create_default_context(cadata=ca_certificate), environment)
+    context = ssl.create_default_context(cadata=ca_certificate)
+    try:
+        shown = _shown(address, context, environment, timeout_s)
+    except Refused as refusal:
+        if refusal.exit_code is ExitCode.EXPIRED:
+            said = _dates_shown(address, environment)
+            raise Refused(refusal.exit_code, f"{refusal.problem} {said}".strip(), refusal.remedy) from None
+        raise
     return (x509.load_der_x509_certificate(shown).not_valid_after_utc.timestamp() - time.time()) / 86400
+
+
+def _dates_shown(address: str, environment: Mapping[str, str]) -> str:
+    """The dates on the certificate that is shown, for a person who has to find out which clock is wrong."""
+    try:
+        shown = any_certificate(address, environment)
+    except (Refused, Unreachable, ValueError):
+        return ""
+    first, last = (f"{moment:%Y-%m-%d %H:%M}" for moment in (shown.not_valid_before_utc, shown.not_valid_after_utc))
+    now = f"{dt.datetime.now(dt.UTC):%Y-%m-%d %H:%M}"
+    return f"It is valid from {first} to {last} UTC; this machine's clock says {now} UTC."
 
 
 def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -> x509.Certificate:
@@ -55,13 +80,16 @@ def any_certificate(address: str, environment: Mapping[str, str] = os.environ) -
         raise ValueError(str(error)) from None
 
 
-def _shown(address: str, context: ssl.SSLContext, environment: Mapping[str, str]) -> bytes:
+def _shown(
+    address: str, context: ssl.SSLContext, environment: Mapping[str, str], timeout_s: float | None = None
+) -> bytes:
     """The certificate that is shown to a caller with this context, which may refuse it."""
     host, port = split_address(address)
+    within_s = TLS_TIMEOUT_S if timeout_s is None else timeout_s
     context.set_alpn_protocols(["h2"])
     url = _proxy(host, environment)
     proxy = _address(url)
-    connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=TLS_TIMEOUT_S, context=context)
+    connection = http.client.HTTPSConnection(*(proxy or (host, port)), timeout=within_s, context=context)
     if url:
         connection.set_tunnel(host, port, _authorization(url))
     try:
@@ -74,7 +102,7 @@ def _shown(address: str, context: ssl.SSLContext, environment: Mapping[str, str]
     except (socket.gaierror, UnicodeError):
         raise Unreachable(f"the name {proxy[0] if proxy else host} cannot be resolved") from None
     except TimeoutError:
-        raise Unreachable(f"no answer from {_way(address, proxy)} within {TLS_TIMEOUT_S:.0f} s") from None
+        raise Unreachable(f"no answer from {_way(address, proxy)} within {within_s:.0f} s") from None
     except http.client.HTTPException:
         raise Unreachable(f"{_way(address, proxy)}: what answers is no proxy") from None
     except OSError as error:

@@ -13,7 +13,8 @@ from torch import Tensor
 from client.check.pictures import PictureFacts, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.check.training import PlannedTraining, work_of
-from client.site.settings import Settings, data_faults_of, declaration_of, read_file_only
+from client.site.settings import data_faults_of, declaration_of
+from client.site.site_file import Settings, read_file_only
 from common.config import Experiment, Plan
 from common.data.augmentation.spec import AugmentationSpec
 from common.data.augmentation.weak import augment

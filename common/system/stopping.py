@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM for a program that starts others: all of them end with it, at once, however busy it is.
+"""Ctrl-C and SIGTERM for our programs: all that they started ends with them within seconds, however busy they are.
 
 A thread of its own ends the program, for an exception raised in the main thread waits there for Flower's threads, which
-wait for Ray. All that a run has to keep is on the disk at any instant, so nothing needs to be closed.
+wait for Ray. All that a run has to keep is on the disk at any instant, so nothing needs to be closed. A program that
+tells others that it leaves (:func:`closed_first`) has some seconds for that, and is ended after them.
 
 A terminal and Kubernetes send the signal to a group of processes, Slurm and systemd to every process of the job. A
 process in the middle may so end before this one looks for its children; its own are then handed to this one, by Linux.
@@ -16,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,8 @@ STOPPED_ON_REQUEST = 3
 """The exit code of ``flwr-sim``, and of ``flwr-server run``."""
 
 ENDING_S = 3.0
+CLOSING_S = 4.0
+"""For a program to close what is open; then it is ended."""
 GRACE_S = 1.0
 """A program that fails as Ray's processes end waits so long for the signal that may have ended them."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -35,13 +39,26 @@ _set_handler = signal.signal
 _ending, _other_programs = threading.Event(), threading.Event()
 
 
+@dataclass
+class _Closing:
+    """How a program ends that closes things first; ``asked`` once it was told to."""
+
+    code: int
+    ask: Callable[[], object] | None
+    asked: bool = False
+    closed: bool = False
+
+
+_closing: list[_Closing] = []
+
+
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
     """Within it, SIGINT and SIGTERM end this process and all that it started.
 
     A signal that this process was started to ignore, as shells do with SIGINT of what runs in the background, stays so.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or _is_within():
         yield
         return
     reading, writing = os.pipe()
@@ -70,6 +87,29 @@ def stopped_at_once() -> Iterator[None]:
 def _has_come(reading: int, wait_s: float) -> bool:
     """Whether a signal has come, or comes within this time: its byte is in the pipe, or the thread is at work."""
     return _ending.is_set() or bool(select.select([reading], [], [], wait_s)[0]) or _ending.is_set()
+
+
+@contextmanager
+def closed_first(code: int, ask: Callable[[], object] | None = None) -> Iterator[None]:
+    """Within it, a signal lets the program close what is open; what lasts longer than ``CLOSING_S`` is ended.
+
+    A second signal changes nothing: it would break into the closing.
+
+    Args:
+        code: The exit code, also of a program that has to be ended.
+        ask: Called in a thread of its own to have the main thread end. Where left out, ``SystemExit`` is raised there.
+
+    Raises:
+        SystemExit: Wherever the main thread is when the signal comes.
+    """
+    closing = _Closing(code, ask)
+    _closing.append(closing)
+    try:
+        yield
+    finally:
+        closing.closed = True
+        if not closing.asked:
+            _closing.remove(closing)
 
 
 @contextmanager
@@ -152,18 +192,40 @@ os.register_at_fork(before=_hold_back, after_in_parent=_let_come, after_in_child
 
 
 def _leave_it_to_the_thread(number: int, frame: FrameType | None) -> None:
-    """Python tells the thread only of signals that have a handler."""
+    """Python tells the thread only of signals that have a handler.
+
+    Raises:
+        SystemExit: Where the program closes things first.
+    """
+    if _closing and (closing := _closing[-1]).ask is None and not closing.asked:
+        closing.asked = True
+        raise SystemExit(closing.code)
 
 
 def _wait(reading: int) -> None:
+    until_ended: list[threading.Thread] = []
     with open(reading, "rb", buffering=0) as signals:
         while number := signals.read(1):
-            if number[0] in SIGNALS:
+            if number[0] not in SIGNALS:
+                continue
+            if not _closing:
                 _ending.set()
-                _end()
+                _end(STOPPED_ON_REQUEST)
+            closing = _closing[-1]
+            if closing.ask is not None and not closing.asked:
+                closing.asked = True
+                closing.ask()
+            if not until_ended:
+                until_ended.append(threading.Thread(target=_end_late, args=(closing,), daemon=True))
+                until_ended[0].start()
 
 
-def _end() -> None:
+def _end_late(closing: _Closing) -> None:
+    time.sleep(CLOSING_S)
+    _end(closing.code, silently=closing.closed)
+
+
+def _end(code: int, *, silently: bool = False) -> None:
     """End every process that this one started, remove what is half done, say how to go on, and end."""
     person = _silenced()
     half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
@@ -171,11 +233,16 @@ def _end() -> None:
     for remove in [*half_done, *_to_remove]:
         with suppress(Exception):  # the program ends in any case
             remove()
-    again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
     cursor = _SHOW_CURSOR if os.isatty(person) else ""
     with suppress(OSError):
-        os.write(person, f"{cursor}\nstopped on request{again}\n".encode())
-    os._exit(STOPPED_ON_REQUEST)
+        os.write(person, f"{cursor}\n{last_words()}\n".encode() if not silently else b"")
+    os._exit(code)
+
+
+def last_words() -> str:
+    """What a program says that was stopped, with the line that goes on."""
+    again = f"; to go on: {_how_to_go_on[0]()}" if _how_to_go_on else ""
+    return f"stopped on request{again}"
 
 
 def _silenced() -> int:

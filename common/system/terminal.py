@@ -1,11 +1,10 @@
 """How our three programs end, and how they speak to a person while they run."""
 
 import datetime as dt
-import signal
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
-from typing import IO, Annotated, Any, NoReturn
+from typing import IO, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -193,16 +192,3 @@ def json_teller(file: IO[str]) -> Callable[[Mapping[str, Any]], None]:
 def moment() -> str:
     """The present local time with the zone's offset, ISO 8601 to the second."""
     return dt.datetime.now().astimezone().isoformat(timespec="seconds")
-
-
-def end_on_sigterm() -> None:
-    """Let SIGTERM end the program as Ctrl-C does: what is open is closed, and the exit code is 0.
-
-    It counts once: a second one would break into the closing.
-    """
-
-    def end(number: int, frame: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise SystemExit(0)
-
-    signal.signal(signal.SIGTERM, end)

@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from common.errors import BadInput, Fault
 from common.security.identity import SIGNS_REQUESTS, UNREADABLE_CERTIFICATE, write_secret
+from common.system.before_start import date_faults
 from common.system.files import write_atomically
 from server.coordinator.folder import Coordinator
 
@@ -155,8 +156,13 @@ def certificate_faults(coordinator: Coordinator) -> list[Fault]:
         return [Fault("authority/server.key", f"cannot be read: {_why(error)}.", remedy)]
     if not belongs:
         return [Fault("authority/server.key", "is not the key of authority/server.crt.", remedy)]
-    if (days := days_valid(coordinator)) <= 0:
-        return [Fault("authority/server.crt", f"expired {-days:.0f} days ago.", remedy)]
+    authority = x509.load_pem_x509_certificate(coordinator.ca_certificate.read_bytes())
+    too_old = "Without a valid authority no hospital connects: start a new folder, and send new kits."
+    if dates := [
+        *date_faults("authority/server.crt", certificate, remedy),
+        *date_faults("authority/ca.crt", authority, too_old),
+    ]:
+        return dates
     covered = _names_in(certificate)
     missing = [host for host in coordinator.file.hosts if host not in covered]
     return [Fault("authority/server.crt", f"is not for the host {host}.", remedy) for host in missing]

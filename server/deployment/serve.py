@@ -7,7 +7,8 @@ import httpx
 
 from common.errors import BadInput, stop_on
 from server.coordinator.admission import members
-from server.coordinator.authority import RENEW_BEFORE_DAYS, certificate_faults, days_valid
+from server.coordinator.authority import RENEW_BEFORE_DAYS, days_valid
+from server.coordinator.before_start import faults_of_start
 from server.coordinator.connections import note_connections, read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.local.database import set_aside_if_damaged
@@ -25,7 +26,7 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
     Raises:
         BadInput: If the certificate is of no use, or the SuperLink does not start.
     """
-    stop_on([*certificate_faults(coordinator), *order_faults(timers(None))])
+    stop_on([*faults_of_start(coordinator), *order_faults(timers(None))])
     keep_private(coordinator, tell)
     with alone(coordinator, "start"):
         link = SuperLink(coordinator)

@@ -16,9 +16,10 @@ from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.metrics.multi_class import multi_class
 from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class, summarise
+from common.models.files import DESCRIPTION
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
-from common.models.saved import DESCRIPTION, load_model
+from common.models.saved import load_model
 
 NOTE = "ensemble of the owning sites' own models"
 

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
-from common.models.saved import DESCRIPTION, load_model, read_description
+from common.models.files import DESCRIPTION
+from common.models.saved import load_model, read_description
 from common.models.state import layout_of, read_state, state_sha256
 from common.plugins import stamp_of
 from common.security.audit import Audit, Entry

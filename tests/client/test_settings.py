@@ -8,8 +8,9 @@ import torch
 from PIL import Image
 
 from client.site.init import prepare
-from client.site.settings import open_site, read_credentials, read_settings
+from client.site.settings import device_of, open_site, read_settings
 from client.site.site import Site
+from client.site.site_file import read_credentials
 from common.data.base.spec import PhantomSpec
 from common.data.load import load
 from common.errors import BadInput
@@ -147,7 +148,7 @@ def test_auto_takes_a_gpu_where_there_is_one(
     there: bool, taken: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    assert read_settings(folder).device == taken
+    assert device_of(read_settings(folder)) == taken
     assert read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}')).device == "cpu"
 
 

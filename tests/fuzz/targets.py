@@ -37,9 +37,10 @@ from common.data.images.reading import ImageForm, decode_all
 from common.data.load import load
 from common.data.sources.folder import open_folder
 from common.errors import BadInput
+from common.models.files import DESCRIPTION, TENSORS
 from common.models.head import Head
 from common.models.network import build
-from common.models.saved import DESCRIPTION, TENSORS, load_model, save_model
+from common.models.saved import load_model, save_model
 from common.models.state import ModelState
 from common.models.zoo.spec import ModelSpec
 from common.security.identity import checked_key, read_key, read_kit, read_request, write_toml

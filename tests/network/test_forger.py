@@ -114,7 +114,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation, t
     """What signed a site on for an hour at the first release: its public key and any key of one's own."""
     victim = federation.east
     victim.program.stop()
-    federation.coordinator.sees(victim, state="not connected")
+    federation.coordinator.sees(victim, state="stopped")
     code = (
         "import sys, grpc, pathlib\n"
         "from cryptography.hazmat.primitives.asymmetric import ec\n"

@@ -60,7 +60,7 @@ def test_the_superlink_killed_in_a_round_comes_back_and_no_round_is_lost(
 @pytest.mark.network
 def test_a_site_that_comes_in_round_3_takes_part_from_round_4(federation: Federation, tmp_path: Path) -> None:
     assert federation.south.program.stop() == 0
-    federation.coordinator.sees(federation.south, state="not connected")
+    federation.coordinator.sees(federation.south, state="stopped")
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=5", "participation.min_sites=2", sites=2)
     federation.north.works_on("train", 3)
     with federation.north.program.frozen():
@@ -78,7 +78,7 @@ def test_a_site_that_comes_late_with_a_class_that_the_run_does_not_have_is_refus
     federation: Federation, tmp_path: Path
 ) -> None:
     assert federation.north.program.stop() == 0
-    federation.coordinator.sees(federation.north, state="not connected")
+    federation.coordinator.sees(federation.north, state="stopped")
     run = federation.run(tmp_path / "run", SLOW, "run.rounds=2", "participation.min_sites=2", sites=2)
     federation.east.works_on("train", 1)
     with federation.east.program.frozen():
@@ -143,7 +143,7 @@ def test_a_roll_call_that_too_few_answer_stops_the_run_and_names_who_is_missing(
     federation: Federation, tmp_path: Path
 ) -> None:
     assert federation.south.program.stop() == 0
-    federation.coordinator.sees(federation.south, state="not connected")
+    federation.coordinator.sees(federation.south, state="stopped")
     run = federation.run(tmp_path / "run", "participation.roll_call_deadline_s=6")
     assert run.ends() == 1
     assert 'stopped 2 of 3 sites answered the roll call ("east", "north"). Not there: "south".' in run.said

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from server.coordinator.before_start import faults_of_ports
 from server.coordinator.folder import alone, at_work, read_coordinator
-from server.deployment.superlink.local.process import port_faults
 from tests.network.real import flwr_server
 
 
@@ -33,7 +33,7 @@ def test_a_port_in_use_is_named_within_two_seconds(tmp_path: Path, key: str) -> 
         assert f"coordinator.toml: {key}: {ports[key]} of 127.0.0.1 cannot be opened: address already in use." in said
         assert f"set another {key} in coordinator.toml" in said
         assert "Traceback" not in ended.out + ended.err
-    assert port_faults(read_coordinator(tmp_path / "trial")) == []
+    assert faults_of_ports(read_coordinator(tmp_path / "trial")) == []
 
 
 def test_an_address_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_an_address_that_is_not_of_this_machine_is_named(tmp_path: Path) -> None
         flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "a.example", "--listen", "192.0.2.1").code
         == 0
     )
-    (fault,) = port_faults(read_coordinator(tmp_path / "trial"))
+    (fault,) = faults_of_ports(read_coordinator(tmp_path / "trial"))
     assert "of 192.0.2.1 cannot be opened: cannot assign requested address." in str(fault)
 
 

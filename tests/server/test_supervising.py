@@ -27,7 +27,6 @@ Notes = list[tuple[str, int, float]]
 def led(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, Notes]]:
     """Supervise a process that does as it is told in each of its lives."""
     monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.001)
-    monkeypatch.setattr(supervisor, "LOOK_S", 0.01)
 
     def lead(then: str, *, resume: bool = False) -> tuple[int, Notes]:
         (tmp_path / "leads.py").write_text(LEADS + then)

@@ -9,20 +9,17 @@ import contextlib
 import signal
 import subprocess
 import sys
-import time
+import threading
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from pathlib import Path
 
-from common.system.stopping import STOPPED_ON_REQUEST
+from common.system.stopping import STOPPED_ON_REQUEST, closed_first, last_words, stopped_at_once
 from server.deployment.processes.child_process import with_this_process
 
 MOST_DEATHS = 5
 FIRST_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0
 """Before the process is begun again, growing from the one to the other."""
-END_GRACE_S = 20.0
-"""For the leading process to end when it is told to; then it is killed, which its checkpoints stand."""
-LOOK_S = 0.2
 
 PROGRAM = (sys.executable, "-P", "-m", "server.cli")
 """What leads."""
@@ -56,12 +53,13 @@ def supervise(
     Returns:
         The exit code, a :class:`RunExit`.
     """
-    with _Stop() as stop:
+    stop = _Stop()
+    with stopped_at_once(), closed_first(int(RunExit.ON_REQUEST), stop.ask):
         deaths, before = 0, done()
         while True:
             code = _led([*PROGRAM, *arguments, "--once", *["--resume"] * resume], stop)
-            if stop.asked:
-                return RunExit.ON_REQUEST if code < 0 else code
+            if stop.asked.is_set():
+                return code if code >= 0 else _stopped()
             if 0 <= code < RunExit.CRASHED:
                 return code
             deaths, before = (1 if (now := done()) > before else deaths + 1), now
@@ -69,37 +67,29 @@ def supervise(
             note(_words(code), deaths, pause_s)
             if not pause_s:
                 return RunExit.CRASHED
-            if stop.within(pause_s):
-                return RunExit.ON_REQUEST
+            if stop.asked.wait(pause_s):
+                return _stopped()
             resume = True
+
+
+def _stopped() -> RunExit:
+    """The end of a run whose leading process is gone and could not say how to go on."""
+    print(last_words(), file=sys.stderr)
+    return RunExit.ON_REQUEST
 
 
 class _Stop:
     """SIGTERM and Ctrl-C, handed on to the child."""
 
     def __init__(self) -> None:
-        self.asked = 0.0
+        self.asked = threading.Event()
         self.child: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> "_Stop":
-        self._before = {number: signal.signal(number, self._ask) for number in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: object) -> None:
-        if not self.asked and self.child is not None:
+    def ask(self) -> None:
+        """Have the child end; in a thread of its own."""
+        self.asked.set()
+        if self.child is not None:
             self.child.terminate()
-        self.asked = self.asked or time.monotonic()
-
-    def within(self, seconds: float) -> bool:
-        """Wait so long; return early, and true, if asked to stop."""
-        until = time.monotonic() + seconds
-        while not self.asked and time.monotonic() < until:
-            time.sleep(LOOK_S)
-        return bool(self.asked)
 
 
 def _led(command: Sequence[str], stop: _Stop) -> int:
@@ -107,13 +97,9 @@ def _led(command: Sequence[str], stop: _Stop) -> int:
     # A session of its own: Ctrl-C at the terminal reaches it once, through us.
     with subprocess.Popen(command, start_new_session=True, preexec_fn=with_this_process()) as child:
         stop.child = child
-        if stop.asked:
+        if stop.asked.is_set():
             child.terminate()
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                return child.wait(LOOK_S)
-            if stop.asked and time.monotonic() - stop.asked > END_GRACE_S:
-                child.kill()
+        return child.wait()
 
 
 def _words(code: int) -> str:

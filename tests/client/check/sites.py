@@ -11,7 +11,7 @@ from client.check.findings import Finding, Result
 from client.check.machine import Gpu, Machine
 from client.check.run import check
 from client.site.init import prepare
-from client.site.settings import Settings
+from client.site.site_file import Settings
 from common.config import read_experiment
 from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
 from common.security.identity import SiteKit, public_line, read_key, write_toml

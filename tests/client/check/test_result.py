@@ -22,7 +22,7 @@ from client.check.terminal import narrow, show
 from client.check.training import work_of
 from client.connection.exit_codes import ExitCode
 from client.site.last_plan import remember
-from client.site.settings import read_file_only
+from client.site.site_file import read_file_only
 from client.training import network_cache
 from common.config import Plan, plan_of, read_experiment
 from common.data.sources.phantom import phantoms

@@ -2,12 +2,10 @@
 
 import os
 import secrets
-import socket
 import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,6 +14,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.system.files import write_atomically
 from common.system.malloc import LARGE_BUFFERS
 from common.system.terminal import LogForm, log_form
+from server.coordinator.before_start import faults_of_ports
 from server.coordinator.folder import Coordinator
 from server.deployment.processes.child_process import with_this_process
 from server.deployment.superlink.local.bounded_log import BoundedLog, pump
@@ -41,7 +40,7 @@ class SuperLink:
             BadInput: If it does not, with the end of its log.
         """
         coordinator = self._coordinator
-        stop_on(port_faults(coordinator))
+        stop_on(faults_of_ports(coordinator))
         if not (secret := secret_file(coordinator)).exists():
             write_atomically(secret, secrets.token_bytes(32), private=True)
         secret.chmod(0o600)
@@ -81,25 +80,6 @@ class SuperLink:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-
-def port_faults(coordinator: Coordinator) -> list[Fault]:
-    """Find ports that cannot be opened, before anything is started."""
-    file = coordinator.file
-    wanted = {"port": (file.listen, file.port), "control_port": ("127.0.0.1", file.control_port)}
-    return [fault for key, address in wanted.items() for fault in _port_fault(key, *address)]
-
-
-def _port_fault(key: str, host: str, port: int) -> Iterator[Fault]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
-        try:
-            trial.bind((host, port))
-        except OSError as error:
-            problem = f"{port} of {host} cannot be opened: {(error.strerror or str(error)).lower()}."
-            remedy = f"Stop what uses it, or set another {key} in coordinator.toml."
-            yield Fault(f"coordinator.toml: {key}", problem, remedy)
 
 
 def command(coordinator: Coordinator) -> list[str]:

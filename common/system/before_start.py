@@ -1,0 +1,75 @@
+"""What is checked before a program starts anything: ports, room, rights, dates of certificates, Flower's release.
+
+Each check takes milliseconds and needs neither Flower nor torch: what is wrong is told at once, with the remedy.
+"""
+
+import datetime as dt
+import os
+import re
+import shutil
+import socket
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cryptography import x509
+
+from common.errors import Fault
+
+LEAST_FREE = 16 * 2**20
+"""Bytes: no program can write its first files with less."""
+FLOWER = ((1, 39), (1, 43))
+"""The first release that we work with, and the first that we do not know; as in pyproject.toml."""
+
+
+def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
+    """Why a port cannot be opened; empty where it can. Port 0 is any."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # closing connections do not keep it
+        try:
+            trial.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = (getattr(error, "strerror", None) or str(error)).lower()
+            return [Fault(where, f"{port} of {host} cannot be opened: {reason}.", remedy)]
+    return []
+
+
+def place_faults(folder: Path) -> list[Fault]:
+    """Why nothing can be written into a folder, which need not exist yet; empty where it can."""
+    place = next((one for one in (folder, *folder.absolute().parents) if one.exists()), Path("/"))
+    if not place.is_dir():
+        return [Fault(str(place), "is a file, and no folder can be made there.", "Name another place.")]
+    if not os.access(place, os.W_OK | os.X_OK):
+        user = os.geteuid()
+        remedy = f"Run: chown -R {user} {place}, or name another place."
+        return [Fault(str(place), f"user {user} may not write there.", remedy)]
+    if (free := shutil.disk_usage(place).free) < LEAST_FREE:
+        problem = f"{free / 1e6:.1f} MB are free on its disk; {LEAST_FREE / 1e6:.0f} MB are needed to start."
+        return [Fault(str(place), problem, "Free some, or name a place on another disk.")]
+    return []
+
+
+def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
+    """Why a certificate is of no use today; empty where it is."""
+    now = dt.datetime.now(dt.UTC)
+    today = f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC"
+    if now > certificate.not_valid_after_utc:
+        return [Fault(where, f"expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; {today}.", remedy)]
+    if now < certificate.not_valid_before_utc:
+        since = f"is valid only from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC; {today}."
+        return [Fault(where, since, f"Set the clock. If it is right: {remedy[0].lower()}{remedy[1:]}")]
+    return []
+
+
+def flower_faults() -> list[Fault]:
+    """Why the installed Flower is none that we work with; empty where it is."""
+    least, beyond = (".".join(map(str, one)) for one in FLOWER)
+    try:
+        installed = version("flwr")
+    except PackageNotFoundError:
+        return [Fault("flwr", "is not installed.", f'Run: pip install "flwr>={least},<{beyond}"')]
+    numbers = re.match(r"(\d+)\.(\d+)", installed)
+    if numbers and FLOWER[0] <= (int(numbers[1]), int(numbers[2])) < FLOWER[1]:
+        return []
+    problem = f"{installed} is installed; this release works with {least} and later, before {beyond}."
+    return [Fault("flwr", problem, f'Run: pip install "flwr>={least},<{beyond}"')]

@@ -1,0 +1,77 @@
+"""Ports, room, rights, dates and Flower's release: found in milliseconds, with what to do."""
+
+import datetime as dt
+import os
+import shutil
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from common.system import before_start
+from common.system.before_start import FLOWER, date_faults, flower_faults, place_faults, port_faults
+
+DAY = dt.timedelta(days=1)
+
+
+def certificate(begin: dt.datetime, end: dt.datetime) -> x509.Certificate:
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "c")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    builder = builder.serial_number(1).not_valid_before(begin).not_valid_after(end)
+    return builder.sign(key, hashes.SHA256())
+
+
+def test_a_certificate_is_refused_outside_its_dates_with_the_date_the_clock_and_the_remedy() -> None:
+    now = dt.datetime.now(dt.UTC)
+    assert date_faults("kit", certificate(now - DAY, now + DAY), "Ask for a new kit.") == []
+    (old,) = map(str, date_faults("kit", certificate(now - 9 * DAY, now - DAY), "Ask for a new kit."))
+    assert old.startswith(f"kit: expired on {now - DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says {now:%Y-%m-%d}")
+    assert old.endswith(" UTC. Ask for a new kit.")
+    (early,) = map(str, date_faults("kit", certificate(now + DAY, now + 9 * DAY), "Ask for a new kit."))
+    assert early.startswith(f"kit: is valid only from {now + DAY:%Y-%m-%d %H:%M} UTC; this machine's clock says")
+    assert early.endswith(" UTC. Set the clock. If it is right: ask for a new kit.")
+
+
+def test_a_port_in_use_is_a_fault_and_any_port_is_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (fault,) = map(str, port_faults("health", "127.0.0.1", port, "Name another."))
+        assert fault == f"health: {port} of 127.0.0.1 cannot be opened: address already in use. Name another."
+        assert port_faults("health", "127.0.0.1", 0, "") == []
+
+
+def test_a_place_needs_a_folder_room_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    assert place_faults(tmp_path / "new" / "deep") == []
+    (fault,) = map(str, place_faults(tmp_path / "file" / "run"))
+    assert fault == f"{tmp_path}/file: is a file, and no folder can be made there. Name another place."
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=1_500_000))
+        (full,) = map(str, place_faults(tmp_path / "new"))
+        assert full.startswith(f"{tmp_path}: 1.5 MB are free on its disk; 17 MB are needed to start. Free some")
+    monkeypatch.setattr(os, "access", lambda place, mode: False)  # root may write anywhere
+    (fault,) = map(str, place_faults(tmp_path / "new"))
+    assert f"{tmp_path}: user {os.geteuid()} may not write there. Run: chown -R" in fault
+
+
+@pytest.mark.parametrize(
+    ("installed", "right"), [("1.38.9", False), ("1.39.0", True), ("1.42.7", True), ("2.0", False)]
+)
+def test_another_flower_is_told_with_the_line_that_installs_ours(
+    installed: str, right: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(before_start, "version", lambda name: installed)
+    said = [str(fault) for fault in flower_faults()]
+    wrong = f"flwr: {installed} is installed; this release works with 1.39 and later, before 1.43. "
+    wrong += 'Run: pip install "flwr>=1.39,<1.43"'
+    assert said == ([] if right else [wrong])
+
+
+def test_the_releases_are_those_of_the_package() -> None:
+    least, beyond = (".".join(map(str, one)) for one in FLOWER)
+    assert f'"flwr>={least},<{beyond}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
