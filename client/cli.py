@@ -10,7 +10,9 @@ os.environ.update(
     PYDANTIC_DISABLE_PLUGINS="__all__",  # it would look for some in every installed package at each start
 )
 
+import contextlib
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from client.connection.exit_codes import ExitCode, Refused
 from common.system.malloc import keep_large_buffers
 from common.system.plain_text import at_terminal, json_text
 from common.system.stopping import closed_first, stopped_at_once
-from common.system.terminal import LogForm, LogFormat, PlainConsole, program, run_program, teller
+from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
 
 app = program(
     "flwr-client",
@@ -80,7 +82,7 @@ def preview(
 
 
 @app.command()
-def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
+def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Restarted = False) -> None:
     """Connect, and train when asked; goes on until it is stopped, no matter what happens to the connection.
 
     Example: flwr-client start north
@@ -90,11 +92,13 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
     17 another release, 18 labels contradict those of the others.
     """
     from client.connection.before_start import refuse_to_start
+    from common.errors import BadInput
+    from common.system.before_start import slow_to_end
 
-    refuse_to_start(folder)  # before torch is imported
     tell = teller(console)
     try:
-        with closed_first(int(ExitCode.STOPPED)):
+        with slow_to_end(folder, tell, (BadInput, Refused), held=restarted):
+            refuse_to_start(folder)  # before torch is imported
             _take_part(folder, tell)
     except SystemExit:
         tell("stopped on request; what was begun is taken up again at the next start")
@@ -276,7 +280,9 @@ def audit_show(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    with stopped_at_once():
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    stays_up = given[:1] == ["start"]
+    with stopped_at_once(), closed_first(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
         run_program(app, arguments, (Refused,))
 
 

@@ -12,17 +12,18 @@ os.environ.update(
 
 import contextlib
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from common.errors import CannotGoOn, Fault, stop_on
+from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.system.malloc import keep_large_buffers
 from common.system.plain_text import json_text
 from common.system.stopping import closed_first, go_on_with, stopped_at_once
-from common.system.terminal import LogForm, LogFormat, PlainConsole, program, run_program, teller
+from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
 from server.runs.scalars import Track
 
 if TYPE_CHECKING:
@@ -109,20 +110,21 @@ def admit(
 
 
 @app.command()
-def start(folder: Folder, log_format: LogFormat = LogForm.text) -> None:
+def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Restarted = False) -> None:
     """Open the port for hospitals, and stay up.
 
     Example: flwr-server start trial
     """
+    from common.system.before_start import slow_to_end
     from server.coordinator.before_start import faults_of_start
     from server.coordinator.folder import read_coordinator
 
-    coordinator = read_coordinator(folder)
-    stop_on(faults_of_start(coordinator))  # before flwr is imported
-    os.umask(0o077)  # what this process and the SuperLink write is for this account only
     tell = teller(console)
     try:
-        with closed_first(0):
+        with slow_to_end(folder, tell, (BadInput,), held=restarted):
+            coordinator = read_coordinator(folder)
+            stop_on(faults_of_start(coordinator))  # before flwr is imported
+            os.umask(0o077)  # what this process and the SuperLink write is for this account only
             from server.deployment.serve import serve
 
             serve(coordinator, tell)
@@ -214,7 +216,6 @@ def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
             with contextlib.suppress(OSError):
                 RunFolder(out).event("died", how=how, times=deaths, again_in_s=pause_s)
 
-    go_on_with(lambda: shlex.join(["flwr-server", *arguments, "--resume"]))
     return supervise(arguments, lambda: rounds_done(out), note, resume=resume)
 
 
@@ -283,8 +284,7 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
     tell = teller(console)
     try:
-        with closed_first(0):
-            show(coordinator, listen, port, tell)
+        show(coordinator, listen, port, tell)
     except (SystemExit, KeyboardInterrupt):
         tell("the live view is closed; no run notices")
         raise SystemExit(0) from None
@@ -355,7 +355,11 @@ def deadlines(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    with stopped_at_once():
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    stays_up = given[:1] == ["start"] or (given[:1] == ["status"] and "--web" in given)
+    with stopped_at_once(), closed_first(0) if stays_up else contextlib.nullcontext():
+        if given[:1] == ["run"]:
+            go_on_with(lambda: shlex.join(["flwr-server", *given, *([] if "--resume" in given else ["--resume"])]))
         run_program(app, arguments, (CannotGoOn,))
 
 

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from client.site.site_file import FILE
 from common.errors import BadInput, Fault
 from common.security.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
-from common.system.files import private_folder, write_atomically
+from common.system.files import no_room, private_folder, write_atomically
 
 TEMPLATE = """# What this hospital brings to the federation. Paths are relative to this folder.
 name = "{name}"
@@ -123,4 +123,6 @@ def _made_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         return new_key(path)
     except OSError as error:
+        if no_room(error):
+            raise
         raise BadInput([Fault(str(path), f"cannot be written: {error.strerror}.")]) from None

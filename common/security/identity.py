@@ -201,10 +201,16 @@ def new_key(path: Path) -> ec.EllipticCurvePrivateKey:
 def write_secret(path: Path, content: bytes) -> None:
     """Write a new file that only its owner may read, never world-readable even for an instant."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        path.unlink(missing_ok=True)  # half a key would be in the way of a whole one
+        error.filename = str(path)  # a full disk does not say whose
+        raise
 
 
 def read_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -8,6 +8,9 @@ import os
 import re
 import shutil
 import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -19,6 +22,42 @@ LEAST_FREE = 16 * 2**20
 """Bytes: no program can write its first files with less."""
 FLOWER = ((1, 39), (1, 43))
 """The first release that we work with, and the first that we do not know; as in pyproject.toml."""
+
+
+HELD_S, LOOK_S = 900.0, 2.0
+"""How long a program that would be started again at once waits after a refusal; between two looks at its folder."""
+
+
+@contextmanager
+def slow_to_end(
+    folder: Path, tell: Callable[[str], None], refusals: tuple[type[Exception], ...], *, held: bool
+) -> Iterator[None]:
+    """After a fault or a refusal wait until a file of the folder changes, at most ``HELD_S``; then raise it.
+
+    A container that is restarted whenever it ends would else try the same again every minute, for ever.
+
+    Args:
+        refusals: What is waited after; everything else is raised at once.
+        held: Whether to wait at all.
+    """
+    try:
+        yield
+    except refusals as error:
+        if held:
+            tell(f"refused: {error}")
+            tell(f"ends when a file in {folder} changes, or in {HELD_S / 60:.0f} min, to be started again")
+            before, until = _state_of(folder), time.monotonic() + HELD_S
+            while time.monotonic() < until and _state_of(folder) == before:
+                time.sleep(LOOK_S)
+        raise
+
+
+def _state_of(folder: Path) -> tuple[tuple[str, float], ...]:
+    """The files of a folder that people write, by name and time."""
+    try:
+        return tuple(sorted((one.name, one.stat().st_mtime) for one in folder.iterdir() if one.is_file()))
+    except OSError:
+        return ()
 
 
 def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:

@@ -61,8 +61,10 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
             if durable:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)  # a full disk does not say whose
         raise
     if durable:
         flush_folder(path.parent)

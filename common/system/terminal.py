@@ -53,6 +53,16 @@ LogFormat = Annotated[
 ]
 
 
+Restarted = Annotated[
+    bool,
+    typer.Option(
+        "--restarted",
+        help="This program is started again whenever it ends, as containers are: after a refusal it waits until a file "
+        "of DIR changes, at most 15 min.",
+    ),
+]
+
+
 class PlainConsole(Console):
     """A console whose text cannot act on the terminal; only the styles that our own programs ask for do.
 
@@ -120,7 +130,8 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
         sys.exit(error.exit_code)
     except OSError as error:
         if no_room(error):
-            where = f" of {error.filename}" if error.filename else ", where files are written"
+            path = error.filename2 or error.filename  # of a copy the second is what is written
+            where = f" of {path}" if path else ", where files are written"
             _last_word("stopped", f"there is no room left on the disk{where}: free some, and try again.")
             sys.exit(1)
         if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):

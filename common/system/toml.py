@@ -41,6 +41,10 @@ _TOML_REMEDIES = {
     "Unescaped": "Write a path with / for \\, or between single quotes.",
     "Illegal character": "Is a quote or a bracket missing before?",
     "Cannot overwrite": "A key stands there once.",
+    "Cannot declare": "A table stands there once: put its keys under the first.",
+    "Unclosed array": "A list that begins above has no ] at its end.",
+    "Expected ']' at the end of a table": "A table's name stands alone on its line, between [ and ].",
+    "Expected '=' after a key": "A line is a key, = and a value: rounds = 3.",
 }
 _WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
 _PATTERNS = {

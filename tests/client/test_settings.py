@@ -149,7 +149,7 @@ def test_auto_takes_a_gpu_where_there_is_one(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     assert device_of(read_settings(folder)) == taken
-    assert read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}')).device == "cpu"
+    assert device_of(read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
 
 
 # ---------------------------------------------------------------------- labels

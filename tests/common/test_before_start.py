@@ -4,6 +4,7 @@ import datetime as dt
 import os
 import shutil
 import socket
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,8 +14,9 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from common.errors import BadInput, Fault
 from common.system import before_start
-from common.system.before_start import FLOWER, date_faults, flower_faults, place_faults, port_faults
+from common.system.before_start import FLOWER, date_faults, flower_faults, place_faults, port_faults, slow_to_end
 
 DAY = dt.timedelta(days=1)
 
@@ -75,3 +77,25 @@ def test_another_flower_is_told_with_the_line_that_installs_ours(
 def test_the_releases_are_those_of_the_package() -> None:
     least, beyond = (".".join(map(str, one)) for one in FLOWER)
     assert f'"flwr>={least},<{beyond}"' in (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_refused_program_that_is_started_again_waits_for_a_file_to_change(
+    held: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(before_start, "LOOK_S", 0.01)
+    fixed = threading.Timer(0.2, (tmp_path / "site.toml").touch)
+    fixed.start()
+    with pytest.raises(BadInput), slow_to_end(tmp_path, told.append, (BadInput,), held=held):
+        raise BadInput([Fault("site.toml", "is not there.")])
+    assert fixed.is_alive() != held
+    assert (
+        told
+        == [
+            "refused: site.toml: is not there.",
+            f"ends when a file in {tmp_path} changes, or in 15 min, to be started again",
+        ]
+        * held
+    )
+    fixed.join()

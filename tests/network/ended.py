@@ -1,0 +1,198 @@
+"""A command as a process: how it ends, what that costs, what it says, and what it leaves behind."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tests.network.real import ROOT
+
+MARK = "POLYCLINIC_TEST_COMMAND"
+MODULES = {"flwr-sim": "server.sim_cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
+HALF = ("*.part", "*.unfinished", "*.tmp")
+"""Names of what is not whole."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended.
+
+    Attributes:
+        cpu_s: Of the process and of those that it started and waited for.
+        wall_s: From the signal, or without one from the start, to the end of its last process.
+        said: Standard output and error.
+        left: Processes that live on, and files that are not whole.
+    """
+
+    code: int
+    cpu_s: float
+    wall_s: float
+    said: str
+    left: tuple[str, ...]
+
+    @property
+    def last_words(self) -> str:
+        lines = [line.strip() for line in self.said.splitlines() if line.strip()]
+        return lines[-1] if lines else ""
+
+
+@dataclass
+class Table:
+    """The rows of all that was tried, as Markdown."""
+
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+
+    def add(self, command: str, what: str, ended: Ended) -> None:
+        words = ended.last_words.replace("|", "/").replace(str(ROOT), ".")
+        left = ", ".join(ended.left) or "nothing"
+        self.rows.append(
+            (command, what, f"{ended.cpu_s:.2f}", f"{ended.wall_s:.2f}", str(ended.code), words[:160], left)
+        )
+
+    def write(self, path: Path) -> None:
+        head = ("command", "what", "CPU s", "wall s", "exit code", "last words", "left behind")
+        rows = [head, ("---",) * len(head), *sorted(self.rows)]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"| {' | '.join(row)} |\n" for row in rows), encoding="utf-8")
+
+
+def to_the_parent(parent: int, mark: str, number: signal.Signals) -> None:
+    os.kill(parent, number)
+
+
+def to_the_group(parent: int, mark: str, number: signal.Signals) -> None:
+    os.killpg(parent, number)
+
+
+def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
+    """As Slurm and systemd do with a job's, wherever a group may begin; the parent last, which is hardest."""
+    for process in marked(mark):
+        if process.pid != parent:
+            with suppress(psutil.Error):
+                process.send_signal(number)
+    os.kill(parent, number)
+
+
+WAYS: Mapping[str, tuple[signal.Signals, Callable[[int, str, signal.Signals], None]]] = {
+    "Ctrl-C": (signal.SIGINT, to_the_group),
+    "SIGTERM to the parent": (signal.SIGTERM, to_the_parent),
+    "SIGTERM to the group": (signal.SIGTERM, to_the_group),
+    "SIGTERM to every process": (signal.SIGTERM, to_every_process),
+}
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """Every living process that a program with this mark in its environment started, itself included."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def listens(pid: int) -> bool:
+    """Whether a process has begun: SIGTERM would no longer just end it."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        caught = int(status.split("SigCgt:")[1].split()[0], 16)
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+    return False
+
+
+class Command:
+    """A command that has been started, in a session of its own as a shell starts it.
+
+    Args:
+        typed: As a person types it, its program first.
+        log: Where it prints to.
+        ignores_ctrl_c: As a program that a shell starts in the background.
+    """
+
+    def __init__(self, typed: Sequence[object], log: Path, *, ignores_ctrl_c: bool = False) -> None:
+        program, *arguments = map(str, typed)
+        self._mark, self._log = uuid.uuid4().hex, log
+        disposition = signal.SIG_IGN if ignores_ctrl_c else signal.SIG_DFL
+        self._cpu = _cpu()
+        self._began = time.monotonic()
+        near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        with log.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", MODULES[program], *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),
+                env={**near, MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
+                cwd=ROOT,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def worked_s(self) -> float:
+        """CPU seconds of its processes so far."""
+        worked = 0.0
+        for one in marked(self._mark):
+            with suppress(psutil.Error):
+                times = one.cpu_times()
+                worked += times.user + times.system
+        return worked
+
+    def until(self, there: Callable[["Command"], bool], within_s: float = 240.0) -> None:
+        """Wait until it is where the test wants it; it must not end before."""
+        deadline = time.monotonic() + within_s
+        while not there(self):
+            assert self.runs, f"it ended before, with {self.process.returncode}:\n{self.said[-3000:]}"
+            assert time.monotonic() < deadline, f"not within {within_s:.0f} s:\n{self.said[-3000:]}"
+            time.sleep(0.02)
+
+    def ended(self, folder: Path, way: str = "") -> Ended:
+        """Send what ends it, if anything, and wait for its last process; whatever is left then is killed.
+
+        Args:
+            folder: Where half-written files would be.
+            way: One of :data:`WAYS`; empty for a command that ends by itself.
+        """
+        since = self._began
+        if way:
+            number, send = WAYS[way]
+            since = time.monotonic()
+            send(self.process.pid, self._mark, number)
+        try:
+            code = self.process.wait(60)
+            deadline = time.monotonic() + 5
+            while marked(self._mark) and time.monotonic() < deadline:
+                time.sleep(0.01)
+            wall = time.monotonic() - since
+            alive = [" ".join(one.cmdline()[:5]) for one in marked(self._mark)]
+            half = [str(path.relative_to(folder)) for name in HALF for path in folder.rglob(name)]
+            return Ended(code, _cpu() - self._cpu, wall, self.said, (*alive, *half))
+        finally:
+            for process in marked(self._mark):
+                process.kill()
+            self.process.wait()
+
+
+def _cpu() -> float:
+    """CPU seconds of all children that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

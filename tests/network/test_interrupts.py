@@ -1,0 +1,201 @@
+"""Every command and every way to stop it: all ends within seconds, with one exit code, and nothing half done is left.
+
+``pytest tests/network/test_interrupts.py -m "" -n 0`` tries the whole table and writes it to ``build/interrupts.md``.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.network.ended import WAYS, Command, Ended, Table, listens
+from tests.network.real import PARTIAL, ROOT, Coordinator, Site, exported, flwr_sim, machine, written
+
+LIMIT_S = 5.0
+ENDLESS = ("--set", "run.rounds=500")
+IMAGES = 4000
+
+
+@dataclass(frozen=True)
+class World:
+    """What the commands need: experiments, images, a model, a coordinator that runs, and two of its sites.
+
+    Attributes:
+        east: Runs.
+        north: Is admitted, and is started by the tests.
+    """
+
+    folder: Path
+    experiment: Path
+    run: Path
+    images: Path
+    coordinator: Coordinator
+    other: Coordinator
+    east: Site
+    north: Site
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with machine(tmp_path_factory.mktemp("interrupts") / "machine") as here:
+        experiment = written(PARTIAL, here.folder)
+        run = here.folder / "run"
+        done = flwr_sim("run", experiment, "--out", run, "--set", "run.rounds=1", "--progress", "none")
+        assert done.code == 0, done.err
+        images = here.folder / "many.npz"
+        pixels = np.random.default_rng(0).integers(0, 255, (IMAGES, 16, 16), np.uint8)
+        labels = np.arange(IMAGES)[:, None] % 10
+        np.savez(images, test_images=pixels, test_labels=labels)
+        sites = exported(experiment, here.folder / "data")
+        coordinator, other = Coordinator(here), Coordinator(here, "other")
+        coordinator.start()
+        east, north = (coordinator.admit(coordinator.site(site)) for site in sites[:2])
+        for site in (east, north):
+            text = site.toml.read_text(encoding="utf-8")
+            site.toml.write_text('health = ""\n' + text if "health" not in text else text, encoding="utf-8")
+        east.start().says("connected to")
+        yield World(here.folder, experiment, run, images, coordinator, other, east, north)
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    found = Table()
+    yield found
+    if found.rows:
+        found.write(ROOT / "build" / "interrupts.md")
+
+
+def worked(seconds: float) -> Callable[[Command, Path], bool]:
+    """At work: what it imports takes less."""
+    return lambda command, out: command.worked_s() > seconds
+
+
+def trained(rounds: int) -> Callable[[Command, Path], bool]:
+    """So many rounds are done."""
+
+    def there(command: Command, out: Path) -> bool:
+        return any(path.read_text().count("\n") >= rounds for path in out.parent.rglob("rounds.jsonl"))
+
+    return there
+
+
+def says(text: str) -> Callable[[Command, Path], bool]:
+    return lambda command, out: text in command.said
+
+
+@dataclass(frozen=True)
+class Case:
+    """One command.
+
+    Attributes:
+        typed: Of the world and the path that is new.
+        late: Whether it is at work.
+        code: With which it ends.
+        words: What it says then.
+        makes: Whether it makes the new path only when it is done.
+    """
+
+    typed: Callable[[World, Path], tuple[object, ...]]
+    late: Callable[[Command, Path], bool]
+    code: int = 3
+    words: str = "stopped on request"
+    makes: bool = False
+
+
+GOES_ON = "stopped on request; to go on: flwr-"
+CASES = {
+    "flwr-sim run (inline)": Case(
+        lambda w, out: ("flwr-sim", "run", w.experiment, "--out", out, "--backend", "inline", *ENDLESS),
+        trained(2),
+        words=GOES_ON,
+    ),
+    "flwr-sim run (ray)": Case(
+        lambda w, out: ("flwr-sim", "run", w.experiment, "--out", out, "--backend", "ray", *ENDLESS),
+        trained(2),
+        words=GOES_ON,
+    ),
+    "flwr-sim compare": Case(
+        lambda w, out: ("flwr-sim", "compare", w.experiment, "--out", out, "--backend", "inline", *ENDLESS),
+        trained(1),
+        words=GOES_ON,
+    ),
+    "flwr-sim study": Case(
+        lambda w, out: ("flwr-sim", "study", "experiments/papers/fedmlp", "--quick", "--out", out, *ENDLESS),
+        trained(1),
+        words=GOES_ON,
+    ),
+    "flwr-sim demo": Case(lambda w, out: ("flwr-sim", "demo", "--backend", "inline", "--out", out), trained(1)),
+    "flwr-sim sites": Case(lambda w, out: ("flwr-sim", "sites", w.experiment, "--out", out), worked(1.0)),
+    "flwr-sim predict": Case(
+        lambda w, out: ("flwr-sim", "predict", w.run, w.images, "--out", out), worked(1.0), makes=True
+    ),
+    "flwr-sim evaluate": Case(
+        lambda w, out: (
+            *("flwr-sim", "evaluate", w.run, w.images, "--out", out),
+            *("--classes", "0,1,2,3,4,5,6,7,8,9"),
+        ),
+        worked(1.0),
+        makes=True,
+    ),
+    "flwr-sim export": Case(lambda w, out: ("flwr-sim", "export", w.run, "--out", out), worked(2.0), makes=True),
+    "flwr-server start": Case(
+        lambda w, out: ("flwr-server", "start", w.other.folder), says("hospitals connect to"), code=0
+    ),
+    "flwr-server run": Case(
+        lambda w, out: (
+            *("flwr-server", "run", w.coordinator.folder, w.experiment, "--out", out, "--sites", "1", *ENDLESS),
+            *("--set", "participation.min_sites=1"),
+        ),
+        trained(2),
+        words=GOES_ON,
+    ),
+    "flwr-server run (waits for sites)": Case(
+        lambda w, out: ("flwr-server", "run", w.coordinator.folder, w.experiment, "--out", out),
+        says("waiting for"),
+        words=GOES_ON,
+    ),
+    "flwr-server status --web": Case(
+        lambda w, out: ("flwr-server", "status", w.coordinator.folder, "--web", "--port", "0"),
+        says("live view: https"),
+        code=0,
+        words="the live view is closed",
+    ),
+    "flwr-server verify": Case(lambda w, out: ("flwr-server", "verify", w.run), worked(1.0)),
+    "flwr-client start": Case(lambda w, out: ("flwr-client", "start", w.north.folder), says("connected to"), code=0),
+    "flwr-client check": Case(lambda w, out: ("flwr-client", "check", w.north.folder, "--all"), worked(1.0)),
+    "flwr-client preview": Case(lambda w, out: ("flwr-client", "preview", w.north.folder), worked(1.0)),
+    "flwr-client preview-data": Case(
+        lambda w, out: ("flwr-client", "preview-data", w.north.folder, "--out", out), worked(1.0), makes=True
+    ),
+}
+WHEN = {"early": ("Ctrl-C", "SIGTERM to the parent"), "late": tuple(WAYS)}
+ALL = [(name, when, way) for name in CASES for when, ways in WHEN.items() for way in ways]
+SHORT = {("flwr-client check", "late", "Ctrl-C"), ("flwr-sim predict", "early", "SIGTERM to the parent")}
+
+
+def stopped(case: Case, world: World, out: Path, when: str, way: str, ignores_ctrl_c: bool = False) -> Ended:
+    command = Command(case.typed(world, out), out.parent / "said.log", ignores_ctrl_c=ignores_ctrl_c)
+    early: Callable[[Command], bool] = lambda one: listens(one.process.pid)  # noqa: E731
+    command.until(early if when == "early" else lambda one: case.late(one, out))
+    return command.ended(out.parent, way)
+
+
+def holds(case: Case, ended: Ended, out: Path, *, early: bool = False) -> None:
+    assert (ended.code, ended.left) == (case.code, ()), ended.said[-3000:]
+    assert ended.wall_s < LIMIT_S
+    # A service that is stopped before it has said anything need not say that it was stopped.
+    assert case.words in ended.said or (early and case.code == 0)
+    assert "Traceback" not in ended.said
+    assert not (case.makes and out.exists())
+
+
+@pytest.mark.network
+@pytest.mark.parametrize(("name", "when", "way"), ALL, ids=lambda each: str(each))
+def test_a_command_that_is_told_to_stop_ends_with_all_that_it_started(
+    name: str, when: str, way: str, world: World, tmp_path: Path, table: Table
+) -> None:
+    ended = stopped(CASES[name], world, tmp_path / "out", when, way)
+    table.add(name, f"{way} {when}", ended)
+    holds(CASES[name], ended, tmp_path / "out", early=when == "early")

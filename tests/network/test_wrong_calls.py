@@ -1,0 +1,253 @@
+"""Every command and every usual mistake: refused at once, with what to do, and nothing is left.
+
+``pytest tests/network/test_wrong_calls.py -m "" -n 0`` writes what each of them costs to ``build/wrong-calls.md``.
+"""
+
+import contextlib
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.network.ended import Command, Ended, Table
+from tests.network.real import ROOT, flwr_client, flwr_server, free_ports
+
+CPU_S = 0.5
+"""Of a refusal. Each may be tried three times, for the first compiles what it imports, and the machine may be busy."""
+TRIES = 3
+EXPERIMENT = "experiments/digits_surgical.toml"
+
+
+@dataclass(frozen=True)
+class Place:
+    """What the calls name: files with a mistake, a folder that is taken, folders that are right."""
+
+    folder: Path
+    coordinator: Path
+    site: Path
+    taken: Path
+    port: int
+
+    def __getitem__(self, name: str) -> Path:
+        return self.folder / name
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("wrong")
+    right = (ROOT / EXPERIMENT).read_text(encoding="utf-8")
+    (folder / "key.toml").write_text(right.replace("[run]", "[run]\nroundz = 3", 1), encoding="utf-8")
+    (folder / "study").mkdir()
+    (folder / "study" / "study.toml").write_text('titel = "x"', encoding="utf-8")
+    for wrong in ("site", "coordinator"):
+        (folder / f"wrong-{wrong}").mkdir()
+        (folder / f"wrong-{wrong}" / f"{wrong}.toml").write_text('naem = "x"\n', encoding="utf-8")
+    (folder / "model").mkdir()
+    for name in ("model.json", "model.safetensors"):
+        (folder / "model" / name).write_text("{}", encoding="utf-8")
+    (folder / "taken").mkdir()
+    (folder / "taken" / "something").touch()
+    with socket.create_server(("127.0.0.1", 0)) as occupied:
+        port = occupied.getsockname()[1]
+        ports = ("--port", port, "--control-port", free_ports(1)[0], "--listen", "127.0.0.1")
+        made = flwr_server("init", folder / "trial", "--name", "trial", "--host", "127.0.0.1", *ports)
+        assert made.code == 0, made.err
+        site = _admitted_site(folder, port)
+        yield Place(folder, folder / "trial", site, folder / "taken", port)
+
+
+def _admitted_site(folder: Path, port: int) -> Path:
+    site = folder / "north"
+    assert flwr_client("init", site, "--name", "north").code == 0
+    (site / "site.toml").write_text(
+        f'name = "north"\nhealth = "127.0.0.1:{port}"\n[data]\nkind = "digits"\n', encoding="utf-8"
+    )
+    assert flwr_server("admit", folder / "trial", site / "north.request", "--yes").code == 0
+    shutil.copy(folder / "trial" / "kits" / "north.kit", site)
+    return site
+
+
+@pytest.fixture(scope="session")
+def table() -> Iterator[Table]:
+    found = Table()
+    yield found
+    if found.rows:
+        found.write(ROOT / "build" / "wrong-calls.md")
+
+
+Typed = Callable[[Place, Path], tuple[object, ...]]
+NO_FILE, NO_FOLDER = "there is no such file.", "is no coordinator's folder"
+NO_SITE, NO_MODEL = "is no site's folder", "model.json: cannot be read: No such file or directory."
+WRONG_KEY, IN_USE = "is not a known key.", "cannot be opened: address already in use."
+CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
+    ("flwr-sim run", "wrong path"): (lambda p, out: ("run", p["none.toml"], "--out", out), NO_FILE),
+    ("flwr-sim run", "wrong key"): (lambda p, out: ("run", p["key.toml"], "--out", out), WRONG_KEY),
+    ("flwr-sim run", "wrong --set"): (
+        lambda p, out: ("run", EXPERIMENT, "--out", out, "--set", "run.roundz=3"),
+        WRONG_KEY,
+    ),
+    ("flwr-sim run", "unknown method"): (
+        lambda p, out: ("run", EXPERIMENT, "--out", out, "--set", "run.method=surgicl"),
+        'Did you mean "surgical"?',
+    ),
+    ("flwr-sim run", "folder taken"): (lambda p, out: ("run", EXPERIMENT, "--out", p.taken), "is not empty"),
+    ("flwr-sim run", "occupied port"): (
+        lambda p, out: ("run", EXPERIMENT, "--out", out, "--web", "--port", p.port),
+        IN_USE,
+    ),
+    ("flwr-sim compare", "wrong path"): (lambda p, out: ("compare", p["none.toml"], "--out", out), NO_FILE),
+    ("flwr-sim compare", "wrong key"): (lambda p, out: ("compare", p["key.toml"], "--out", out), WRONG_KEY),
+    ("flwr-sim study", "wrong path"): (lambda p, out: ("study", p["none"], "--out", out), NO_FILE),
+    ("flwr-sim study", "wrong key"): (lambda p, out: ("study", p["study"], "--out", out), WRONG_KEY),
+    ("flwr-sim study", "wrong --set"): (
+        lambda p, out: ("study", "experiments/papers/fedmlp", "--out", out, "--set", "run.roundz=3"),
+        WRONG_KEY,
+    ),
+    ("flwr-sim sites", "wrong path"): (lambda p, out: ("sites", p["none.toml"], "--out", out), NO_FILE),
+    ("flwr-sim sites", "wrong key"): (lambda p, out: ("sites", p["key.toml"], "--out", out), WRONG_KEY),
+    ("flwr-sim init", "wrong path"): (lambda p, out: ("init", p["none.csv"], "--out", out), NO_FILE),
+    ("flwr-sim export", "wrong path"): (lambda p, out: ("export", p["none"], "--out", out), NO_MODEL),
+    ("flwr-sim export", "wrong key"): (lambda p, out: ("export", p["model"], "--to", "onix"), "expected onnx"),
+    ("flwr-sim predict", "wrong path"): (
+        lambda p, out: ("predict", p["none"], p["none.npz"], "--out", out),
+        NO_FILE,
+    ),
+    ("flwr-sim predict", "folder taken"): (
+        lambda p, out: ("predict", p["model"], p["key.toml"], "--out", p["key.toml"]),
+        "exists, and nothing is written over.",
+    ),
+    ("flwr-sim evaluate", "wrong path"): (lambda p, out: ("evaluate", p["none"], p["none.csv"]), NO_FILE),
+    ("flwr-sim weights", "wrong key"): (
+        lambda p, out: ("weights", out, "--architecture", "resnet"),
+        "there is no source of weights",
+    ),
+    ("flwr-sim weights", "wrong path"): (
+        lambda p, out: ("weights", out, "--architecture", "resnet18", "--checkpoint", p["none.pth"]),
+        NO_FILE,
+    ),
+    ("flwr-sim demo", "wrong key"): (lambda p, out: ("demo", "--out", out, "--backend", "rai"), "simulation.backend"),
+    ("flwr-sim examples", "wrong path"): (lambda p, out: ("examples", p["key.toml"] / "x"), "cannot be written"),
+    ("flwr-server init", "wrong path"): (
+        lambda p, out: ("init", p["key.toml"] / "x", "--name", "x", "--host", "h.example"),
+        "cannot be written",
+    ),
+    ("flwr-server init", "folder taken"): (
+        lambda p, out: ("init", p.coordinator, "--name", "x", "--host", "h.example"),
+        "is a coordinator's folder already",
+    ),
+    ("flwr-server admit", "wrong path"): (lambda p, out: ("admit", p.coordinator, p["none.request"]), NO_FILE),
+    ("flwr-server start", "wrong path"): (lambda p, out: ("start", p["none"]), NO_FOLDER),
+    ("flwr-server start", "wrong key"): (lambda p, out: ("start", p["wrong-coordinator"]), WRONG_KEY),
+    ("flwr-server start", "occupied port"): (lambda p, out: ("start", p.coordinator), IN_USE),
+    ("flwr-server run", "wrong path"): (lambda p, out: ("run", p["none"], EXPERIMENT, "--out", out), NO_FOLDER),
+    ("flwr-server run", "wrong key"): (
+        lambda p, out: ("run", p.coordinator, p["key.toml"], "--out", out),
+        WRONG_KEY,
+    ),
+    ("flwr-server run", "folder taken"): (
+        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p.taken),
+        "is not empty",
+    ),
+    ("flwr-server verify", "wrong path"): (lambda p, out: ("verify", p["none"]), NO_FILE),
+    ("flwr-server status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_FOLDER),
+    ("flwr-server status", "wrong key"): (lambda p, out: ("status", p["wrong-coordinator"]), WRONG_KEY),
+    ("flwr-server health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_FOLDER),
+    ("flwr-server revoke", "wrong path"): (lambda p, out: ("revoke", p["none"], "north"), NO_FOLDER),
+    ("flwr-server deadlines", "wrong path"): (lambda p, out: ("deadlines", p["none"]), NO_FOLDER),
+    ("flwr-server deadlines", "wrong key"): (lambda p, out: ("deadlines", p.coordinator, p["key.toml"]), WRONG_KEY),
+    ("flwr-client init", "wrong path"): (
+        lambda p, out: ("init", p["key.toml"] / "x", "--name", "x"),
+        "cannot be written",
+    ),
+    ("flwr-client start", "wrong path"): (lambda p, out: ("start", p["none"]), NO_SITE),
+    ("flwr-client start", "wrong key"): (lambda p, out: ("start", p["wrong-site"]), WRONG_KEY),
+    ("flwr-client start", "occupied port"): (lambda p, out: ("start", p.site), IN_USE),
+    ("flwr-client check", "wrong path"): (lambda p, out: ("check", p["none"]), NO_SITE),
+    ("flwr-client check", "wrong key"): (lambda p, out: ("check", p["wrong-site"]), WRONG_KEY),
+    ("flwr-client preview", "wrong path"): (lambda p, out: ("preview", p["none"]), NO_SITE),
+    ("flwr-client preview", "wrong key"): (lambda p, out: ("preview", p["wrong-site"]), WRONG_KEY),
+    ("flwr-client preview-data", "wrong path"): (lambda p, out: ("preview-data", p["none"]), NO_SITE),
+    ("flwr-client preview-data", "wrong key"): (lambda p, out: ("preview-data", p["wrong-site"]), WRONG_KEY),
+    ("flwr-client status", "wrong path"): (lambda p, out: ("status", p["none"]), "no flwr-client answers"),
+    ("flwr-client health", "wrong path"): (lambda p, out: ("health", p["none"]), "no flwr-client answers"),
+    ("flwr-client audit show", "wrong path"): (lambda p, out: ("audit", "show", p["none"]), NO_SITE),
+    ("flwr-client audit verify", "wrong path"): (lambda p, out: ("audit", "verify", p["none"]), NO_SITE),
+}
+
+
+def called(command: str, typed: Typed, place: Place, tmp_path: Path) -> Ended:
+    words = (command.split()[0], *typed(place, tmp_path / "out"))
+    return Command(words, tmp_path / "said.log").ended(tmp_path)
+
+
+@pytest.mark.parametrize(("command", "mistake"), CALLS, ids=lambda each: str(each))
+def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
+    command: str, mistake: str, place: Place, tmp_path: Path, table: Table
+) -> None:
+    typed, words = CALLS[command, mistake]
+    tried: list[Ended] = []
+    while not tried or (tried[-1].cpu_s >= CPU_S and len(tried) < TRIES):
+        tried.append(called(command, typed, place, tmp_path))
+    ended = min(tried, key=lambda one: one.cpu_s)
+    table.add(command, mistake, ended)
+    said = " ".join(ended.said.split())
+    assert (ended.code, ended.left) == (2, ()), said
+    assert words in said
+    assert "Traceback" not in said
+    assert ended.cpu_s < CPU_S
+    assert not (tmp_path / "out").exists()
+
+
+ON_A_FULL_DISK: dict[str, tuple[Typed, str]] = {
+    "flwr-sim run": (lambda p, full: ("run", EXPERIMENT, "--out", full / "run", "--backend", "inline"), "17 MB"),
+    "flwr-sim examples": (lambda p, full: ("examples", full / "experiments"), "there is no room left on the disk"),
+    "flwr-server init": (
+        lambda p, full: ("init", full / "new", "--name", "x", "--host", "h.example"),
+        "there is no room left on the disk",
+    ),
+    "flwr-server run": (
+        lambda p, full: ("run", p.coordinator, EXPERIMENT, "--out", full / "run"),
+        "17 MB are needed to start",
+    ),
+    "flwr-client init": (
+        lambda p, full: ("init", full / "new", "--name", "x"),
+        "there is no room left on the disk",
+    ),
+}
+
+
+@contextlib.contextmanager
+def full_disk(folder: Path) -> Iterator[Path]:
+    """A disk of its own on which there is no room for another byte."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"a disk of its own cannot be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.torture
+@pytest.mark.parametrize("command", ON_A_FULL_DISK)
+def test_a_full_disk_is_told_with_its_folder_and_leaves_nothing(
+    command: str, place: Place, tmp_path: Path, table: Table
+) -> None:
+    typed, words = ON_A_FULL_DISK[command]
+    with full_disk(tmp_path / "full") as full:
+        ended = Command((command.split()[0], *typed(place, full)), tmp_path / "said.log").ended(tmp_path)
+        table.add(command, "full disk", ended)
+        said = " ".join(ended.said.split())
+        assert ended.code in (1, 2)
+        assert words in said
+        assert str(full) in said
+        assert "Traceback" not in said
+        assert ended.left == ()
