@@ -6,12 +6,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tests.network.ended import WAYS, Command, Ended, Table, listens
-from tests.network.real import PARTIAL, ROOT, Coordinator, Site, exported, flwr_sim, machine, written
+from tests.network.real import PARTIAL, ROOT, Coordinator, Site, exported, flwr_client, flwr_sim, machine, written
 
 LIMIT_S = 5.0
 ENDLESS = ("--set", "run.rounds=500")
@@ -172,7 +173,7 @@ CASES = {
 }
 WHEN = {"early": ("Ctrl-C", "SIGTERM to the parent"), "late": tuple(WAYS)}
 ALL = [(name, when, way) for name in CASES for when, ways in WHEN.items() for way in ways]
-SHORT = {("flwr-client check", "late", "Ctrl-C"), ("flwr-sim predict", "early", "SIGTERM to the parent")}
+SHORT = [("flwr-client check", "Ctrl-C"), ("flwr-client preview-data", "SIGTERM to the group")]
 
 
 def stopped(case: Case, world: World, out: Path, when: str, way: str, ignores_ctrl_c: bool = False) -> Ended:
@@ -199,3 +200,12 @@ def test_a_command_that_is_told_to_stop_ends_with_all_that_it_started(
     ended = stopped(CASES[name], world, tmp_path / "out", when, way)
     table.add(name, f"{way} {when}", ended)
     holds(CASES[name], ended, tmp_path / "out", early=when == "early")
+
+
+@pytest.mark.parametrize(("name", "way"), SHORT, ids=lambda each: str(each))
+def test_two_commands_of_the_table(name: str, way: str, tmp_path: Path) -> None:
+    folder = tmp_path / "north"
+    assert flwr_client("init", folder, "--name", "north").code == 0
+    (folder / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
+    world = SimpleNamespace(north=SimpleNamespace(folder=folder))
+    holds(CASES[name], stopped(CASES[name], world, tmp_path / "out", "late", way), tmp_path / "out")  # type: ignore[arg-type]

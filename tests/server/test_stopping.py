@@ -1,7 +1,6 @@
 """Ctrl-C and SIGTERM end flwr-sim and all that it started, at once, and say how to go on."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -204,42 +203,6 @@ def test_a_process_whose_parent_has_ended_before_is_ended_too_and_no_library_tak
         process.kill()
     assert (done.returncode, left) == (STOPPED_ON_REQUEST, [])
     assert "stopped on request" in done.stderr
-
-
-REFUSED = {
-    "run of no file": ("run", "{}/none.toml"),
-    "run of a wrong key": ("run", "{}/key.toml"),
-    "run of a wrong --set": ("run", EXPERIMENT, "--set", "run.roundz=3"),
-    "compare of no file": ("compare", "{}/none.toml"),
-    "compare of a wrong key": ("compare", "{}/key.toml"),
-    "study of no folder": ("study", "{}/none"),
-    "study of a wrong key": ("study", "{}"),
-    "sites of no file": ("sites", "{}/none.toml"),
-    "sites of a wrong key": ("sites", "{}/key.toml"),
-}
-CPU_S = 4.0
-"""Of a refusal; it took 10 to 12 with torch, and takes 1 without, on a busy machine."""
-TELLS_OF_TORCH = "import sys\ntry:\n    {}\nfinally:\n    print('torch' in sys.modules)"
-
-
-@pytest.mark.parametrize("call", REFUSED)
-def test_a_wrong_call_is_refused_before_anything_heavy_is_imported(tmp_path: Path, call: str) -> None:
-    right = Path(EXPERIMENT).read_text(encoding="utf-8")
-    (tmp_path / "key.toml").write_text(right.replace("[run]", "[run]\nroundz = 3", 1))
-    (tmp_path / "study.toml").write_text('titel = "x"')
-    arguments = [each.replace("{}", str(tmp_path)) for each in REFUSED[call]]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(
-        [sys.executable, "-c", TELLS_OF_TORCH.format(PROGRAM), *arguments, "--out", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert (done.returncode, done.stdout) == (2, "False\n")
-    assert done.stderr.startswith("error")
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < CPU_S
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
