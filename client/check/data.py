@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -61,17 +62,23 @@ def check_data(settings: Settings, images: int | None) -> Data:
     found = (*_parts(source), *_packed(source, packed, looks), *_lost(source, empty, looks), *_inverted(good))
     findings = (*found, *_twice(source, same), *_notes(source, classes, settings.file.policy.smallest_count))
     passed = _passed(source, good, packed, all_differ=same.compared == len(filled) and not same.groups)
-    facts = {
+    facts = _facts(source, looks) | {
+        "empty": len(empty),
+        "transfer_syntaxes": dict(packed),
+        "classes": {one.name: one.as_json() for one in classes},
+    }
+    return Data(AreaFindings("data", tuple(passed), findings, facts), source, tuple(good), tuple(classes))
+
+
+def _facts(source: Source, looks: Sequence[PictureFacts]) -> dict[str, Any]:
+    good = [look for look in looks if not look.reason]
+    return {
         "images": len(source),
         "parts": dict(Counter(str(part) for part in source.parts)),
         "decoded": len(good),
         "looked_at": len(looks),
-        "empty": len(empty),
-        "transfer_syntaxes": dict(packed),
         "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
-        "classes": {one.name: one.as_json() for one in classes},
     }
-    return Data(AreaFindings("data", tuple(passed), findings, facts), source, tuple(good), tuple(classes))
 
 
 def _passed(source: Source, good: Sequence[PictureFacts], packed: Counter[str], *, all_differ: bool) -> list[str]:
