@@ -174,7 +174,7 @@ def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given)
         "color": network.spec.channels == 3,
         **_labels(columns, network, of_run, given.data),
     }
-    alike = ("uncertain", "blank", "resize", "frame") if of_run else ()
+    alike = ("uncertain", "blank", "resize", "frame", "axis", "window") if of_run else ()
     return FolderSpec.model_validate({**spec, **{key: getattr(of_run, key) for key in alike}})
 
 
