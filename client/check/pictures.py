@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pydicom
 from numpy.typing import NDArray
 from PIL import Image
 
 from client.check.source import Source
 from common.data.base.spec_base import AS_IN_FILE
+from common.data.images.dataset import dataset_of
 from common.data.images.reading import IN_MEMORY, head_of, is_dicom, is_nifti, picture, shaped
 
 BORDER = 1 / 16
@@ -86,7 +86,7 @@ def _form_of(content: bytes | Path) -> tuple[str, str, str]:
         return "NIfTI", "grey", ""
     data = content.read_bytes() if isinstance(content, Path) else content
     if is_dicom(data):
-        header = pydicom.dcmread(io.BytesIO(data), stop_before_pixels=True)
+        header = dataset_of(data, ["PhotometricInterpretation"])
         return "DICOM", str(header.get("PhotometricInterpretation", "")), str(header.file_meta.TransferSyntaxUID)
     with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
         mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"

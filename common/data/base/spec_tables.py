@@ -1,6 +1,7 @@
 """What a config file says about pictures beside a table of labels: in a folder, or in an archive of the hospital's."""
 
 import re
+from ipaddress import ip_address
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -98,8 +99,17 @@ class FolderSpec(LabelColumnsSpec, PictureSpec):
 
 
 _URL = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?(/[A-Za-z0-9._~/-]*)?")
+_LAST_PORT = 65535
 _ALONE = ("127.0.0.1", "localhost", "[::1]")
 """Hosts to which a secret may go without TLS: it does not leave the machine."""
+
+
+def _is_address(host: str) -> bool:
+    """Whether what stands in brackets is an IPv6 address."""
+    try:
+        return not host.startswith("[") or bool(ip_address(host[1:-1]))
+    except ValueError:
+        return False
 
 
 class DicomwebSpec(LabelColumnsSpec):
@@ -142,9 +152,10 @@ class DicomwebSpec(LabelColumnsSpec):
     @field_validator("url")
     @classmethod
     def _an_address(cls, url: str) -> str:
-        if not _URL.fullmatch(url):
-            # The value is not repeated: some people write a password into an address.
-            raise ValueError("must be https://HOST[:PORT]/PATH, without a name, a password, a ? or a #")
+        found = _URL.fullmatch(url)
+        if not found or int((found[2] or ":1")[1:]) > _LAST_PORT or not _is_address(found[1]):
+            # With quotes in it the message is not followed by the value, in which somebody may have put a password.
+            raise ValueError('must be "https://HOST[:PORT]/PATH" without a name, a password, a ? or a #')
         return url.rstrip("/")
 
     @model_validator(mode="after")

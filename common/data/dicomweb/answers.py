@@ -52,7 +52,7 @@ def instance_of(values: Any) -> Instance | None:
     return found if whole and all(map(UID.fullmatch, (found.study, found.series, found.instance))) else None
 
 
-def objects(content: bytes, kind: str) -> list[Mapping[str, Any]]:
+def objects(content: bytearray, kind: str) -> list[Mapping[str, Any]]:
     """The objects of one page.
 
     Raises:

@@ -5,10 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
-
-import pydicom
 
 from common.data.base.spec_tables import DicomwebSpec
 from common.data.dicomweb import search
@@ -18,6 +15,7 @@ from common.data.dicomweb.connection import DicomwebConnection, Server
 from common.data.dicomweb.multipart import instance_in
 from common.data.dicomweb.refusals import NotGiven, ServerFailed
 from common.data.dicomweb.secret import authorization
+from common.data.images.dataset import dataset_of
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import no_room
 
@@ -25,6 +23,8 @@ _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _AT_ONCE = 200
 """Searches whose results are kept together: a kill loses no more."""
 _SHOWN = 5
+MOST_IMAGES = 2_000_000
+"""Found for one table: more is a mistake, or meant to fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,9 @@ class Archive:
             found = self._searched(new[start : start + _AT_ONCE])
             self.cache.keep_places(found)
             known |= found
+            if sum(map(len, known.values())) > MOST_IMAGES:
+                problem = f"{self.connection.server.name} names more than {MOST_IMAGES:,} images for the table."
+                raise BadInput([Fault("data.url", problem, "Name fewer studies, or keep fewer data.modalities.")])
         images = {one: known.get(one.key, ()) for one in wanted}
         self.places |= {image.instance: image for of_one in images.values() for image in of_one}
         return images
@@ -132,7 +135,7 @@ def _refuse_another(data: bytes, uid: str) -> None:
         NotGiven: If the file is of another image, or is no DICOM file.
     """
     try:
-        head = pydicom.dcmread(BytesIO(data), stop_before_pixels=True, specific_tags=["SOPInstanceUID"])
+        head = dataset_of(data, ["SOPInstanceUID"])
         found = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
     except Exception:  # pydicom raises many kinds on damaged files
         raise NotGiven("what the server sent is no DICOM file, or a damaged one") from None

@@ -39,6 +39,8 @@ class Cache:
             BadInput: If it holds files of somebody else, or cannot be written to.
         """
         try:
+            if self.folder.exists() and not self.folder.is_dir():
+                raise BadInput([Fault("data.cache", f"{self.folder} is no folder.", "Name one that does not exist.")])
             others = self.folder.is_dir() and not (self.folder / MARK).is_file() and any(self.folder.iterdir())
             if others:
                 problem = f"{self.folder} holds files that are not this cache's, which removes files."

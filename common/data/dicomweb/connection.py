@@ -18,7 +18,7 @@ import httpx
 from common.data.dicomweb import refusals
 from common.data.dicomweb.refusals import NotGiven, ServerFailed, Silent
 
-SLOWEST = 10_000
+SLOWEST = 100_000
 """Bytes a second: an answer that comes slower than this, after its beginning, is broken off."""
 WAITS_S = (0.5, 1.0, 2.0)
 """Before another try."""
@@ -57,7 +57,7 @@ class Server:
 class Answer:
     """A whole answer with status 200 or 204."""
 
-    content: bytes
+    content: bytearray
     kind: str
 
 
@@ -176,6 +176,8 @@ class DicomwebConnection:
             raise Silent(f"no whole answer in time (data.timeout_s = {self.server.timeout_s:g})") from None
         except httpx.ConnectError as error:
             raise refusals.of_connection(error, name) or refusals.unreached(name, len(WAITS_S) + 1) from None
+        except UnicodeError:  # the name has a part that no name has, and the resolver says so in its own way
+            raise refusals.unknown_name(name) from None
         except httpx.TransportError as error:
             raise Silent(f"the answer breaks off or is no HTTP ({type(error).__name__})") from None
 
@@ -195,7 +197,7 @@ class DicomwebConnection:
         if length.isdecimal() and int(length) > most:
             raise _too_large(most)
 
-    async def _content(self, response: httpx.Response, most: int, limit: asyncio.Timeout) -> bytes:
+    async def _content(self, response: httpx.Response, most: int, limit: asyncio.Timeout) -> bytearray:
         loop, content = asyncio.get_running_loop(), bytearray()
         begin = loop.time()
         async for chunk in response.aiter_raw():
@@ -203,7 +205,7 @@ class DicomwebConnection:
             if len(content) > most:
                 raise _too_large(most)
             limit.reschedule(begin + self.server.timeout_s + len(content) / SLOWEST)
-        return bytes(content)
+        return content
 
 
 def _too_large(most: int) -> NotGiven:

@@ -9,7 +9,7 @@ LONGEST_BOUNDARY = 200
 DICOM = "application/dicom"
 
 
-def instance_in(content: bytes, kind: str) -> bytes:
+def instance_in(content: bytearray, kind: str) -> bytes:
     """Return the DICOM file in an answer.
 
     Args:
@@ -22,7 +22,7 @@ def instance_in(content: bytes, kind: str) -> bytes:
     said["content-type"] = kind.replace("\n", " ").replace("\r", " ")
     found = said.get_content_type()
     if found == DICOM:  # some servers leave the envelope out
-        return content
+        return bytes(content)
     if found != "multipart/related":
         raise NotGiven(f"the answer is {_plain(kind)}, where multipart/related with a DICOM file was expected")
     boundary = said.get_boundary() or ""
@@ -31,24 +31,23 @@ def instance_in(content: bytes, kind: str) -> bytes:
     return _only_part(content, b"--" + boundary.encode())
 
 
-def _only_part(content: bytes, mark: bytes) -> bytes:
+def _only_part(content: bytearray, mark: bytes) -> bytes:
     start = 0 if content.startswith(mark) else content.find(b"\r\n" + mark, 0, LONGEST_HEAD) + 2
     head_end = content.find(b"\r\n\r\n", start, start + len(mark) + LONGEST_HEAD)
     if content[start : start + len(mark)] != mark or head_end < 0:
         raise NotGiven("the answer holds no part")
     if content[start + len(mark) : start + len(mark) + 2] == b"--":
         raise NotGiven("the answer holds no part")
-    _refuse_other_kind(content[start + len(mark) : head_end])
+    _refuse_other_kind(bytes(content[start + len(mark) : head_end]))
     begin, end = head_end + 4, content.rfind(b"\r\n" + mark)
     if end < begin:
         raise NotGiven("the answer is cut off")
-    after = content[end + 2 + len(mark) :]
-    if not after.startswith(b"--"):
+    if content[end + 2 + len(mark) : end + 4 + len(mark)] != b"--":
         raise NotGiven("the answer is cut off")
     # The search from the end is fast; a second part would have to begin with the mark as well.
     if content.find(b"\r\n" + mark, begin, end) >= 0:
         raise NotGiven("the answer holds several parts, where one image was asked for")
-    return content[begin:end]
+    return bytes(memoryview(content)[begin:end])
 
 
 def _refuse_other_kind(head: bytes) -> None:

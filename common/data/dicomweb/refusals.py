@@ -62,8 +62,13 @@ def of_connection(error: httpx.TransportError, server: str) -> ServerFailed | No
             problem = f"{server} does not speak TLS as expected ({_plain(cause.reason)})."
             return _failed(problem, "Is data.url right: https, and the port of the DICOMweb service?")
         if isinstance(cause, socket.gaierror):
-            return _failed(f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS.")
+            return unknown_name(server)
     return None
+
+
+def unknown_name(server: str) -> ServerFailed:
+    """Nobody knows the host's address."""
+    return _failed(f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS.")
 
 
 def unreached(server: str, tries: int) -> ServerFailed:

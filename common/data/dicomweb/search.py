@@ -11,7 +11,7 @@ PAGE = 500
 """Objects asked for at a time; a server may send fewer."""
 MOST_PAGES, MOST_OBJECTS = 200, 20_000
 """Of one search, in at most so many pages; a study of a CT has up to a few thousand."""
-MOST_BYTES = 32 << 20
+MOST_BYTES = 8 << 20
 """Of one page."""
 JSON = "application/dicom+json"
 _WANTED = ",".join(TAGS[name] for name in ("modality", "patient", "rows", "study"))
@@ -34,9 +34,10 @@ def images_of_accession(connection: DicomwebConnection, number: str) -> list[Ins
         NotGiven: If it names several studies, or the answer cannot be used; ServerFailed as above.
     """
     asked = {"AccessionNumber": number}
-    found = [one for page in _pages(connection, "/studies", asked) for one in page]
-    # A star or a question mark in the number stands for other letters, and a server may ignore what it is asked for.
-    studies = {uid_of(one, "study") for one in found if value_of(one, "accession") == number}
+    pages = _pages(connection, "/studies", asked)
+    found = {(uid_of(one, "study"), value_of(one, "accession")) for page in pages for one in page}
+    # A server may ignore what it is asked for.
+    studies = {study for study, accession in found if accession == number}
     if found and not studies:
         raise NotGiven("the server answered a search for one AccessionNumber with others")
     if len(studies) > 1:

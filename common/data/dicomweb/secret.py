@@ -45,8 +45,9 @@ def _of_variable(name: str | None, environment: Mapping[str, str]) -> str:
 
 def _of_file(path: Path) -> str:
     try:
-        mode = path.stat().st_mode
-        content = path.read_bytes()[: _LONGEST + 1]
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            content = b"" if mode & 0o077 else file.read(_LONGEST + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no file can have this name"
         problem = f"{path} cannot be read: {reason}."

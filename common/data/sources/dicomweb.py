@@ -1,5 +1,6 @@
 """A hospital's own table of labels, and its PACS."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -99,9 +100,8 @@ def _images(spec: DicomwebSpec, columns: Columns, archive: Archive) -> tuple[NDA
         own.sort(key=lambda image: (image.series, image.instance))
         rows += [row] * max(1, len(own))
         images += own or [None]
-    names = [image.instance for image in images if image]
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
+    names = Counter(image.instance for image in images if image)
+    if twice := [name for name, count in names.items() if count > 1]:
         problem = f"{counted(len(twice), 'image')} of more than one line: {quoted(twice, 5)}."
         raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
     return np.array(rows, dtype=np.intp), images

@@ -5,8 +5,10 @@ import gzip
 import logging
 import os
 import signal
+import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
+from pydicom import uid
 
+from client.site.settings import read_file_only
 from common.data.base.image_set import Splits
 from common.data.base.spec_tables import DicomwebSpec
 from common.data.dicomweb import connection, search
@@ -279,9 +283,12 @@ def test_a_proxy_of_the_environment_sees_nothing(pacs: FakePacs, folder: Path, m
     ("settings", "words"),
     [
         ({"url": "https://anna:hush-hush@pacs/dicom-web"}, "without a name, a password"),
-        ({"url": "pacs.example/dicom-web"}, "must be https://HOST"),
-        ({"url": "https://pacs/dicom-web?x=1"}, "must be https://HOST"),
-        ({"url": "file:///etc/passwd"}, "must be https://HOST"),
+        ({"url": "pacs.example/dicom-web"}, "must be .https://HOST"),
+        ({"url": "https://pacs/dicom-web?x=1"}, "must be .https://HOST"),
+        ({"url": "file:///etc/passwd"}, "must be .https://HOST"),
+        ({"url": "https://pacs:99999/x"}, "must be .https://HOST"),
+        ({"url": "https://[::::]/x"}, "must be .https://HOST"),
+        ({"url": "https://127.0.0.1@evil.example/x"}, "must be .https://HOST"),
         ({"url": "http://pacs/x", "authentication": "basic", "secret_env": "P"}, "must begin with https"),
         ({"authentication": "basic"}, "authentication needs secret_file or secret_env"),
         ({"secret_env": "P"}, "authentication needs secret_file or secret_env"),
@@ -324,6 +331,26 @@ def test_a_host_that_is_not_there(folder: Path) -> None:
     assert "127.0.0.1:1 cannot be reached: no connection at 4 tries." in said
     named = spec(nobody, url="http://pacs.invalid/dicom-web")
     assert "the name of pacs.invalid is not known to this machine" in fault_of(folder, named)
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated(folder: Path) -> None:
+    text = 'name = "north"\n[data]\nkind = "dicomweb"\nurl = "https://anna:hush-hush@pacs/dicom-web"\n'
+    (folder / "site.toml").write_text(f'{text}labels = "labels.csv"\nstudy_column = "study"\n', encoding="utf-8")
+    with pytest.raises(BadInput, match="without a name, a password") as bad:
+        read_file_only(folder)
+    assert "hush" not in str(bad.value)
+
+
+@pytest.mark.parametrize("name", ["a..b", "-", "x" * 70])
+def test_names_that_no_host_has(folder: Path, name: str) -> None:
+    said = fault_of(folder, spec(FakePacs([]), url=f"http://{name}/dicom-web"))
+    assert f"the name of {name} is not known to this machine" in said
+
+
+def test_a_file_is_no_cache_and_keeps_its_mode(pacs: FakePacs, folder: Path) -> None:
+    (folder / "labels.csv").chmod(0o644)
+    assert "labels.csv is no folder" in fault_of(folder, spec(pacs, cache="labels.csv"))
+    assert (folder / "labels.csv").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_service_that_speaks_no_tls(pacs: FakePacs, folder: Path) -> None:
@@ -399,6 +426,21 @@ def of_part(content: bytes, end: bytes) -> Iterator[bytes]:
 
 
 GOOD = MEMBERS[6].content
+
+
+def deflated_bomb() -> bytes:
+    """300 kB that inflate to 300 MiB."""
+    end = 144 + struct.unpack_from("<I", GOOD, 140)[0]
+    before, after = (name.encode() for name in (uid.ExplicitVRLittleEndian, uid.DeflatedExplicitVRLittleEndian))
+    head = GOOD[:end]
+    place = head.index(before)
+    grown = head[: place - 2] + struct.pack("<H", len(after)) + after + head[place + len(before) + len(before) % 2 :]
+    size = struct.unpack_from("<I", GOOD, 140)[0] + len(grown) - len(head)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    pieces = [packer.compress(bytes(1 << 20)) for _ in range(300)]
+    return grown[:140] + struct.pack("<I", size) + grown[144:] + b"".join((*pieces, packer.flush()))
+
+
 WRONG_IMAGES: dict[str, tuple[Callable[[Any], Iterator[bytes]], str]] = {
     "404": (lambda _: reply(b"", status=404), "the server does not have it (404)"),
     "406": (lambda _: reply(b"", status=406), "the server answers 406"),
@@ -407,6 +449,7 @@ WRONG_IMAGES: dict[str, tuple[Callable[[Any], Iterator[bytes]], str]] = {
     "no DICOM": (lambda _: multipart(b"\x89PNG"), "is no DICOM file, or a damaged one"),
     "several": (lambda _: multipart(GOOD, copies=2), "holds several parts"),
     "other part": (lambda _: multipart(GOOD, "image/png"), 'the part is "image/png", not a DICOM file'),
+    "a deflated bomb": (lambda _: multipart(deflated_bomb()), "is no DICOM file, or a damaged one"),
     "no end": (lambda _: of_part(GOOD, b""), "the answer is cut off"),
     "no boundary": (lambda _: reply(GOOD, "multipart/related"), "does not say where its parts end"),
     "no part": (
