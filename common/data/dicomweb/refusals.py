@@ -67,7 +67,7 @@ def of_connection(error: httpx.TransportError, server: str) -> ServerFailed | No
 
 
 def unknown_name(server: str) -> ServerFailed:
-    """Nobody knows the host's address."""
+    """The host has no address that this machine can find out."""
     return _failed(f"the name of {server} is not known to this machine.", "Look into data.url, and the DNS.")
 
 
