@@ -37,7 +37,7 @@ class PictureFacts:
         inverted: Whether air looks white; None where this picture does not tell.
         pixels: As the network is given it, uint8 ``(height, width[, 3])``; None where it cannot be read, or of the
             many were not kept.
-        syntax: Transfer syntax of a DICOM file; empty of others, and where it cannot be found out.
+        syntax: Transfer syntax of a DICOM file from an archive; empty of others, and where it cannot be found out.
         reason: Why it cannot be read.
     """
 
@@ -66,8 +66,9 @@ def _looked(source: Source, row: int) -> PictureFacts:
         data = source.read(row)
         if isinstance(data, np.ndarray):
             return _of_pixels(row, "npz", "colour" if data.ndim == 3 else "grey", data)
-        kind, mode, syntax = _form_of(data)
+        syntax = _syntax_of(data)
         shown = picture(data, source.form.rendering if source.form else AS_IN_FILE)
+        kind, mode = _form_of(data)
         grey = np.asarray(shown)
         form = source.form
         pixels = shaped(shown, form) if form else grey
@@ -80,17 +81,24 @@ def _of_pixels(row: int, kind: str, mode: str, pixels: NDArray[np.uint8]) -> Pic
     return PictureFacts(row, kind, pixels.shape[1], pixels.shape[0], mode, looks_inverted(pixels), pixels)
 
 
-def _form_of(content: bytes | Path) -> tuple[str, str, str]:
-    """Kind, mode and transfer syntax of a file."""
+def _syntax_of(content: bytes | Path) -> str:
+    """Transfer syntax of a DICOM file from an archive; those of files in a folder are known already."""
+    if isinstance(content, Path) or not is_dicom(content):
+        return ""
+    return str(dataset_of(content, []).file_meta.TransferSyntaxUID)
+
+
+def _form_of(content: bytes | Path) -> tuple[str, str]:
+    """Kind and mode of a file that could be decoded."""
     if isinstance(content, Path) and is_nifti(head_of(content)):
-        return "NIfTI", "grey", ""
+        return "NIfTI", "grey"
     data = content.read_bytes() if isinstance(content, Path) else content
     if is_dicom(data):
         header = dataset_of(data, ["PhotometricInterpretation"])
-        return "DICOM", str(header.get("PhotometricInterpretation", "")), str(header.file_meta.TransferSyntaxUID)
+        return "DICOM", str(header.PhotometricInterpretation)
     with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
         mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"
-        return str(image.format), mode, ""
+        return str(image.format), mode
 
 
 def looks_inverted(pixels: NDArray[np.uint8]) -> bool | None:
