@@ -226,7 +226,7 @@ class FinishedRun:
             BadInput: If there are no such images, none can be read, or there is no model.
         """
         from common.models.saved import load_model
-        from server.export.prediction import picture_scores, scores_of_files
+        from server.export.prediction import form_for, picture_scores, scores_of_files
 
         network, pandas = load_model(self.folder), _pandas()
         columns = list(network.class_names)
@@ -235,7 +235,8 @@ class FinishedRun:
             index = pandas.RangeIndex(len(values), name="image")
             return pandas.DataFrame(picture_scores(network, values), index=index, columns=columns)
         files = [images] if isinstance(images, str | Path) else _checked_paths(images)
-        found = [scores_of_files(network, Path(file)) for file in files]
+        form = form_for(self.folder, network)
+        found = [scores_of_files(network, Path(file), form) for file in files]
         names = [name for pictures, _ in found for name in (*pictures.names, *pictures.unreadable)]
         rows = [part for pictures, scores in found for part in (scores, _unknown(len(pictures.unreadable), columns))]
         return pandas.DataFrame(np.concatenate(rows), index=pandas.Index(names, name="image"), columns=columns)

@@ -245,17 +245,29 @@ def predict(
     ],
     data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
     out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
+    frame: Annotated[
+        str | None,
+        typer.Option("--frame", help='Of DICOM files of several frames and NIfTI volumes: 1, 2, ... or "middle".'),
+    ] = None,
+    axis: Annotated[str | None, typer.Option("--axis", help="Of NIfTI volumes: axial, coronal or sagittal.")] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", help="CENTRE,WIDTH of grey values in DICOM and NIfTI files: 40,400.")
+    ] = None,
 ) -> None:
     """Write the probabilities that a saved model gives to images.
+
+    Without --frame, --axis and --window files are read as the run's own data was.
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
     from server.export.early import refuse_early
+    from server.export.rendering import named_rendering
 
+    rendering = named_rendering(frame, axis, window)
     refuse_early(folder, data, out)  # before torch is imported
     from server.export.prediction import predict_to_csv
 
-    read, unreadable = predict_to_csv(folder, data, out)
+    read, unreadable = predict_to_csv(folder, data, out, rendering)
     unread = f"; {unreadable} could not be read, see its last column" if unreadable else ""
     console.print(f"{read} images -> {out}{unread}", soft_wrap=True)
 

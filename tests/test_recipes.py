@@ -1,21 +1,26 @@
 """Every recipe of docs/recipes.md runs as it stands, on small files in the place of the reader's."""
 
+import base64
+import io
 import re
 import shlex
 import tomllib
 from pathlib import Path
 
+import nibabel
 import numpy as np
 import pytest
 import timm
 import torch
 from PIL import Image
+from pydicom import dcmread
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from safetensors.torch import save_file
 
 import server.sim_cli
 from polyclinic import load
+from tests.common.data.fake_pacs import FakePacs, Picture, running
 from tests.doc_pages import blocks, lines, saved
 from tests.network.real import typed
 from tests.third_parties import install_module
@@ -32,7 +37,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     random = np.random.default_rng(1)
     names, columns = [f"{number:04}" for number in range(2 * PATIENTS)], ["Fluid", "Mass", "Nodule"]
-    for folder in ("scans", "dicom"):
+    for folder in ("scans", "dicom", "volumes"):
         (tmp_path / folder).mkdir()
     rows = []
     for number, name in enumerate(names):
@@ -42,13 +47,37 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             pixels[10 * place : 10 * place + 8] += np.uint8(120 * present)
         Image.fromarray(pixels).save(tmp_path / "scans" / f"{name}.png")
         write_dicom(tmp_path / "dicom" / f"{name}.dcm", pixels)
+        write_volume(tmp_path / "volumes" / f"{name}.nii.gz", pixels)
         cells = ["" if random.random() < 0.1 else str(value) for value in shown]
         rows.append((name, f"p{number // 2}", *cells))
-    for table, suffix in (("labels.csv", "png"), ("dicom.csv", "dcm")):
+    for table, suffix in (("labels.csv", "png"), ("dicom.csv", "dcm"), ("volumes.csv", "nii.gz")):
         text = [",".join((f"{name}.{suffix}", *rest)) for name, *rest in rows]
         (tmp_path / table).write_text("\n".join((",".join(("file", "patient", *columns)), *text)) + "\n")
     saved(PAGE, tmp_path)
     return tmp_path
+
+
+def write_volume(path: Path, pixels: np.ndarray) -> None:
+    """A volume of three slices, whose middle one shows the pixels in a window of 40 ± 200."""
+    slices = np.zeros((*pixels.shape, 3))
+    slices[..., 1] = pixels[::-1, ::-1].T / 255 * 399 - 160
+    nibabel.save(nibabel.Nifti1Image(slices.astype("<f4"), np.eye(4)), path)
+
+
+def archive_of(folder: Path) -> FakePacs:
+    """The pictures of the DICOM folder as studies, and a table that names them."""
+    pictures, rows = [], ["study,Fluid,Mass,Nodule"]
+    for number, line in enumerate((folder / "dicom.csv").read_text().splitlines()[1:]):
+        name, patient, *cells = line.split(",")
+        image = dcmread(folder / "dicom" / name)
+        image.SOPInstanceUID = image.file_meta.MediaStorageSOPInstanceUID
+        content = io.BytesIO()
+        image.save_as(content, enforce_file_format=True)
+        uid = str(image.SOPInstanceUID)
+        pictures.append(Picture(f"1.2.{number}", uid, patient, f"A{number}", content.getvalue()))
+        rows.append(",".join((f"1.2.{number}", *cells)))
+    (folder / "pacs.csv").write_text("\n".join(rows), encoding="utf-8")
+    return FakePacs(pictures)
 
 
 def write_dicom(path: Path, pixels: np.ndarray) -> None:
@@ -88,6 +117,37 @@ def test_a_csv_and_pictures_and_then_dicom_files_make_the_same_model() -> None:
     first, second = load("runs/csv"), load("runs/dicom")
     assert first.model_sha256 == second.model_sha256
     assert set(first.sites.loc["east", "classes"]) == {"Fluid", "Mass"}
+
+
+def test_slices_of_volumes_are_the_same_pictures_and_predict_takes_others() -> None:
+    for recipe in ("csv ", "nifti "):
+        ended = typed(server.sim_cli.main, *command(f"runs/{recipe}--backend"))
+        assert ended.code == 0, ended.out + ended.err
+    first, second = load("runs/csv"), load("runs/nifti")
+    assert first.model_sha256 == second.model_sha256
+    ended = typed(server.sim_cli.main, *command("predict "))
+    assert ended.code == 0, ended.out + ended.err
+    assert len(Path("slices.csv").read_text().splitlines()) == 2 * PATIENTS + 1
+
+
+def test_images_of_a_pacs_make_the_same_model_as_those_of_a_folder(reader: Path) -> None:
+    """Not over TLS here: the long test with a real PACS has that."""
+    with running(archive_of(reader)) as pacs:
+        pacs.secret = f"Basic {base64.b64encode(b'anna:word').decode()}"
+        (reader / "pacs.secret").write_text("anna:word\n")
+        (reader / "pacs.secret").chmod(0o600)
+        text = (reader / "pacs.toml").read_text()
+        for words, instead in (
+            ("https://pacs.hospital.example/dicom-web", pacs.url),
+            ('ca_file = "hospital-ca.pem"', ""),
+        ):
+            assert words in text
+            text = text.replace(words, instead)
+        (reader / "pacs.toml").write_text(text)
+        for recipe in ("dicom", "pacs"):
+            ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
+            assert ended.code == 0, ended.out + ended.err
+    assert load("runs/dicom").model_sha256 == load("runs/pacs").model_sha256
 
 
 def test_the_python_of_the_page_runs_from_top_to_bottom() -> None:
@@ -141,5 +201,5 @@ def test_every_command_of_the_page_is_tried_here() -> None:
     outs = [re.search(r"runs/(\w+)|(weights|init) ", shlex.join(words)) for words in lines(PAGE)]
     assert all(found for found in outs)
     assert {found[1] or found[2] for found in outs if found} == {
-        *("init", "first", "csv", "dicom", "mine", "gpu", "gpus", "foundation", "weights")
+        *("init", "first", "csv", "dicom", "pacs", "nifti", "mine", "gpu", "gpus", "foundation", "weights")
     }

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -52,29 +53,40 @@ def check_data(settings: Settings, images: int | None) -> Data:
     empty = [row for row, file in enumerate(source.files) if not file.stat().st_size]
     filled = np.setdiff1d(np.arange(len(source)), empty)
     looks = look_at(source, filled[chosen_rows(len(filled), images)])
+    if faults := source.failed():
+        return Data(AreaFindings("data", (source.archive,), tuple(of_input(BadInput(faults)))))
     good, classes = [look for look in looks if not look.reason], class_counts(source, settings)
-    same = duplicates(source, (int(row) for row in filled))
-    found = (*_parts(source), *_packed(source), *_lost(source, empty, looks), *_inverted(good))
+    # An archive is not asked for all that it has to answer a question that only all images answer.
+    same = duplicates(source, (look.row for look in good) if source.archive else (int(row) for row in filled))
+    packed = source.packed or Counter(filter(None, (look.syntax for look in looks)))
+    found = (*_parts(source), *_packed(source, packed, looks), *_lost(source, empty, looks), *_inverted(good))
     findings = (*found, *_twice(source, same), *_notes(source, classes, settings.file.policy.smallest_count))
-    passed = _passed(source, good, all_differ=same.compared == len(filled) and not same.groups)
-    facts = {
-        "images": len(source),
-        "parts": dict(Counter(str(part) for part in source.parts)),
-        "decoded": len(good),
-        "looked_at": len(looks),
+    passed = _passed(source, good, packed, all_differ=same.compared == len(filled) and not same.groups)
+    facts = _facts(source, looks) | {
         "empty": len(empty),
-        "transfer_syntaxes": dict(source.packed),
-        "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
+        "transfer_syntaxes": dict(packed),
         "classes": {one.name: one.as_json() for one in classes},
     }
     return Data(AreaFindings("data", tuple(passed), findings, facts), source, tuple(good), tuple(classes))
 
 
-def _passed(source: Source, good: Sequence[PictureFacts], *, all_differ: bool) -> list[str]:
+def _facts(source: Source, looks: Sequence[PictureFacts]) -> dict[str, Any]:
+    good = [look for look in looks if not look.reason]
+    return {
+        "images": len(source),
+        "parts": dict(Counter(str(part) for part in source.parts)),
+        "decoded": len(good),
+        "looked_at": len(looks),
+        "modes": dict(Counter(f"{look.kind} {look.mode}" for look in good)),
+    }
+
+
+def _passed(source: Source, good: Sequence[PictureFacts], packed: Counter[str], *, all_differ: bool) -> list[str]:
     """What was found to be in order.
 
     Args:
         good: The images that were decoded.
+        packed: How many DICOM files have which transfer syntax.
         all_differ: Whether all were compared, and no two are the same.
     """
     counts = Counter(str(part) for part in source.parts)
@@ -83,9 +95,12 @@ def _passed(source: Source, good: Sequence[PictureFacts], *, all_differ: bool) -
     passed = [f"{len(source):,} images {patients}: {by_part}"]
     if source.patients_from:
         passed.append(f"PATIENTS: the table has no patient_column; the split is by {source.patients_from}")
-    if packed := source.packed:
+    if source.archive:
+        passed.insert(0, source.archive)
+    if packed:
         listed = (f"{count:,} {in_words_of(syntax)}" for syntax, count in packed.most_common())
-        passed.append(f"transfer syntaxes of the DICOM files: {', '.join(listed)}")
+        which = f"the {packed.total():,} images looked at" if source.archive else "the DICOM files"
+        passed.append(f"transfer syntaxes of {which}: {', '.join(listed)}")
     if good:
         passed.append(f"{len(good):,} of them decoded: {in_words(good)}")
     return [*passed, "no image is there twice"] if all_differ else passed
@@ -127,14 +142,15 @@ def _lost(source: Source, empty: Sequence[int], looks: Sequence[PictureFacts]) -
         yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost)
 
 
-def _packed(source: Source) -> Iterator[Finding]:
+def _packed(source: Source, packed: Counter[str], looks: Sequence[PictureFacts]) -> Iterator[Finding]:
     """Transfer syntaxes that nothing here decodes."""
-    for syntax, count in source.packed.items():
+    seen = len(looks) if source.archive else len(source)
+    for syntax, count in packed.items():
         if not is_readable(syntax):
             problem = (
                 f"{counted(count, 'DICOM file')} packed as {in_words_of(syntax)} ({syntax}), which cannot be read."
             )
-            over = count > source.skip_budget * len(source)
+            over = count > source.skip_budget * seen
             remedy = (
                 "Export them as Explicit VR Little Endian, or in another transfer syntax that docs/recipes.md lists."
             )
@@ -193,7 +209,7 @@ def _notes(source: Source, classes: Sequence[ClassCounts], smallest_count: int) 
         )
         yield note(f"{problem} no validation figure leaves, and a run can choose no best round by them.")
     if source.missing:
-        yield note(f"{source.missing:,} rows of the table have no image; they are left out.")
+        yield note(f"{counted(source.missing, 'row')} of the table without an image: left out.")
     for what, names in (
         ("shows", [one.name for one in classes if not one.present]),
         ("is without", [one.name for one in classes if not one.absent]),

@@ -4,6 +4,10 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from client.check.source import Source
 
@@ -35,7 +39,8 @@ def duplicates(source: Source, readable: Iterable[int]) -> Duplicates:
     """
     rows = list(readable)
     if not source.files:
-        return Duplicates(_equal(source, rows), len(rows))
+        with source.opened():
+            return Duplicates(_equal(source, rows), len(rows))
     by_size = defaultdict[int, list[int]](list)
     for row in rows:
         by_size[source.files[row].stat().st_size].append(row)
@@ -50,9 +55,15 @@ def duplicates(source: Source, readable: Iterable[int]) -> Duplicates:
     return Duplicates(_equal(source, wanted), compared)
 
 
+def _digest(content: bytes | Path | NDArray[np.uint8]) -> bytes:
+    if isinstance(content, Path):
+        with content.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").digest()
+    return hashlib.sha256(content if isinstance(content, bytes) else content.tobytes()).digest()
+
+
 def _equal(source: Source, rows: Iterable[int]) -> tuple[tuple[int, ...], ...]:
     found = defaultdict[bytes, list[int]](list)
     for row in rows:
-        data = source.read(row)
-        found[hashlib.sha256(data if isinstance(data, bytes) else data.tobytes()).digest()].append(row)
+        found[_digest(source.read(row))].append(row)
     return tuple(tuple(group) for group in found.values() if len(group) > 1)

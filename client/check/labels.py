@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from client.check.source import Source
 from client.site.site_file import Settings
-from common.data.base.spec import ChexpertSpec, FolderSpec, MimicSpec
+from common.data.base.spec import ChexpertSpec, MimicSpec
+from common.data.base.spec_tables import LabelColumnsSpec
 from common.data.tables.csv import count_uncertain_and_blank
 from common.errors import BadInput
 
@@ -74,7 +75,7 @@ def _patients(source: Source, rows: NDArray[np.bool_]) -> int:
 def _cells(source: Source, settings: Settings) -> dict[str, tuple[int, int]]:
     """Uncertain and blank cells, of a table that has one column a class."""
     spec = settings.file.data
-    if not isinstance(spec, FolderSpec | ChexpertSpec | MimicSpec):
+    if not isinstance(spec, LabelColumnsSpec | ChexpertSpec | MimicSpec):
         return {}
     try:
         return count_uncertain_and_blank(settings.folder / spec.labels, source.class_names)

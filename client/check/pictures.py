@@ -5,14 +5,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
-import pydicom
 from numpy.typing import NDArray
 from PIL import Image
 
 from client.check.source import Source
-from common.data.images.reading import IN_MEMORY, is_dicom, picture, shaped
+from common.data.base.spec_base import AS_IN_FILE
+from common.data.images.dataset import dataset_of
+from common.data.images.reading import IN_MEMORY, head_of, is_dicom, is_nifti, picture, shaped
 
 BORDER = 1 / 16
 """Of an image's side: what counts as its border."""
@@ -30,11 +32,12 @@ class PictureFacts:
     """One picture, looked at.
 
     Attributes:
-        kind: ``PNG``, ``JPEG``, ``DICOM`` or ``npz``.
+        kind: ``PNG``, ``JPEG``, ``DICOM``, ``NIfTI`` or ``npz``.
         mode: As in the file: ``grey``, ``colour``, ``16 bit``, or a DICOM file's photometric interpretation.
         inverted: Whether air looks white; None where this picture does not tell.
         pixels: As the network is given it, uint8 ``(height, width[, 3])``; None where it cannot be read, or of the
             many were not kept.
+        syntax: Transfer syntax of a DICOM file from an archive; empty of others, and where it cannot be found out.
         reason: Why it cannot be read.
     """
 
@@ -45,39 +48,53 @@ class PictureFacts:
     mode: str = ""
     inverted: bool | None = None
     pixels: NDArray[np.uint8] | None = None
+    syntax: str = ""
     reason: str = ""
 
 
 def look_at(source: Source, rows: Iterable[int]) -> list[PictureFacts]:
     """Read and decode these images on several threads; what is wrong with one is its own."""
-    with ThreadPoolExecutor(IN_MEMORY.workers) as pool:
+    with ThreadPoolExecutor(IN_MEMORY.workers) as pool, source.opened():
         looks = pool.map(lambda row: _looked(source, int(row)), rows)
         return [look if place < KEPT else replace(look, pixels=None) for place, look in enumerate(looks)]
 
 
 def _looked(source: Source, row: int) -> PictureFacts:
+    syntax = ""
     # Any error of a decoder on a broken file ends here, as it does when a run reads the images.
     try:
         data = source.read(row)
-        if not isinstance(data, bytes):
+        if isinstance(data, np.ndarray):
             return _of_pixels(row, "npz", "colour" if data.ndim == 3 else "grey", data)
-        shown = picture(data, source.form.frame if source.form else None)
+        syntax = _syntax_of(data)
+        shown = picture(data, source.form.rendering if source.form else AS_IN_FILE)
         kind, mode = _form_of(data)
         grey = np.asarray(shown)
         form = source.form
-        return PictureFacts(row, kind, *shown.size, mode, looks_inverted(grey), shaped(shown, form) if form else grey)
+        pixels = shaped(shown, form) if form else grey
+        return PictureFacts(row, kind, *shown.size, mode, looks_inverted(grey), pixels, syntax=syntax)
     except Exception as error:
-        return PictureFacts(row, reason=str(error) or type(error).__name__)
+        return PictureFacts(row, syntax=syntax, reason=str(error) or type(error).__name__)
 
 
 def _of_pixels(row: int, kind: str, mode: str, pixels: NDArray[np.uint8]) -> PictureFacts:
     return PictureFacts(row, kind, pixels.shape[1], pixels.shape[0], mode, looks_inverted(pixels), pixels)
 
 
-def _form_of(data: bytes) -> tuple[str, str]:
+def _syntax_of(content: bytes | Path) -> str:
+    """Transfer syntax of a DICOM file from an archive; those of files in a folder are known already."""
+    if isinstance(content, Path) or not is_dicom(content):
+        return ""
+    return str(dataset_of(content, []).file_meta.TransferSyntaxUID)
+
+
+def _form_of(content: bytes | Path) -> tuple[str, str]:
     """Kind and mode of a file that could be decoded."""
+    if isinstance(content, Path) and is_nifti(head_of(content)):
+        return "NIfTI", "grey"
+    data = content.read_bytes() if isinstance(content, Path) else content
     if is_dicom(data):
-        header = pydicom.dcmread(io.BytesIO(data), stop_before_pixels=True)
+        header = dataset_of(data, ["PhotometricInterpretation"])
         return "DICOM", str(header.PhotometricInterpretation)
     with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
         mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +12,14 @@ from numpy.typing import NDArray
 from client.site.site_file import Settings
 from common.data.base.image_set import ImageSet, Skipped, are_known
 from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
+from common.data.base.spec_tables import DicomwebSpec
 from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
+from common.data.sources.dicomweb import open_dicomweb
 from common.data.splits.patient_disjoint import Names
+from common.errors import Fault
+from common.system.formatting import counted
 
 PARTS = ("train", "validation", "test")
 
@@ -27,8 +32,11 @@ class Source:
         names: What an image is called.
         labels: float32 ``(n, classes)``, NaN unknown.
         parts: "train", "validation" or "test".
-        read: The bytes of an image, or the image itself where it is there already.
+        read: The bytes of an image, its file, or the image itself where it is there already.
+        opened: What is open while images are read.
+        failed: After reading, why no image could be had any more.
         files: Paths, where there are any.
+        archive: What a PACS has answered, a line; empty where there is none.
         form: What pictures are brought into before the network sees them; None where they are.
         patients_known: Whether the data says whose images they are.
         patients_from: What says so, where it is no setting of the site's.
@@ -43,8 +51,11 @@ class Source:
     class_names: tuple[str, ...]
     patients: Names
     parts: Names
-    read: Callable[[int], bytes | NDArray[np.uint8]]
+    read: Callable[[int], bytes | Path | NDArray[np.uint8]]
+    opened: Callable[[], AbstractContextManager[object]] = nullcontext
+    failed: Callable[[], list[Fault]] = list
     files: tuple[Path, ...] = ()
+    archive: str = ""
     form: ImageForm | None = None
     patients_known: bool = True
     patients_from: str = ""
@@ -79,6 +90,8 @@ def open_source(settings: Settings) -> Source:
     spec = settings.file.data
     if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | PluginSpec):
         return _of_arrays(settings)
+    if isinstance(spec, DicomwebSpec):
+        return _of_archive(spec, settings.folder)
     table = open_table(spec, settings.folder)
     heads = dicom_heads(table.files)
     stated = getattr(spec, "patient_column", "in the table") is not None
@@ -89,12 +102,38 @@ def open_source(settings: Settings) -> Source:
         class_names=table.class_names,
         patients=table.patients,
         parts=table.parts,
-        read=lambda row: table.files[row].read_bytes(),
+        read=lambda row: table.files[row],
         files=table.files,
-        form=ImageForm(spec.image_size, spec.color, spec.resize, spec.frame),
+        form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
         patients_known=are_known(table.patients),
         patients_from=f"PatientID of {in_files:,} of {len(heads):,} files" if in_files else "",
         syntaxes=tuple(head.syntax for head in heads),
+        missing=table.missing,
+        skip_budget=spec.skip_budget,
+    )
+
+
+def _of_archive(spec: DicomwebSpec, folder: Path) -> Source:
+    found = open_dicomweb(spec, folder)
+    table, archive = found.table, found.archive
+    names = {image.study for image in archive.places.values()}
+    told = f"{archive.connection.server.name} answers: {counted(len(table.files), 'image')} "
+    told += (
+        f"of {len(names)} {'study' if len(names) == 1 else 'studies'} for {counted(found.asked, 'line')} of the table"
+    )
+    return Source(
+        names=tuple(file.name for file in table.files),
+        labels=table.labels,
+        class_names=table.class_names,
+        patients=table.patients,
+        parts=table.parts,
+        read=lambda row: archive.read(table.files[row]),
+        opened=archive.opened,
+        failed=archive.faults,
+        archive=f"{told}; its certificate is accepted" if archive.connection.server.context else f"{told}, without TLS",
+        form=ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering),
+        patients_known=are_known(table.patients),
+        patients_from=f"PatientID, as {archive.connection.server.name} says" if found.patients_from_archive else "",
         missing=table.missing,
         skip_budget=spec.skip_budget,
     )

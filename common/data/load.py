@@ -7,7 +7,6 @@ from common.data.base.spec import (
     ChexpertSpec,
     DataSpec,
     DigitsSpec,
-    FolderSpec,
     MimicSpec,
     MixtureSpec,
     NihSpec,
@@ -15,6 +14,7 @@ from common.data.base.spec import (
     PhantomSpec,
     PluginSpec,
 )
+from common.data.base.spec_tables import DicomwebSpec, FolderSpec
 from common.data.images.reading import IN_MEMORY, ImageStore
 from common.data.sources.digits import load_digits
 from common.data.sources.folder import open_folder
@@ -78,8 +78,8 @@ def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
             return load_pictures(open_table(spec, base), spec, store)
 
 
-def open_table(spec: FolderSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
-    """Read and check the table of a folder of pictures.
+def open_table(spec: FolderSpec | DicomwebSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path) -> LabelTable:
+    """Read and check the table of a folder of pictures, or of a PACS.
 
     Raises:
         BadInput: With all faults.
@@ -87,6 +87,10 @@ def open_table(spec: FolderSpec | NihSpec | ChexpertSpec | MimicSpec, base: Path
     match spec:
         case FolderSpec():
             return open_folder(spec, base)
+        case DicomwebSpec():
+            from common.data.sources.dicomweb import open_dicomweb  # takes a second
+
+            return open_dicomweb(spec, base).table
         case NihSpec():
             return open_nih(spec, base)
         case ChexpertSpec():

@@ -15,7 +15,7 @@ from common.models.zoo.spec import ModelSpec
 from common.system.files import write_atomically
 from server.export.early import ExportFormat, refuse_early
 from server.export.exported_model import SUFFIX, ExportCheck, Pixels, export_model
-from server.export.prediction import read_pictures
+from server.export.prediction import form_for, read_pictures
 from server.reporting.pages.model_card import CARD, model_card
 from server.runs.reader import read_run
 
@@ -75,7 +75,7 @@ def _given(folder: Path, check: Path) -> Pixels:
         stop_on([] if file.experiment.data else [Fault(str(check), problem)])
         assert file.experiment.data is not None
         return load(file.experiment.data, file.base).test.images
-    pictures = read_pictures(check, load_model(folder))
+    pictures = read_pictures(check, form_for(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
     return pictures.images

@@ -17,7 +17,8 @@ from rich.text import Text
 
 from common.config import read_experiment
 from common.data.base.image_set import ImageSet, Skipped, are_known, joined
-from common.data.base.spec import FolderSpec, NpzSpec
+from common.data.base.spec import NpzSpec
+from common.data.base.spec_tables import FolderSpec
 from common.data.load import load
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.roles import image_column, patient_column
@@ -173,7 +174,7 @@ def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given)
         "color": network.spec.channels == 3,
         **_labels(columns, network, of_run, given.data),
     }
-    alike = ("uncertain", "blank", "resize", "frame") if of_run else ()
+    alike = ("uncertain", "blank", "resize", "frame", "axis", "window") if of_run else ()
     return FolderSpec.model_validate({**spec, **{key: getattr(of_run, key) for key in alike}})
 
 

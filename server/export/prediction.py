@@ -3,13 +3,16 @@
 import csv
 import io
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
+from common.data.base.spec_base import Axis, Frame, Rendering, Resize, Window
 from common.data.images.pixels import channels_first
 from common.data.images.reading import PICTURES, ImageForm, decode_all
 from common.data.sources.npz_checks import opened_npz, read_headers
@@ -17,8 +20,9 @@ from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.inference import scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
-from common.system.files import taken, write_atomically
+from common.system.files import is_file, taken, write_atomically
 from common.system.plain_text import escaped
+from server.runs.reader import read_run
 
 NPZ_PARTS = ("test", "val", "train")
 
@@ -32,17 +36,43 @@ class Pictures:
     unreadable: Mapping[str, str]
 
 
-def predict_to_csv(folder: Path, data: Path, destination: Path) -> tuple[int, int]:
+class _RunsRendering(BaseModel):
+    """The keys of a run's ``[data]`` that say how a file becomes a picture."""
+
+    resize: Resize = "pad"
+    frame: Frame | None = None
+    axis: Axis = "axial"
+    window: Window | None = None
+
+
+def form_for(folder: Path, network: SplitNetwork, rendering: Rendering | None = None) -> ImageForm:
+    """Return the form of pictures for a saved model: that of the run's own data, where the folder is a run's.
+
+    Args:
+        rendering: What a person names in its place; None for nothing.
+    """
+    shown = _RunsRendering()
+    if is_file(folder / "summary.json"):
+        with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
+            shown = _RunsRendering.model_validate(read_run(folder).summary.experiment.get("data") or {})
+    own = Rendering(shown.frame, shown.axis, shown.window)
+    return ImageForm(network.spec.image_size, network.spec.channels == 3, shown.resize, rendering or own)
+
+
+def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rendering | None = None) -> tuple[int, int]:
     """Write one row an image and one column a class, probabilities; return how many could be read, and how many not.
 
     An image that cannot be read has a row with empty cells and the reason in the last column.
+
+    Args:
+        rendering: Of DICOM files of several frames and of volumes; None for the run's own.
 
     Raises:
         BadInput: If the model or no image at all can be read, or the destination exists.
     """
     stop_on(taken(destination))
     network = load_model(folder)
-    pictures, probabilities = scores_of_files(network, data)
+    pictures, probabilities = scores_of_files(network, data, form_for(folder, network, rendering))
     lines = io.StringIO(newline="")
     writer = csv.writer(lines)
     writer.writerow(["image", *map(escaped, network.class_names), "unreadable"])
@@ -57,13 +87,13 @@ def predict_to_csv(folder: Path, data: Path, destination: Path) -> tuple[int, in
     return len(pictures.names), len(pictures.unreadable)
 
 
-def scores_of_files(network: SplitNetwork, data: Path) -> tuple[Pictures, NDArray[np.float32]]:
+def scores_of_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple[Pictures, NDArray[np.float32]]:
     """Read an npz file, a folder of pictures or one picture; return them and probabilities ``(n, classes)``.
 
     Raises:
         BadInput: If there is nothing of that kind, or nothing that can be read.
     """
-    pictures = read_pictures(data, network)
+    pictures = read_pictures(data, form)
     if not pictures.names:
         stop_on([_nothing_readable(data, pictures)])
     return pictures, picture_scores(network, pictures.images)
@@ -72,7 +102,7 @@ def scores_of_files(network: SplitNetwork, data: Path) -> tuple[Pictures, NDArra
 def _nothing_readable(data: Path, pictures: Pictures) -> Fault:
     name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
     problem = f"holds no image that can be read ({name}: {reason})."
-    return Fault(str(data), problem, "Name an npz file, a picture, or a folder of pictures (PNG, JPEG, DICOM).")
+    return Fault(str(data), problem, "Name an npz file, a picture, or a folder of pictures (PNG, JPEG, DICOM, NIfTI).")
 
 
 def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -83,7 +113,7 @@ def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[
     return scores_of(network.to(device), channels_first(images).to(device))
 
 
-def read_pictures(data: Path, network: SplitNetwork) -> Pictures:
+def read_pictures(data: Path, form: ImageForm) -> Pictures:
     """Read an npz file's images, a folder of pictures, or one picture.
 
     Raises:
@@ -92,15 +122,16 @@ def read_pictures(data: Path, network: SplitNetwork) -> Pictures:
     if data.suffix == ".npz" and data.is_file():
         return _npz_pictures(data)
     files = (
-        sorted(p for p in data.rglob("*") if p.suffix.lower() in (*PICTURES, "") and p.is_file())
+        sorted(p for p in data.rglob("*") if p.is_file() and (not p.suffix or p.name.lower().endswith(PICTURES)))
         if data.is_dir()
         else [data]
     )
     if not files or not files[0].is_file():
-        raise BadInput([Fault(str(data), "is no npz file, no picture and no folder of pictures (PNG, JPEG, DICOM).")])
-    form = ImageForm(network.spec.image_size, network.spec.channels == 3, "pad")
+        raise BadInput(
+            [Fault(str(data), "is no npz file, no picture and no folder of pictures (PNG, JPEG, DICOM, NIfTI).")]
+        )
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
-    decoded = decode_all(names, lambda row: files[row].read_bytes(), form)
+    decoded = decode_all(names, lambda row: files[row], form)
     unreadable = {skip.name: skip.reason for skip in decoded.skipped}
     return Pictures(tuple(names[row] for row in decoded.kept), decoded.images, unreadable)
 

@@ -41,7 +41,7 @@ from server.simulation.backends import Workers, choose_workers, inline, on_ray, 
 from strategies.base.method import Method
 from strategies.registry import method_of
 
-NAMES_PATIENTS = {"folder": "patient_column", "npz": "patient_key"}
+NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
 """Key of a kind of data by which a person can say whose images they are."""
 
 

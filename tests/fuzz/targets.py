@@ -32,7 +32,8 @@ from client.connection.pending_message import InHand
 from client.site.settings import open_site, read_settings
 from client.site.site_state import Memory, MemoryFolder
 from common.config import read_experiment
-from common.data.base.spec import FolderSpec, NpzSpec
+from common.data.base.spec import NpzSpec
+from common.data.base.spec_tables import FolderSpec
 from common.data.images.reading import ImageForm, decode_all
 from common.data.load import load
 from common.data.sources.folder import open_folder

@@ -10,6 +10,8 @@ from PIL import Image
 
 from common.data.base.spec import DigitsSpec
 from common.data.load import load
+from tests.common.data.dicom_files import dicom
+from tests.common.data.nifti_files import write
 from tests.federations import DIGITS
 from tests.server.commands import flwr_sim, needs_real_data
 
@@ -45,6 +47,34 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(
     assert all(0 < float(row["7"]) < 1 for row in rows[:3])
     assert rows[3]["7"] == ""
     assert rows[3]["unreadable"]
+
+
+def test_predict_takes_the_frame_and_the_slice_that_are_named(finished: Path, capsys: Capture, tmp_path: Path) -> None:
+    digits = load(DigitsSpec(kind="digits"), Path()).test.images[:3]  # (3, 8, 8)
+    (tmp_path / "scans").mkdir()
+    elements = {"BitsAllocated": 8, "BitsStored": 8, "HighBit": 7, "WindowCenter": 128, "WindowWidth": 256}
+    (tmp_path / "scans" / "frames.dcm").write_bytes(dicom(digits, NumberOfFrames=3, **elements))
+    write(tmp_path / "scans" / "volume.nii.gz", np.stack([digit[::-1, ::-1].T for digit in digits], axis=2))
+    Image.fromarray(digits[1]).save(tmp_path / "scans" / "second.png")
+    options = ("--frame", "2", "--window", "128,256")
+    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "scans", "--out", tmp_path / "p.csv", *options)
+    assert ended.code == 0, ended.out
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text(encoding="utf-8").splitlines()))
+    assert [row["image"] for row in rows] == ["frames.dcm", "second.png", "volume.nii.gz"]
+    assert [row["unreadable"] for row in rows] == [""] * 3
+    assert len({row["7"] for row in rows}) == 1
+
+
+def test_options_of_predict_that_cannot_be_understood_are_all_named(finished: Path, capsys: Capture) -> None:
+    options = ("--frame", "first", "--axis", "up", "--window", "40")
+    ended = flwr_sim(capsys, "predict", finished / "run", finished, "--out", finished / "no.csv", *options)
+    assert ended.code == 2
+    for words in (
+        '--frame first: expected a number from 1, or "middle"',
+        "--axis up: expected axial",
+        "--window 40: exp",
+    ):
+        assert words in ended.out + ended.err
 
 
 def test_predict_writes_nothing_over(finished: Path, capsys: Capture, tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from common.data.base.spec_base import (
     ClassNames,
     Count,
     Fraction,
-    Frame,
     LabelPolicy,
     LegacySeed,
     Resize,
     Side,
     Spec,
 )
+from common.data.base.spec_tables import DicomwebSpec, FolderSpec, PictureSpec
 from common.plugins import NAME_PATTERN
 from common.system.plain_text import PLAIN_NAME
 
@@ -56,65 +56,6 @@ class NpzSpec(Spec):
     resize: Resize = "pad"
     skip_budget: Fraction = 0.05
     split_seed: LegacySeed = SPLIT_SEED
-
-
-class PictureSpec(Spec):
-    """What all folders of picture files have in common.
-
-    Attributes:
-        images: The folder.
-        labels: The table, ``.csv`` or ``.csv.gz``.
-        image_size: Height and width in pixels after resizing.
-        resize: ``"pad"`` keeps the aspect ratio on black; ``"stretch"`` does not.
-        skip_budget: Part of the images that may be unreadable before the load stops.
-        missing_files: Whether rows of the table without a file are a fault, or left out and counted.
-        frame: Of DICOM files of several: its number from 1, or ``"middle"``; without it such a file is unreadable.
-    """
-
-    images: str
-    labels: str
-    image_size: Side = 224
-    resize: Resize = "pad"
-    color: bool = False
-    skip_budget: Fraction = 0.05
-    missing_files: Literal["ignore", "fault"] = "fault"
-    frame: Frame | None = None
-    split_seed: LegacySeed = SPLIT_SEED
-
-
-class FolderSpec(PictureSpec):
-    """A table and a folder of PNG, JPEG or DICOM files (distinguished by content).
-
-    Labels stand either in one column per class (``label_columns``: 1, 0, -1 uncertain, or blank), or as names in one
-    column (``finding_column``, parted by ``separator``, of which ``classes`` are kept).
-
-    Attributes:
-        uncertain: What -1 means.
-        blank: What an empty cell means.
-        split_column: Values train, val or validation, test; without it patients are split 70/10/20 (see ``splits``).
-        validation_fraction: Part of the training patients held out where ``split_column`` has no validation rows.
-    """
-
-    kind: Literal["folder"]
-    image_column: str
-    label_columns: tuple[str, ...] = ()
-    finding_column: str | None = None
-    separator: Annotated[str, Field(min_length=1)] = "|"
-    classes: tuple[str, ...] = ()
-    uncertain: LabelPolicy = "unknown"
-    blank: Literal["unknown", "negative"] = "unknown"
-    patient_column: str | None = None
-    source_column: str | None = None
-    split_column: str | None = None
-    validation_fraction: Fraction = 0.1
-
-    @model_validator(mode="after")
-    def _labels_said_once(self) -> Self:
-        if bool(self.label_columns) == (self.finding_column is not None):
-            raise ValueError("give either label_columns, or finding_column with classes")
-        if (self.finding_column is not None) != bool(self.classes):
-            raise ValueError("finding_column and classes belong together: classes names the findings to keep")
-        return self
 
 
 class NihSpec(PictureSpec):
@@ -237,6 +178,15 @@ class MixtureSpec(Spec):
 
 
 DataSpec = Annotated[
-    NpzSpec | FolderSpec | NihSpec | ChexpertSpec | MimicSpec | DigitsSpec | PhantomSpec | MixtureSpec | PluginSpec,
+    NpzSpec
+    | FolderSpec
+    | DicomwebSpec
+    | NihSpec
+    | ChexpertSpec
+    | MimicSpec
+    | DigitsSpec
+    | PhantomSpec
+    | MixtureSpec
+    | PluginSpec,
     Field(discriminator="kind"),
 ]

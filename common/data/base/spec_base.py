@@ -1,11 +1,15 @@
 """What the sections of a config file about data have in common."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Resize = Literal["pad", "stretch"]
 Frame = Annotated[int, Field(ge=1)] | Literal["middle"]
+Axis = Literal["axial", "coronal", "sagittal"]
+Window = tuple[float, Annotated[float, Field(ge=1)]]
+"""Centre and width, in the units of the rescaled values: of a CT, Hounsfield units."""
 LabelPolicy = Literal["unknown", "negative", "positive"]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(gt=0)]
@@ -22,3 +26,21 @@ class Spec(BaseModel):
     """Unknown keys are refused, values cannot change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """Which picture of a file is shown, and how its grey values are.
+
+    Attributes:
+        frame: Number of a DICOM file's frame or a NIfTI file's slice, from 1, or ``"middle"``; None for the only one.
+        axis: Across which a NIfTI volume is sliced.
+        window: In the place of the file's own; None for that, or for the range of the values where it has none.
+    """
+
+    frame: Frame | None = None
+    axis: Axis = "axial"
+    window: Window | None = None
+
+
+AS_IN_FILE = Rendering()

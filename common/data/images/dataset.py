@@ -2,6 +2,7 @@
 
 import io
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import pydicom
@@ -14,8 +15,11 @@ MOST_INFLATED = 4 * MAX_PIXELS
 """Bytes; 16-bit colour of the largest picture needs 6 a pixel, and is not deflated in practice."""
 
 
-def dataset_of(data: bytes) -> Any:
+def dataset_of(data: bytes, tags: Sequence[str] | None = None) -> Any:
     """Read a file.
+
+    Args:
+        tags: Read only these elements, of those before the pixels; all where None. Of a deflated file all are read.
 
     Raises:
         ValueError: If it inflates to more than :data:`MOST_INFLATED` bytes; what pydicom raises passes.
@@ -24,7 +28,8 @@ def dataset_of(data: bytes) -> Any:
     read_preamble(content, force=False)
     meta = _read_file_meta_info(content)
     if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
-        return pydicom.dcmread(io.BytesIO(data))
+        only = None if tags is None else list(tags)
+        return pydicom.dcmread(io.BytesIO(data), stop_before_pixels=tags is not None, specific_tags=only)
     inflater = zlib.decompressobj(-zlib.MAX_WBITS)
     inflated = inflater.decompress(content.read(), MOST_INFLATED)
     if inflater.unconsumed_tail:

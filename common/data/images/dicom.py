@@ -11,7 +11,7 @@ from pydicom.pixels.utils import pixel_array
 from pydicom.uid import RLELossless
 
 from common.data.base.image_set import MAX_PIXELS
-from common.data.base.spec_base import Frame
+from common.data.base.spec_base import AS_IN_FILE, Rendering, Window
 from common.data.images.dataset import dataset_of
 from common.data.images.frame_size import frame_size
 from common.data.images.frames import frame_count, frame_index, take_over_groups
@@ -22,18 +22,15 @@ _COLOR = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT")
 _PALETTE = "PALETTE COLOR"
 
 
-def dicom_pixels(data: bytes, frame: Frame | None = None) -> NDArray[np.uint8]:
+def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.uint8]:
     """Return ``(height, width)`` grey or ``(height, width, 3)`` colour.
-
-    Args:
-        frame: Of a file of several.
 
     Raises:
         ValueError: If it is no chosen grey or colour image, or too large a one; what pydicom raises passes.
     """
     dataset = dataset_of(data)
     _refuse_other_than_pictures(dataset)
-    index = frame_index(dataset, frame)
+    index = frame_index(dataset, rendering.frame)
     take_over_groups(dataset, index)
     if int(dataset.Rows) * int(dataset.Columns) > MAX_PIXELS:
         raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
@@ -43,7 +40,7 @@ def dicom_pixels(data: bytes, frame: Frame | None = None) -> NDArray[np.uint8]:
     if dataset.PhotometricInterpretation == _PALETTE:
         colors = apply_color_lut(pixels, dataset)
         return _eight_bit_color(colors, 8 * colors.itemsize)
-    shown = _displayed(pixels, dataset)  # (height, width), 0 to 1
+    shown = _displayed(pixels, dataset, rendering.window)  # (height, width), 0 to 1
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         shown = 1 - shown
     return np.round(255 * shown).astype(np.uint8)
@@ -84,9 +81,11 @@ def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return np.round(pixels * (255 / ((1 << bits) - 1))).astype(np.uint8)
 
 
-def _displayed(pixels: NDArray[Any], dataset: Any) -> NDArray[np.float64]:
-    """Apply the modality transform, then the first VOI table or window; without one, the range of the pixels."""
+def _displayed(pixels: NDArray[Any], dataset: Any, window: Window | None) -> NDArray[np.float64]:
+    """Apply the modality transform, then this window, or the first VOI table or window; else the range of pixels."""
     values = np.asarray(apply_modality_lut(pixels, dataset))
+    if window is not None:
+        return windowed(values, *window)
     if dataset.get("VOILUTSequence"):
         bits = int(dataset.VOILUTSequence[0].LUTDescriptor[2])
         table_input = np.round(values).astype(np.int64)
@@ -94,7 +93,7 @@ def _displayed(pixels: NDArray[Any], dataset: Any) -> NDArray[np.float64]:
     if dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None:
         center, width = _first(dataset.WindowCenter), _first(dataset.WindowWidth)
         return windowed(values, center, width, function=str(dataset.get("VOILUTFunction") or "LINEAR"))
-    return _stretched(values, padding=pixels == dataset.get("PixelPaddingValue"))
+    return stretched(values, padding=pixels == dataset.get("PixelPaddingValue"))
 
 
 def _first(value: Any) -> float:
@@ -120,10 +119,14 @@ def windowed(values: NDArray[Any], center: float, width: float, function: str = 
     raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
 
 
-def _stretched(values: NDArray[Any], padding: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
-    """Map the range of the pixels, padding aside, to 0..1."""
+def stretched(values: NDArray[Any], padding: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
+    """Map the range of the pixels, padding aside, to 0..1.
+
+    Raises:
+        ValueError: If there is nothing but padding.
+    """
     inside = values[~np.broadcast_to(padding, values.shape)]
     if not inside.size:
-        raise ValueError("the DICOM file holds nothing but padding")
+        raise ValueError("the file holds nothing but padding")
     low, high = float(inside.min()), float(inside.max())
     return np.clip((values - low) / max(high - low, 1e-9), 0, 1)

@@ -13,6 +13,7 @@ from pydicom import uid
 from pydicom.pixels.decoders.base import get_decoder
 
 NAME = "imagecodecs"
+END_OF_IMAGE = b"\xff\xd9"
 JPEG = (uid.JPEGExtended12Bit, uid.JPEGLossless, uid.JPEGLosslessSV1)
 JPEG_LS = (uid.JPEGLSLossless, uid.JPEGLSNearLossless)
 DECODER_DEPENDENCIES = dict.fromkeys((*JPEG, *JPEG_LS), (NAME,))
@@ -39,7 +40,8 @@ def decode_frame(frame: bytes, runner: Any) -> bytes:
     """
     codecs = import_module(NAME)
     if runner.transfer_syntax in JPEG_LS:
-        pixels = codecs.jpegls_decode(frame)
+        # Without its end marker CharLS goes on to read zeros behind the data, 2^31 of them: seconds for a few bytes.
+        pixels = codecs.jpegls_decode(frame + END_OF_IMAGE)
     else:
         # Colours stay what they are in the file: the photometric interpretation says what that is.
         colors = {"colorspace": "rgb", "outcolorspace": "rgb"} if runner.samples_per_pixel == 3 else {}

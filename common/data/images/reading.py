@@ -1,11 +1,13 @@
-"""From the bytes of PNG, JPEG and DICOM files to one uint8 array, on several threads; unreadable files are listed."""
+"""From PNG, JPEG, DICOM and NIfTI files to one uint8 array, on several threads; unreadable files are listed."""
 
 import io
 import os
 import tempfile
 import warnings
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,19 +16,39 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from common.data.base.image_set import MAX_PIXELS, Skipped
-from common.data.base.spec_base import Frame, Resize
+from common.data.base.spec_base import AS_IN_FILE, Rendering, Resize
 from common.errors import BadInput, Fault
 
-PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom")
+PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 """Endings of picture files; what a file is, its content says."""
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
 _LONGEST_REASON = 150
+NOTHING: AbstractContextManager[object] = nullcontext()
+_BEGINNING = 348
+_HEAD = 4096
+"""Bytes of a packed file in which its first 348 are: gzip puts the file's name before them, and may not pack at all."""
 warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well
 
 
 def is_dicom(data: bytes) -> bool:
     """Whether the bytes carry DICOM's preamble."""
     return data[128:132] == b"DICM"
+
+
+def is_nifti(head: bytes) -> bool:
+    """Whether a file begins like NIfTI-1 or NIfTI-2, packed by gzip or not: see :func:`head_of`."""
+    return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
+
+
+def head_of(file: Path) -> bytes:
+    """Return the first 348 bytes of a file, of one that gzip has packed, of what is in it; fewer if damaged."""
+    with file.open("rb") as opened:
+        head = opened.read(_HEAD)
+        if not head.startswith(b"\x1f\x8b"):
+            return head[:_BEGINNING]
+        with suppress(zlib.error):
+            return zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(head, _BEGINNING)
+    return b""
 
 
 @dataclass(frozen=True)
@@ -36,7 +58,7 @@ class ImageForm:
     size: int
     color: bool
     resize: Resize
-    frame: Frame | None = None
+    rendering: Rendering = AS_IN_FILE
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,20 +101,29 @@ class Decoded:
 
 
 def decode_all(
-    names: Sequence[str], read: Callable[[int], bytes], form: ImageForm, store: ImageStore = IN_MEMORY
+    names: Sequence[str],
+    read: Callable[[int], bytes | Path],
+    form: ImageForm,
+    store: ImageStore = IN_MEMORY,
+    within: AbstractContextManager[object] = NOTHING,
 ) -> Decoded:
-    """Decode the pictures whose bytes ``read(i)`` returns; ``names[i]`` is what a skipped one is called."""
+    """Decode the pictures of which ``read(i)`` returns the bytes or the file.
+
+    Args:
+        names: What a skipped one is called.
+        within: Open while pictures are read. It is closed before the threads are waited for, and may so stop them.
+    """
     images = store.allocate((len(names), *form.shape))
 
     def decode_one(index: int) -> str:
         # Any error of a decoder on a broken file ends here: that file is left out, the others go on.
         try:
-            images[index] = shaped(picture(read(index), form.frame), form)
+            images[index] = shaped(picture(read(index), form.rendering), form)
         except Exception as error:
             return why_unreadable(error)
         return ""
 
-    with ThreadPoolExecutor(store.workers) as pool:
+    with ThreadPoolExecutor(store.workers) as pool, within:
         reasons = list(pool.map(decode_one, range(len(names))))
     kept = np.flatnonzero([not reason for reason in reasons])
     skipped = tuple(Skipped(name, reason) for name, reason in zip(names, reasons, strict=True) if reason)
@@ -119,23 +150,28 @@ def why_unreadable(error: Exception) -> str:
     return "damaged, or of a kind that cannot be decoded here"
 
 
-def picture(data: bytes, frame: Frame | None = None) -> Image.Image:
+def picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.Image:
     """Decode one file by its content into an 8-bit grey ("L") or colour ("RGB") picture.
 
     Args:
-        frame: Of a DICOM file of several.
+        content: All of it, or where it lies: of a volume in a file only a slice is read.
 
     Raises:
         OSError, ValueError, ...: Any error of the decoder; see :func:`decode_all`.
     """
+    if isinstance(content, Path) and is_nifti(head_of(content)):
+        from common.data.images.nifti import nifti_pixels  # takes a second, like DICOM
+
+        return Image.fromarray(nifti_pixels(content, rendering))
+    data = content.read_bytes() if isinstance(content, Path) else content
     if not data:
         raise ValueError("empty")
     if is_dicom(data):
         from common.data.images.dicom import dicom_pixels  # takes a second, and most data sets have none
 
-        return Image.fromarray(dicom_pixels(data, frame))
+        return Image.fromarray(dicom_pixels(data, rendering))
     if not data.startswith((b"\x89PNG", b"\xff\xd8")):
-        raise ValueError("neither PNG, JPEG nor DICOM")
+        raise ValueError("neither PNG, JPEG, DICOM nor NIfTI")
     with _opened(data) as image:
         if image.width * image.height > MAX_PIXELS:
             raise Image.DecompressionBombError

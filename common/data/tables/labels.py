@@ -1,13 +1,15 @@
 """The table next to a folder of pictures: one row an image, with its file, labels, patient and part of the split."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.image_set import ImageSet, Splits
-from common.data.base.spec import PictureSpec
+from common.data.base.spec_tables import PictureSpec, ShownSpec
 from common.data.images.reading import ImageForm, ImageStore, decode_all, stop_over_budget
 from common.data.splits.patient_disjoint import (
     Names,
@@ -17,8 +19,37 @@ from common.data.splits.patient_disjoint import (
     patient_split,
     shared_patient_faults,
 )
-from common.errors import BadInput, Fault, quoted
+from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.files import is_file
+
+
+class Reader(Protocol):
+    """Where pictures come from; ``read`` is called inside :meth:`opened`, by several threads."""
+
+    def opened(self) -> AbstractContextManager[object]:
+        """Return what is open while pictures are read."""
+
+    def read(self, file: Path) -> bytes | Path:
+        """Return a picture, or the file in which it is."""
+
+    def faults(self) -> list[Fault]:
+        """Return why no picture could be read any more, after reading; empty where all is well."""
+
+
+class FromDisk:
+    """Pictures that are files here."""
+
+    def opened(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def read(self, file: Path) -> bytes | Path:
+        return file
+
+    def faults(self) -> list[Fault]:
+        return []
+
+
+FROM_DISK = FromDisk()
 
 
 @dataclass(frozen=True)
@@ -26,10 +57,11 @@ class LabelTable:
     """Rows of all fields belong together.
 
     Attributes:
-        files: ``(n,)`` paths.
+        files: ``(n,)`` paths; of pictures in an archive, where they would lie in its cache.
         labels: float32 ``(n, classes)``, NaN unknown.
         parts: ``(n,)`` "train", "validation" or "test".
         missing: Number of rows left out because there is no file.
+        reader: Gives the pictures of ``files``.
     """
 
     files: tuple[Path, ...]
@@ -39,6 +71,7 @@ class LabelTable:
     sources: Names
     parts: Names
     missing: int = 0
+    reader: Reader = FROM_DISK
 
     def rows(self, index: NDArray[np.intp]) -> "LabelTable":
         """The rows at ``index``, in that order."""
@@ -106,21 +139,23 @@ def folder_faults(spec: PictureSpec, base: Path) -> list[Fault]:
     return [] if there else [Fault("data.images", f"there is no folder {folder}.", remedy)]
 
 
-def load_pictures(table: LabelTable, spec: PictureSpec, store: ImageStore) -> Splits:
+def load_pictures(table: LabelTable, spec: ShownSpec, store: ImageStore) -> Splits:
     """Decode the files of a table.
 
     Raises:
-        BadInput: If more than ``spec.skip_budget`` of them cannot be read.
+        BadInput: If more than ``spec.skip_budget`` of them cannot be read, or their archive gives no more.
     """
-    form = ImageForm(spec.image_size, spec.color, spec.resize, spec.frame)
+    form = ImageForm(spec.image_size, spec.color, spec.resize, spec.rendering)
     sets = [_decoded_part(table.rows(np.flatnonzero(table.parts == part)), form, store) for part in _part_names()]
+    stop_on(table.reader.faults())
     skipped = [skip for images in sets for skip in images.skipped]
     stop_over_budget("data.images", skipped, len(table.files), spec.skip_budget)
     return Splits(*sets)
 
 
 def _decoded_part(table: LabelTable, form: ImageForm, store: ImageStore) -> ImageSet:
-    decoded = decode_all([file.name for file in table.files], lambda row: table.files[row].read_bytes(), form, store)
+    names, reader = [file.name for file in table.files], table.reader
+    decoded = decode_all(names, lambda row: reader.read(table.files[row]), form, store, reader.opened())
     kept = table.rows(decoded.kept)
     return ImageSet(
         stored=decoded.images,

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec, PictureSpec
+from common.data.base.spec import ChexpertSpec, MimicSpec, NihSpec
+from common.data.base.spec_tables import PictureSpec
 from common.data.splits.patient_disjoint import Names
 from common.data.tables.csv import Columns, finding_matrix, label_matrix, read_columns
 from common.data.tables.labels import (

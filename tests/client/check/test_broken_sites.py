@@ -203,7 +203,7 @@ def test_files_that_cannot_be_decoded_are_named_with_the_reason(hospital: Hospit
     assert "2 of 60 images that were decoded cannot be read (3.3%)" in said
     assert result.most_severe is not None
     assert [name.split(":")[0] for name in result.most_severe.names] == ["00003.png", "00004.png"]
-    assert result.most_severe.names[1] == "00004.png: neither PNG, JPEG nor DICOM"
+    assert result.most_severe.names[1] == "00004.png: neither PNG, JPEG, DICOM nor NIfTI"
 
 
 def test_images_that_are_all_inverted(hospital: Hospital) -> None:

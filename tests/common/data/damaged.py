@@ -1,21 +1,28 @@
-"""DICOM files of every transfer syntax, damaged by a seeded hand; and a program that reads them under a memory limit.
+"""DICOM files of every transfer syntax, and NIfTI files, damaged by a seeded hand; read under a memory limit.
 
-``python -m tests.common.data.damaged FIRST COUNT`` prints how many were pictures, and how many were refused.
+``python -m tests.common.data.damaged FIRST COUNT`` prints how many were pictures, and how many were refused; and on
+standard error the time of the slowest file and the most memory.
 """
 
+import gzip
 import io
 import logging
 import random
 import resource
 import sys
+import tempfile
+import time
 import warnings
+from pathlib import Path
 
 import imagecodecs
 import pydicom
 from pydicom import uid
 
-from common.data.images.reading import ImageForm, decode_all
+from common.data.base.spec_base import Rendering
+from common.data.images.reading import ImageForm, decode_all, is_dicom
 from tests.common.data.dicom_syntaxes import as_jpeg, by_gdcm, by_pydicom, in_fragments, plain, saved, source
+from tests.common.data.nifti_files import volume, write
 
 MEMORY = 4 << 30
 """Bytes of address space; libraries alone map about two thirds of it."""
@@ -35,11 +42,19 @@ def valid_files() -> list[bytes]:
     return [*files, in_fragments(files[0], imagecodecs.htj2k_encode(grey, reversible=True), syntax=uid.HTJ2KLossless)]
 
 
+def nifti_files(folder: Path) -> list[bytes]:
+    """Volumes of several kinds of numbers, packed and not."""
+    kinds = (("a.nii", "<i2", 1), ("b.nii.gz", "<i2", 1), ("c.nii", ">f4", 2), ("d.nii.gz", "u1", 1))
+    files = [write(folder / name, volume().astype(kind), version=version) for name, kind, version in kinds]
+    return [*files, gzip.compress(files[0], 0)]  # not packed by gzip, so that harm reaches the head inside
+
+
 def damaged(data: bytes, hand: random.Random) -> bytes:
     """The file with one to four places overwritten, flipped, cut out or filled; half of them in its head."""
     changed = bytearray(data)
+    first = 132 if is_dicom(data) else 0
     for _ in range(hand.randint(1, 4)):
-        place = hand.randrange(132, min(len(changed), 900) if hand.random() < 0.5 else len(changed))
+        place = hand.randrange(first, min(len(changed), 900) if hand.random() < 0.5 else len(changed))
         match hand.randrange(6):
             case 0:
                 changed[place] = hand.randrange(256)
@@ -60,14 +75,21 @@ def main(first: int, count: int) -> None:
     """Read so many damaged files, each by its own seed."""
     warnings.simplefilter("ignore")
     logging.disable()
-    files, form, pictures, refused = valid_files(), ImageForm(8, color=False, resize="pad"), 0, 0
-    for seed in range(first, first + count):
-        hand = random.Random(seed)
-        data = damaged(hand.choice(files), hand)
-        found = decode_all(["it"], lambda row, data=data: data, form)  # type: ignore[misc]
-        pictures += len(found.kept)
-        refused += sum(bool(skipped.reason) for skipped in found.skipped)
+    pictures, refused, longest = 0, 0, 0.0
+    form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle"))
+    with tempfile.TemporaryDirectory() as folder:
+        files, file = [*valid_files(), *nifti_files(Path(folder))], Path(folder, "it")
+        for seed in range(first, first + count):
+            hand = random.Random(seed)
+            file.write_bytes(damaged(hand.choice(files), hand))
+            begin = time.process_time()
+            found = decode_all(["it"], lambda row: file, form)
+            longest = max(longest, time.process_time() - begin)
+            pictures += len(found.kept)
+            refused += sum(bool(skipped.reason) for skipped in found.skipped)
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(pictures, refused)
+    print(f"{longest:.2f} CPU seconds for the slowest file, {memory} MiB at most", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,23 @@ def by_gdcm(data: bytes, syntax: str) -> bytes:
         return Path(after).read_bytes()
 
 
+def by_gdcm_pixels(data: bytes) -> NDArray[Any]:
+    """The pixels of a grey file as gdcm reads them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "it.dcm")
+        file.write_bytes(data)
+        reader = gdcm.ImageReader()
+        reader.SetFileName(str(file))
+        assert reader.Read()
+        image = reader.GetImage()
+        if image.GetPhotometricInterpretation().GetString().strip() != "MONOCHROME2":
+            raise AssertionError("gdcm reads another picture")
+        form, columns, rows = image.GetPixelFormat(), image.GetDimension(0), image.GetDimension(1)
+        kind = f"{'i' if form.GetPixelRepresentation() else 'u'}{form.GetBitsAllocated() // 8}"
+        buffer = image.GetBuffer().encode("utf-8", "surrogateescape")
+        return np.frombuffer(buffer, kind).reshape(rows, columns)
+
+
 def by_pydicom(data: bytes, syntax: str, **settings: Any) -> bytes:
     """The file in another transfer syntax, packed by one of pydicom's encoders."""
     dataset = pydicom.dcmread(io.BytesIO(data))

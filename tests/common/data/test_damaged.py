@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,18 @@ def test_a_frame_that_unpacks_to_another_size_is_refused_before_it_does(syntax: 
         ValueError, match="says 36 × 52 × 1 for rows, columns and samples, its packed pixels 65535 × 65535"
     ):
         dicom_pixels(data)
+
+
+def test_jpeg_ls_without_its_end_is_refused_at_once() -> None:
+    """CharLS reads 2^31 zeros behind a damaged frame that has no end marker: 4 to 5 CPU seconds."""
+    data = plain(source(8, samples=3), 8)
+    packed = by_gdcm(data, uid.JPEGLSLossless)
+    place = packed.index(b"\xff\xda") + 16
+    damaged = packed[:place] + b"\x7f\xeb" + packed[place:].replace(b"\xff\xd9", b"\0\0")
+    begin = time.process_time()
+    with pytest.raises(ValueError, match="are damaged"):
+        dicom_pixels(damaged)
+    assert time.process_time() - begin < 0.5
 
 
 def deflated(data: bytes, more: int) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from common.data.base.spec import FolderSpec
+from common.data.base.spec_tables import FolderSpec
 from common.data.load import faults, load
 from common.errors import BadInput
 
@@ -152,7 +152,7 @@ def test_two_unreadable_pictures_of_forty_are_left_out_and_listed(folder: Path) 
     assert sum(map(len, parts)) == 38
     skipped = {skip.name: skip.reason for part in parts for skip in part.skipped}
     assert sorted(skipped) == ["04.png", "05.png"]
-    assert skipped["05.png"] == "neither PNG, JPEG nor DICOM"
+    assert skipped["05.png"] == "neither PNG, JPEG, DICOM nor NIfTI"
     assert all((part.images.max(axis=(1, 2)) == 200).all() for part in parts)
 
 
@@ -163,8 +163,8 @@ def test_three_unreadable_pictures_of_forty_stop_the_load_by_name(folder: Path) 
         load(spec(split_column="part", validation_fraction=0), folder)
     assert str(caught.value) == (
         "data.images: 3 of 40 images cannot be read, more than skip_budget = 0.05 allows: "
-        '"04.png" (neither PNG, JPEG nor DICOM); "05.png" (neither PNG, JPEG nor DICOM); '
-        '"21.png" (neither PNG, JPEG nor DICOM). Repair or remove them, or raise skip_budget.'
+        '"04.png" (neither PNG, JPEG, DICOM nor NIfTI); "05.png" (neither PNG, JPEG, DICOM nor NIfTI); '
+        '"21.png" (neither PNG, JPEG, DICOM nor NIfTI). Repair or remove them, or raise skip_budget.'
     )
 
 

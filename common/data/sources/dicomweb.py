@@ -1,0 +1,164 @@
+"""A hospital's own table of labels, and its PACS."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.base.image_set import UNKNOWN_PATIENT
+from common.data.base.spec_tables import DicomwebSpec
+from common.data.dicomweb.answers import UID, Instance
+from common.data.dicomweb.archive import Archive, ArchiveKey, opened_archive
+from common.data.splits.patient_disjoint import Names
+from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.labels import LabelTable, part_faults
+from common.data.tables.own_columns import (
+    finding_faults,
+    identity_faults,
+    labels_of,
+    sources_of,
+    wanted_columns,
+    with_parts,
+)
+from common.errors import BadInput, Fault, quoted, stop_on
+from common.system.formatting import counted
+
+_KEYS = {"instance": "data.instance_column", "study": "data.study_column", "accession": "data.accession_column"}
+_LONGEST_ACCESSION = 64
+"""Characters; the standard allows 16, archives allow more."""
+
+
+@dataclass(frozen=True)
+class OpenedArchive:
+    """What a table and its PACS come to.
+
+    Attributes:
+        table: The rows with an image.
+        archive: Gives them.
+        asked: Lines of the table.
+        patients_from_archive: Whether the PACS said whose images they are, and no column.
+    """
+
+    table: LabelTable
+    archive: Archive
+    asked: int
+    patients_from_archive: bool
+
+
+def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
+    """Read and check everything but the pictures; ask the PACS where these lie.
+
+    Raises:
+        BadInput: With all faults of the columns and of the files named beside, then of the cells, then of the answers.
+    """
+    columns = read_columns(base / spec.labels, "data.labels")
+    named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
+    faults = column_faults(Path(spec.labels).name, columns, {**named, **wanted_columns(spec)})
+    stop_on(faults + finding_faults(spec, columns))
+    own = "instance" if spec.instance_column else "study" if spec.study_column else "accession"
+    own_key = _KEYS[own]
+    faults = identity_faults(spec, columns, own_key, named[own_key], "image" if own == "instance" else "study")
+    stop_on(faults + [fault for key, column in named.items() for fault in _name_faults(key, columns[column])])
+    labels = labels_of(spec, columns)
+    archive = opened_archive(spec, base)
+    rows, images = _images(spec, columns, archive)
+    return _opened(spec, columns, labels, archive, rows, images)
+
+
+def _name_faults(key: str, cells: Names) -> list[Fault]:
+    """Names of images and studies stand in addresses and in names of files: of other than digits and dots, none may."""
+    bad = [place for place, cell in enumerate(cells) if not _is_name(key, cell.strip())]
+    if not bad:
+        return []
+    expected = "an AccessionNumber" if key == _KEYS["accession"] else "a UID: digits and dots, 64 at most"
+    problem = f'{counted(len(bad), "line")} without {expected}; line {bad[0] + 2} first, "{cells[bad[0]][:70]}".'
+    return [Fault(key, problem, "Spreadsheets turn long numbers into others: export the column as text.")]
+
+
+def _is_name(key: str, cell: str) -> bool:
+    if key == _KEYS["accession"]:
+        return 0 < len(cell) <= _LONGEST_ACCESSION and cell.isprintable() and not set("*?\\") & set(cell)
+    return UID.fullmatch(cell) is not None
+
+
+def _images(spec: DicomwebSpec, columns: Columns, archive: Archive) -> tuple[NDArray[np.intp], list[Instance | None]]:
+    """Images with the line ``(n,)`` that each belongs to; None for a line without one.
+
+    Raises:
+        BadInput: If the PACS gives no usable answer, or an image belongs to two lines.
+    """
+    kind = "study" if spec.study_column else "accession" if spec.accession_column else "instance"
+    asked = [ArchiveKey(kind, cell.strip()) for cell in columns[str(getattr(spec, f"{kind}_column"))]]
+    found = archive.find(asked)
+    rows, images = list[int](), list[Instance | None]()
+    for row, one in enumerate(asked):
+        own = [image for image in found[one] if not spec.modalities or image.modality in spec.modalities]
+        if spec.instance_column:
+            own = [image for image in own if image.instance == columns[spec.instance_column][row].strip()]
+        own.sort(key=lambda image: (image.series, image.instance))
+        rows += [row] * max(1, len(own))
+        images += own or [None]
+    names = Counter(image.instance for image in images if image)
+    if twice := [name for name, count in names.items() if count > 1]:
+        problem = f"{counted(len(twice), 'image')} of more than one line: {quoted(twice, 5)}."
+        raise BadInput([Fault(_KEYS[kind], problem, "Do two lines name the same study?")])
+    return np.array(rows, dtype=np.intp), images
+
+
+def _opened(
+    spec: DicomwebSpec,
+    columns: Columns,
+    labels: NDArray[np.float32],
+    archive: Archive,
+    rows: NDArray[np.intp],
+    images: list[Instance | None],
+) -> OpenedArchive:
+    """Split all lines by patient, those without an image too, then leave the latter out."""
+    told = None if spec.patient_column else _patients(images)
+    table = LabelTable(
+        files=tuple(archive.cache.folder / f"{image.instance if image else 'missing'}.dcm" for image in images),
+        labels=labels[rows],
+        class_names=spec.label_columns or spec.classes,
+        patients=columns[spec.patient_column][rows] if spec.patient_column else _or_studies(told, rows, images),
+        sources=sources_of(spec, columns, len(labels))[rows],
+        parts=np.full(len(rows), "train"),
+        reader=archive,
+    )
+    table = with_parts(table, spec, None if spec.split_column is None else columns[spec.split_column][rows])
+    stop_on(part_faults("data.split_column", table))
+    return OpenedArchive(_found_only(table, rows, images, spec), archive, len(labels), told is not None)
+
+
+def _patients(images: list[Instance | None]) -> list[str] | None:
+    """PatientID of each image; None where the PACS does not say it of all, or says the same of all."""
+    told = [image.patient for image in images if image]
+    return told if told and all(told) and len(set(told)) >= min(2, len(told)) else None
+
+
+def _or_studies(told: list[str] | None, rows: NDArray[np.intp], images: list[Instance | None]) -> Names:
+    """PatientIDs, else a patient for each study; a line without an image is one of its own."""
+    names = []
+    for row, image in zip(rows, images, strict=True):
+        own = f"{UNKNOWN_PATIENT}{image.study if image else row}"
+        names.append(image.patient if told and image else own)
+    return np.array(names, dtype=np.str_)
+
+
+def _found_only(
+    table: LabelTable, rows: NDArray[np.intp], images: list[Instance | None], spec: DicomwebSpec
+) -> LabelTable:
+    """Leave out lines without an image, and count them.
+
+    Raises:
+        BadInput: If there are such and ``spec.missing_files`` is "fault", or if there is no image at all.
+    """
+    there = np.array([image is not None for image in images], dtype=np.bool_)
+    absent = rows[~there]
+    if len(absent) and (spec.missing_files == "fault" or not there.any()):
+        problem = f"{len(absent)} of {rows[-1] + 1} lines of {spec.labels} have no image in the PACS, "
+        problem += f"line {absent[0] + 2} first."
+        remedy = 'Are the columns and data.modalities right? Or set missing_files = "ignore" to leave them out.'
+        raise BadInput([Fault("data.labels", problem, remedy)])
+    return replace(table.rows(np.flatnonzero(there)), missing=len(absent))

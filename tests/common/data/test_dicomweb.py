@@ -1,0 +1,566 @@
+"""A PACS over DICOMweb: right answers, hostile and broken ones, and what hospital IT may write into the file."""
+
+import base64
+import gzip
+import logging
+import os
+import signal
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from pydicom import uid
+
+from client.site.settings import read_file_only
+from common.data.base.image_set import Splits
+from common.data.base.spec_tables import DicomwebSpec
+from common.data.dicomweb import connection, search
+from common.data.dicomweb.cache import MARK, Cache
+from common.data.images.dicom import dicom_pixels
+from common.data.load import load
+from common.data.sources.dicomweb import open_dicomweb
+from common.errors import BadInput
+from tests.common.data.fake_pacs import (
+    BOUNDARY,
+    FakePacs,
+    Picture,
+    as_json,
+    drops,
+    multipart,
+    picture,
+    reply,
+    running,
+)
+
+STUDIES = 10
+MEMBERS = [picture(number, study, f"P{study // 2}") for study in range(STUDIES) for number in (1, 2)]
+NOTE = picture(3, 0, "P0", "SR")
+"""A report, which is no picture."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tries come at once."""
+    monkeypatch.setattr(connection, "WAITS_S", (0.0, 0.0, 0.0))
+
+
+@pytest.fixture
+def pacs() -> Iterator[FakePacs]:
+    with running(FakePacs([*MEMBERS, NOTE])) as one:
+        yield one
+
+
+def spec(pacs: FakePacs, **settings: Any) -> DicomwebSpec:
+    common = {"kind": "dicomweb", "url": pacs.url, "labels": "labels.csv", "label_columns": ["Mass"], "image_size": 16}
+    key = {} if any(name.endswith("_column") for name in settings) else {"study_column": "study"}
+    return DicomwebSpec.model_validate({**common, **key, "timeout_s": 5, **settings})
+
+
+def write_tables(folder: Path) -> None:
+    studies = [f"1.2.{study},A{study},{study % 2}" for study in range(STUDIES)]
+    (folder / "labels.csv").write_text("\n".join(["study,accession,Mass", *studies]), encoding="utf-8")
+    images = [f"{one.instance},{one.study},{place % 2}" for place, one in enumerate(MEMBERS)]
+    (folder / "images.csv").write_text("\n".join(["image,study,Mass", *images]), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_tables(tmp_path)
+    return tmp_path
+
+
+def all_pixels(splits: Splits) -> set[bytes]:
+    return {image.tobytes() for part in (splits.train, splits.validation, splits.test) for image in part.images}
+
+
+def shown(pictures: list[Picture]) -> set[bytes]:
+    return {dicom_pixels(one.content).tobytes() for one in pictures}
+
+
+def fault_of(folder: Path, wanted: DicomwebSpec) -> str:
+    """All that a person reads when the data cannot be loaded."""
+    with pytest.raises(BadInput) as bad:
+        load(wanted, folder)
+    return str(bad.value)
+
+
+# Right answers
+
+
+@pytest.mark.parametrize("column", ["study", "accession"])
+def test_all_pictures_of_the_tables_studies_are_loaded_page_by_page(pacs: FakePacs, folder: Path, column: str) -> None:
+    splits = load(spec(pacs, **{f"{column}_column": column}), folder)
+    assert all_pixels(splits) == shown(MEMBERS)
+    assert max(int(request.asked["offset"]) for request in pacs.requests if request.asked) == 3
+
+
+def test_images_are_found_one_by_one_and_faster_where_their_study_is_named(pacs: FakePacs, folder: Path) -> None:
+    alone = spec(pacs, labels="images.csv", instance_column="image", cache="one")
+    assert all_pixels(load(alone, folder)) == shown(MEMBERS)
+    searches = sum(bool(request.asked) for request in pacs.requests)
+    pacs.requests.clear()
+    both = spec(pacs, labels="images.csv", instance_column="image", study_column="study", cache="two")
+    assert all_pixels(load(both, folder)) == shown(MEMBERS)
+    assert sum(bool(request.asked) for request in pacs.requests) < searches
+
+
+def test_the_second_load_asks_for_nothing(pacs: FakePacs, folder: Path) -> None:
+    first = load(spec(pacs), folder)
+    pacs.requests.clear()
+    second = load(spec(pacs), folder)
+    assert pacs.requests == []
+    assert all_pixels(first) == all_pixels(second)
+
+
+def test_patients_are_those_that_the_archive_names(pacs: FakePacs, folder: Path) -> None:
+    found = open_dicomweb(spec(pacs), folder)
+    assert found.patients_from_archive
+    assert set(found.table.patients) == {f"P{number}" for number in range(STUDIES // 2)}
+
+
+def test_images_of_one_study_are_one_patients_where_the_archive_names_none(folder: Path) -> None:
+    nameless = [Picture(one.study, one.instance, "", one.accession, one.content) for one in MEMBERS]
+    with running(FakePacs(nameless)) as pacs:
+        found = open_dicomweb(spec(pacs), folder)
+    assert not found.patients_from_archive
+    assert len(set(found.table.patients)) == STUDIES
+    assert all("unknown#" in name for name in found.table.patients)
+
+
+def test_only_the_modalities_asked_for_are_pictures(pacs: FakePacs, folder: Path) -> None:
+    said = fault_of(folder, spec(pacs, modalities=["CR"]))
+    assert "10 of 10 lines of labels.csv have no image in the PACS, line 2 first." in said
+
+
+def test_lines_without_an_image_are_a_fault_or_left_out(pacs: FakePacs, folder: Path) -> None:
+    pacs.pictures = MEMBERS[4:]
+    said = fault_of(folder, spec(pacs))
+    assert "2 of 10 lines of labels.csv have no image in the PACS, line 2 first." in said
+    splits = load(spec(pacs, missing_files="ignore"), folder)
+    assert splits.train.missing == 2
+    pacs.pictures = MEMBERS
+    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)  # what was missing is asked for again
+
+
+# The cache
+
+
+def test_files_are_their_owners_alone(pacs: FakePacs, folder: Path) -> None:
+    load(spec(pacs), folder)
+    cache = folder / "dicomweb-cache"
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in cache.iterdir()} == {0o600}
+
+
+def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "cache", most=10_000)
+    cache.open()
+    data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
+    for number in range(4):
+        cache.keep(f"1.{number}", data)
+        os.utime(cache.file(f"1.{number}"), (number, number))
+    assert cache.read("1.0") == data  # used just now
+    for number in range(4, 30):
+        cache.keep(f"1.{number}", data)
+        assert sum(file.stat().st_size for file in cache.folder.glob("*.dcm")) <= 10_000
+        assert cache.read("1.0") == data
+    assert cache.read("1.1") is None
+
+
+def test_a_cache_smaller_than_the_data_still_gives_all_of_it(pacs: FakePacs, folder: Path) -> None:
+    size = len(MEMBERS[0].content)
+    small = spec(pacs, cache_gb=3.5 * size / 1e9)
+    assert all_pixels(load(small, folder)) == shown(MEMBERS)
+    kept = list((folder / "dicomweb-cache").glob("*.dcm"))
+    assert 1 <= len(kept) <= 3
+
+
+def test_what_a_kill_left_is_removed_and_the_rest_is_taken_up(pacs: FakePacs, folder: Path) -> None:
+    load(spec(pacs), folder)
+    cache = folder / "dicomweb-cache"
+    (cache / ".1.2.3.1.dcm.999999999-1.part").write_bytes(b"half")
+    (cache / "1.2.3.1.dcm").write_bytes(b"")  # a power cut
+    places = cache / "places.jsonl"
+    places.write_bytes(places.read_bytes()[:-40])
+    pacs.requests.clear()
+    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+    assert sum("/instances/" in request.path for request in pacs.requests) == 1
+    assert not list(cache.glob(".*.part"))
+    assert {request.path for request in pacs.requests if request.asked} == {"/dicom-web/studies/1.2.9/instances"}
+
+
+def test_a_folder_with_files_of_others_is_no_cache(pacs: FakePacs, folder: Path) -> None:
+    (folder / "archive").mkdir()
+    (folder / "archive" / "1.2.3.dcm").write_bytes(b"the hospital's own")
+    said = fault_of(folder, spec(pacs, cache="archive"))
+    assert "holds files that are not this cache's" in said
+    assert [file.name for file in (folder / "archive").iterdir()] == ["1.2.3.dcm"]
+    assert "holds files" in fault_of(folder, spec(pacs, cache="."))
+    assert not (folder / MARK).exists()
+
+
+# Secrets
+
+
+def basic(folder: Path, content: str, mode: int = 0o600) -> dict[str, str]:
+    (folder / "secret").write_text(content, encoding="utf-8")
+    (folder / "secret").chmod(mode)
+    return {"authentication": "basic", "secret_file": "secret"}
+
+
+def test_a_password_from_a_file_and_a_token_from_the_environment(
+    pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pacs.secret = f"Basic {base64.b64encode(b'anna:a long: word').decode()}"
+    assert len(load(spec(pacs, **basic(folder, "anna:a long: word\n")), folder).train)
+    pacs.secret = "Bearer t0ken.x-y"
+    monkeypatch.setenv("PACS_TOKEN", "t0ken.x-y")
+    assert len(load(spec(pacs, authentication="bearer", secret_env="PACS_TOKEN", cache="two"), folder).train)
+
+
+def test_a_wrong_password_is_said_and_not_repeated(pacs: FakePacs, folder: Path, caplog: Any) -> None:
+    caplog.set_level(logging.DEBUG)
+    pacs.secret = "Basic other"
+    said = fault_of(folder, spec(pacs, **basic(folder, "anna:hush-hush")))
+    assert f"127.0.0.1:{pacs.port} does not accept the authentication (401)." in said
+    everything = said + caplog.text
+    assert "hush" not in everything
+    assert base64.b64encode(b"anna:hush-hush").decode() not in everything
+    assert "1.2.3" not in caplog.text  # nor an identifier of a study
+    assert len(pacs.requests) <= 4  # one for each connection
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "words"),
+    [
+        ("anna:x", 0o640, "may be read by others (mode 640)"),
+        ("", 0o600, "must hold one line of letters, digits and signs"),
+        ("anna:x\nX-Other: y", 0o600, "must hold one line of letters, digits and signs"),
+        ("anna", 0o600, "must hold NAME:PASSWORD"),
+        ("x" * 20_000, 0o600, "too large for a secret"),
+    ],
+)
+def test_a_file_that_holds_no_secret(pacs: FakePacs, folder: Path, content: str, mode: int, words: str) -> None:
+    assert words in fault_of(folder, spec(pacs, **basic(folder, content, mode)))
+    assert pacs.requests == []
+
+
+def test_secrets_that_are_not_there(pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PACS_TOKEN", raising=False)
+    said = fault_of(folder, spec(pacs, authentication="bearer", secret_env="PACS_TOKEN"))
+    assert "the environment variable PACS_TOKEN is not set" in said
+    assert "cannot be read: No such file" in fault_of(folder, spec(pacs, authentication="bearer", secret_file="no"))
+
+
+def test_a_secret_does_not_follow_a_redirection(pacs: FakePacs, folder: Path) -> None:
+    with running(FakePacs(MEMBERS)) as other:
+        pacs.instead["studies"] = lambda request: reply(b"", status=307, Location=other.url + request.path)
+        said = fault_of(folder, spec(pacs, **basic(folder, "anna:x")))
+    assert f"sends on to 127.0.0.1:{other.port} (307), where nothing is sent" in said
+    assert other.requests == []
+
+
+def test_a_proxy_of_the_environment_sees_nothing(pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(FakePacs([])) as proxy:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("ALL_PROXY", proxy.url)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        assert len(load(spec(pacs), folder).train)
+    assert proxy.requests == []
+
+
+# What hospital IT may write
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "https://anna:hush-hush@pacs/dicom-web"}, "without a name, a password"),
+        ({"url": "pacs.example/dicom-web"}, "must be .https://HOST"),
+        ({"url": "https://pacs/dicom-web?x=1"}, "must be .https://HOST"),
+        ({"url": "file:///etc/passwd"}, "must be .https://HOST"),
+        ({"url": "https://pacs:99999/x"}, "must be .https://HOST"),
+        ({"url": "https://[::::]/x"}, "must be .https://HOST"),
+        ({"url": "https://127.0.0.1@evil.example/x"}, "must be .https://HOST"),
+        ({"url": "http://pacs/x", "authentication": "basic", "secret_env": "P"}, "must begin with https"),
+        ({"authentication": "basic"}, "authentication needs secret_file or secret_env"),
+        ({"secret_env": "P"}, "authentication needs secret_file or secret_env"),
+        ({"authentication": "bearer", "secret_env": "P", "secret_file": "p"}, "authentication needs secret_file or"),
+        ({"study_column": None}, "give instance_column, study_column or accession_column"),
+        ({"accession_column": "accession", "study_column": "study"}, "not both"),
+        ({"password": "hush-hush"}, "Extra inputs"),
+    ],
+)
+def test_settings_that_do_not_fit(settings: dict[str, Any], words: str) -> None:
+    common = {"kind": "dicomweb", "url": "https://pacs/dicom-web", "labels": "labels.csv", "label_columns": ["Mass"]}
+    with pytest.raises(ValidationError, match=words):
+        DicomwebSpec.model_validate({**common, "study_column": "study", **settings})
+
+
+@pytest.mark.parametrize(
+    ("cell", "column"),
+    [
+        ("1.2.840.1.13E+15", "study"),
+        ("../../etc/passwd", "study"),
+        ("1.2/../../3", "study"),
+        ("1.2.3?x=y", "study"),
+        ("1." * 40 + "1", "study"),
+        ("A*", "accession"),
+    ],
+)
+def test_names_that_are_none_are_refused_before_anything_is_asked(
+    pacs: FakePacs, folder: Path, cell: str, column: str
+) -> None:
+    (folder / "labels.csv").write_text(f"{column},Mass\n1.2.3,1\n{cell},0\n", encoding="utf-8")
+    said = fault_of(folder, spec(pacs, **{f"{column}_column": column}))
+    assert "line 3 first" in said
+    assert pacs.requests == []
+    assert not (folder / "dicomweb-cache").exists()
+
+
+def test_a_host_that_is_not_there(folder: Path) -> None:
+    nobody = FakePacs([], port=1)
+    said = fault_of(folder, spec(nobody))
+    assert "127.0.0.1:1 cannot be reached: no connection at 4 tries." in said
+    named = spec(nobody, url="http://pacs.invalid/dicom-web")
+    assert "the name of pacs.invalid is not known to this machine" in fault_of(folder, named)
+
+
+def test_a_password_in_the_address_is_refused_and_not_repeated(folder: Path) -> None:
+    text = 'name = "north"\n[data]\nkind = "dicomweb"\nurl = "https://anna:hush-hush@pacs/dicom-web"\n'
+    (folder / "site.toml").write_text(f'{text}labels = "labels.csv"\nstudy_column = "study"\n', encoding="utf-8")
+    with pytest.raises(BadInput, match="without a name, a password") as bad:
+        read_file_only(folder)
+    assert "hush" not in str(bad.value)
+
+
+@pytest.mark.parametrize("name", ["a..b", "-", "x" * 70])
+def test_names_that_no_host_has(folder: Path, name: str) -> None:
+    said = fault_of(folder, spec(FakePacs([]), url=f"http://{name}/dicom-web"))
+    assert f"the name of {name} is not known to this machine" in said
+
+
+def test_a_file_is_no_cache_and_keeps_its_mode(pacs: FakePacs, folder: Path) -> None:
+    (folder / "labels.csv").chmod(0o644)
+    assert "labels.csv is no folder" in fault_of(folder, spec(pacs, cache="labels.csv"))
+    assert (folder / "labels.csv").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_service_that_speaks_no_tls(pacs: FakePacs, folder: Path) -> None:
+    said = fault_of(folder, spec(pacs, url=f"https://127.0.0.1:{pacs.port}/dicom-web", timeout_s=1))
+    assert "does not speak TLS as expected" in said or "no connection" in said
+
+
+def test_another_service_at_the_address(pacs: FakePacs, folder: Path) -> None:
+    pacs.instead["studies"] = lambda _: reply(b"<html>Welcome</html>", "text/html")
+    said = fault_of(folder, spec(pacs))
+    assert 'a search for "1.2.0": the answer to a search is no DICOM JSON' in said
+
+
+# Searches that are answered wrongly
+
+
+def one_of_another_study(_: object) -> Iterator[bytes]:
+    return as_json([MEMBERS[-1].as_json()])
+
+
+def a_path_for_a_uid(_: object) -> Iterator[bytes]:
+    return as_json([{**MEMBERS[0].as_json(), "00080018": {"vr": "UI", "Value": ["../../1.2.3"]}}])
+
+
+WRONG_SEARCHES: dict[str, tuple[Callable[[Any], Iterator[bytes]], str]] = {
+    "another study": (one_of_another_study, "answered a search for one study with another one"),
+    "a path": (a_path_for_a_uid, "without the UID (instance) of digits and dots"),
+    "no list": (lambda _: reply(b'{"a": 1}', "application/dicom+json"), "is no list of objects"),
+    "damaged": (lambda _: reply(b'[{"0008', "application/dicom+json"), "is damaged JSON"),
+    "deep": (lambda _: reply(b"[" * 100_000, "application/dicom+json"), "is damaged JSON"),
+    "error": (lambda _: reply(b"", status=500), "the server answers 500"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_SEARCHES)
+def test_searches_that_are_answered_wrongly(pacs: FakePacs, folder: Path, name: str) -> None:
+    pacs.instead["/studies/1.2.0/"], words = WRONG_SEARCHES[name]
+    said = fault_of(folder, spec(pacs))
+    assert f'a search for "1.2.0": {words}'.replace(words, "") in said
+    assert words in said
+
+
+def test_a_server_that_ignores_the_accession_number(pacs: FakePacs, folder: Path) -> None:
+    pacs.instead["/dicom-web/studies"] = lambda request: (
+        as_json([one.as_json() for one in MEMBERS[:1]]) if request.path.endswith("/studies") else pacs.truth(request)
+    )
+    said = fault_of(folder, spec(pacs, accession_column="accession"))
+    assert "the server answered a search for one AccessionNumber with others" in said
+
+
+def test_pages_without_end(pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "MOST_PAGES", 20)
+    pacs.instead["/studies/1.2.0/"] = lambda request: as_json(
+        [{**MEMBERS[0].as_json(), "00080018": {"vr": "UI", "Value": [f"1.2.{request.asked['offset']}.7"]}}]
+    )
+    assert "a search has no end: more than 20 pages" in fault_of(folder, spec(pacs))
+    assert sum("/studies/1.2.0/" in request.path for request in pacs.requests) == 20
+
+
+def test_the_same_page_again_and_again_is_the_end(pacs: FakePacs, folder: Path) -> None:
+    pacs.instead["/studies/1.2.0/"] = lambda request: (
+        pacs.truth(request) if "/series/" in request.path else as_json([one.as_json() for one in MEMBERS[:2]])
+    )
+    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+
+
+# Images that are sent wrongly: each is left out with its reason, and the budget decides
+
+
+def of_part(content: bytes, end: bytes) -> Iterator[bytes]:
+    body = f"--{BOUNDARY}\r\nContent-Type: application/dicom\r\n\r\n".encode() + content + end
+    return reply(body, f"multipart/related; boundary={BOUNDARY}")
+
+
+GOOD = MEMBERS[6].content
+
+
+def deflated_bomb() -> bytes:
+    """300 kB that inflate to 300 MiB."""
+    end = 144 + struct.unpack_from("<I", GOOD, 140)[0]
+    before, after = (name.encode() for name in (uid.ExplicitVRLittleEndian, uid.DeflatedExplicitVRLittleEndian))
+    head = GOOD[:end]
+    place = head.index(before)
+    grown = head[: place - 2] + struct.pack("<H", len(after)) + after + head[place + len(before) + len(before) % 2 :]
+    size = struct.unpack_from("<I", GOOD, 140)[0] + len(grown) - len(head)
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    pieces = [packer.compress(bytes(1 << 20)) for _ in range(300)]
+    return grown[:140] + struct.pack("<I", size) + grown[144:] + b"".join((*pieces, packer.flush()))
+
+
+WRONG_IMAGES: dict[str, tuple[Callable[[Any], Iterator[bytes]], str]] = {
+    "404": (lambda _: reply(b"", status=404), "the server does not have it (404)"),
+    "406": (lambda _: reply(b"", status=406), "the server answers 406"),
+    "a page": (lambda _: reply(b"<html>", "text/html"), 'the answer is "text/html"'),
+    "another image": (lambda _: multipart(MEMBERS[0].content), "the server sent another image"),
+    "no DICOM": (lambda _: multipart(b"\x89PNG"), "is no DICOM file, or a damaged one"),
+    "several": (lambda _: multipart(GOOD, copies=2), "holds several parts"),
+    "other part": (lambda _: multipart(GOOD, "image/png"), 'the part is "image/png", not a DICOM file'),
+    "a deflated bomb": (lambda _: multipart(deflated_bomb()), "is no DICOM file, or a damaged one"),
+    "no end": (lambda _: of_part(GOOD, b""), "the answer is cut off"),
+    "no boundary": (lambda _: reply(GOOD, "multipart/related"), "does not say where its parts end"),
+    "no part": (
+        lambda _: reply(f"--{BOUNDARY}--".encode(), f"multipart/related; boundary={BOUNDARY}"),
+        "holds no part",
+    ),
+    "gzip": (
+        lambda _: reply(gzip.compress(bytes(1 << 20)), Content_Encoding="gzip"),
+        "compressed, which was not asked",
+    ),
+    "announced": (lambda _: reply(b"", Content_Length=str(1 << 40)), "the answer is larger than 1 MiB"),
+    "too much": (lambda _: drops(b"HTTP/1.1 200 OK\r\n\r\n", bytes(1 << 18), 0), "the answer is larger than 1 MiB"),
+    "negative": (lambda _: reply(GOOD, Content_Length="-5"), "breaks off or is no HTTP"),
+    "two lengths": (lambda _: reply(GOOD, Content_Length="5, 6"), "breaks off or is no HTTP"),
+    "no HTTP": (lambda _: iter([b"220 mail.example ESMTP\r\n\r\n"]), "breaks off or is no HTTP"),
+    "chunk": (
+        lambda _: iter([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-8\r\nabc"]),
+        "breaks off or is no HTTP",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_IMAGES)
+def test_images_that_are_sent_wrongly_are_left_out_with_the_reason(pacs: FakePacs, folder: Path, name: str) -> None:
+    wrong = MEMBERS[6]
+    pacs.instead[f"/instances/{wrong.instance}"], reason = WRONG_IMAGES[name]
+    splits = load(spec(pacs, largest_mb=1), folder)
+    skipped = [skip for part in (splits.train, splits.validation, splits.test) for skip in part.skipped]
+    assert [skip.name for skip in skipped] == [f"{wrong.instance}.dcm"]
+    assert reason in skipped[0].reason
+    assert all_pixels(splits) == shown([one for one in MEMBERS if one is not wrong])
+    assert not (folder / "dicomweb-cache" / f"{wrong.instance}.dcm").exists()
+
+
+def test_more_wrong_images_than_the_budget_allows_are_a_fault(pacs: FakePacs, folder: Path) -> None:
+    pacs.instead["/instances/"] = lambda _: multipart(MEMBERS[0].content)
+    assert "19 of 20 images cannot be read" in fault_of(folder, spec(pacs))
+
+
+DRIPS = {
+    "the answer": lambda _: drops(b"HTTP/1.1 200 OK\r\n\r\n"),
+    "a header": lambda _: drops(b"HTTP/1.1 200 OK\r\nX-Slow: "),
+    "the first line": lambda _: drops(b"HTTP/1.1 2", b"0"),
+    "nothing": lambda _: drops(b"", b"", 0.05),
+}
+
+
+@pytest.mark.parametrize("name", DRIPS)
+def test_a_server_that_drips_is_given_up(pacs: FakePacs, folder: Path, name: str) -> None:
+    pacs.instead["/instances/"] = DRIPS[name]
+    begin = time.monotonic()
+    said = fault_of(folder, spec(pacs, timeout_s=0.3))
+    assert "left 3 requests one after the other without a whole answer in time (0.3 s)" in said
+    assert time.monotonic() - begin < 6
+
+
+def test_a_server_that_stops_is_said_once_and_what_has_arrived_is_kept(pacs: FakePacs, folder: Path) -> None:
+    def until_ten(request: Any) -> Any:
+        given = sum("/series/" in one.path for one in pacs.requests)
+        return reply(b"", status=503) if given > 10 else pacs.truth(request)
+
+    pacs.instead["/series/"] = until_ten
+    said = fault_of(folder, spec(pacs))
+    assert "says that it is overloaded or not running (503), at each of several tries" in said
+    assert len(said.splitlines()) == 1
+    kept = len(list((folder / "dicomweb-cache").glob("*.dcm")))
+    assert kept >= 8
+    pacs.instead.clear()
+    pacs.requests.clear()
+    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+    assert len(pacs.requests) == len(MEMBERS) - kept
+
+
+def test_a_server_that_is_overloaded_for_a_moment_is_asked_again(pacs: FakePacs, folder: Path) -> None:
+    refused = set[str]()
+
+    def at_first(request: Any) -> Any:
+        first = request.path not in refused
+        refused.add(request.path)
+        return reply(b"", status=503) if first else pacs.truth(request)
+
+    pacs.instead["/series/"] = at_first
+    assert all_pixels(load(spec(pacs), folder)) == shown(MEMBERS)
+
+
+def test_ctrl_c_breaks_off_what_is_under_way(pacs: FakePacs, folder: Path) -> None:
+    pacs.instead["/instances/"] = DRIPS["nothing"]
+    main = threading.main_thread().ident
+    assert main
+    threading.Timer(1.0, signal.pthread_kill, (main, signal.SIGINT)).start()
+    begin = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        load(spec(pacs, timeout_s=60), folder)
+    assert time.monotonic() - begin < 5
+    assert not any(thread.name == "dicomweb" for thread in threading.enumerate())
+
+
+def test_a_full_disk_ends_the_load_with_the_folder(
+    pacs: FakePacs, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    find = open_dicomweb(spec(pacs), folder)
+    assert len(find.table.files) == len(MEMBERS)
+    monkeypatch.setattr("common.data.dicomweb.cache.write_atomically", full)
+    said = fault_of(folder, spec(pacs))
+    assert "dicomweb-cache: the disk is full." in said
+
+
+def test_pixels_of_an_archive_are_those_of_the_files(pacs: FakePacs, folder: Path) -> None:
+    rows = load(spec(pacs), folder).train
+    assert rows.images.dtype == np.uint8
+    assert rows.labels.shape == (len(rows), 1)

@@ -1,0 +1,190 @@
+"""Slices of NIfTI volumes: as nibabel reads them, upright for every orientation, little memory, no bombs."""
+
+import gzip
+import itertools
+import struct
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import nibabel
+import numpy as np
+import pytest
+from nibabel import orientations
+from numpy.typing import NDArray
+
+from common.data.base.spec_base import Axis, Rendering
+from common.data.base.spec_tables import FolderSpec
+from common.data.images import nifti
+from common.data.images.nifti import nifti_pixels
+from common.data.images.reading import ImageForm, decode_all, picture
+from common.data.load import load
+from tests.common.data.nifti_files import AFFINE, volume, write
+
+WIDE = (0.0, 2001.0)
+VOXELS = volume()
+SLICES: dict[Axis, NDArray[Any]] = {
+    # Right on the left, front or head at the top: index 2 of the third axis is slice 3, counted from the feet.
+    "axial": VOXELS[::-1, ::-1, 2].T,
+    "coronal": VOXELS[::-1, 2, ::-1].T,
+    "sagittal": VOXELS[2, ::-1, ::-1].T,
+}
+
+
+def grey(values: NDArray[Any], center: float = 0.0, width: float = 2001.0) -> NDArray[np.uint8]:
+    """DICOM's linear window, PS3.3 C.11.2.1.2.1."""
+    shown = np.clip((values.astype(float) - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
+    return np.round(255 * shown).astype(np.uint8)
+
+
+@pytest.mark.parametrize("axis", SLICES)
+def test_a_slice_is_upright_in_all_48_orientations_of_a_file(tmp_path: Path, axis: Axis) -> None:
+    image = nibabel.Nifti1Image(VOXELS, AFFINE)
+    for order in itertools.permutations(range(3)):
+        for flips in itertools.product([1, -1], repeat=3):
+            turned = image.as_reoriented(np.array(list(zip(order, flips, strict=True))))
+            nibabel.save(turned, tmp_path / "it.nii")
+            found = nifti_pixels(tmp_path / "it.nii", Rendering(3, axis, WIDE))
+            assert (found == grey(SLICES[axis])).all(), orientations.aff2axcodes(turned.affine)
+
+
+@pytest.mark.parametrize("kind", ["<i2", ">i2", "u1", "<u2", "<i4", "<f4", ">f8"])
+@pytest.mark.parametrize("name", ["it.nii", "it.nii.gz"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_slices_are_what_nibabel_reads(tmp_path: Path, kind: str, name: str, version: int) -> None:
+    voxels = volume("<i2").astype(kind) if kind not in ("u1", "<u2") else np.abs(volume("<i2")).astype(kind)
+    write(tmp_path / name, voxels, slope=0.5, intercept=-100, version=version)
+    whole = nibabel.as_closest_canonical(nibabel.load(tmp_path / name)).get_fdata()
+    found = nifti_pixels(tmp_path / name, Rendering(5, "axial", (0, 1500)))
+    assert np.abs(found.astype(int) - grey(whole[::-1, ::-1, 4].T, 0, 1500)).max() <= 1
+
+
+def test_hounsfield_units_follow_slope_and_intercept(tmp_path: Path) -> None:
+    voxels = np.array([[[0, 1024, 1064, 3000]]], dtype="<i2").reshape(1, 4, 1)
+    write(tmp_path / "it.nii", voxels, slope=1, intercept=-1024)
+    # -1024, 0, 40 and 1976 in a window of 40 ± 200: below -160 black, above 240 white, 40 is (40 - 39.5) / 399 + 0.5.
+    found = nifti_pixels(tmp_path / "it.nii", Rendering(1, "axial", (40, 400)))
+    assert found[::-1, 0].tolist() == [0, 102, 128, 255]
+
+
+def test_without_a_window_the_range_of_the_slice_is_shown(tmp_path: Path) -> None:
+    voxels = np.zeros((2, 1, 3), dtype="<i2")
+    voxels[:, 0, 1] = [10, 30]
+    write(tmp_path / "it.nii", voxels)
+    assert nifti_pixels(tmp_path / "it.nii", Rendering("middle")).tolist() == [[255, 0]]
+
+
+def test_the_middle_of_seven_is_the_fourth(tmp_path: Path) -> None:
+    write(tmp_path / "it.nii", VOXELS)
+    fourth = nifti_pixels(tmp_path / "it.nii", Rendering(4))
+    assert (nifti_pixels(tmp_path / "it.nii", Rendering("middle")) == fourth).all()
+
+
+def test_numbers_that_are_none_are_black(tmp_path: Path) -> None:
+    voxels = np.array([np.nan, np.inf, -np.inf, 1e300], dtype="<f8").reshape(4, 1, 1)
+    write(tmp_path / "it.nii", voxels)
+    assert nifti_pixels(tmp_path / "it.nii", Rendering(window=(0, 2))).shape == (1, 4)
+    assert nifti_pixels(tmp_path / "it.nii", Rendering()).tolist() == [[255, 0, 0, 0]]
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "no slice chosen": (VOXELS, "has 7 axial slices; choose one by data.frame, 1 to 7 or"),
+    "no such slice": (VOXELS, "has 7 axial slices; data.frame = 9 is none of them"),
+    "time": (volume(shape=(3, 3, 3, 2)), "its shape is 3 × 3 × 3 × 2; only three axes are read"),
+    "complex": (VOXELS.astype("<c8"), "its voxels are no single numbers"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_files_without_such_a_slice(tmp_path: Path, name: str) -> None:
+    voxels, words = WRONG[name]
+    write(tmp_path / "it.nii", voxels)
+    with pytest.raises(ValueError, match=words):
+        nifti_pixels(tmp_path / "it.nii", Rendering(9 if name == "no such slice" else None))
+
+
+def test_colours_are_refused(tmp_path: Path) -> None:
+    colored = np.zeros((4, 4, 2), dtype=[("R", "u1"), ("G", "u1"), ("B", "u1")])
+    write(tmp_path / "it.nii", colored)
+    with pytest.raises(ValueError, match="its voxels are no single numbers"):
+        nifti_pixels(tmp_path / "it.nii", Rendering(1))
+
+
+@pytest.mark.parametrize("name", ["it.nii", "it.nii.gz"])
+def test_a_file_that_is_cut_off_is_damaged(tmp_path: Path, name: str) -> None:
+    content = write(tmp_path / name, VOXELS)
+    (tmp_path / name).write_bytes(content[:-40])
+    with pytest.raises(ValueError, match="damaged or cut off"):
+        nifti_pixels(tmp_path / name, Rendering(7))
+
+
+def with_shape(content: bytes, *shape: int) -> bytes:
+    """The file with another shape in its head (bytes 40 to 55)."""
+    return content[:40] + struct.pack("<8h", 3, *shape, 1, 1, 1, 1) + content[56:]
+
+
+def test_volumes_that_would_fill_the_memory_are_refused_by_their_head(tmp_path: Path) -> None:
+    content = with_shape(write(tmp_path / "it.nii", VOXELS), 30000, 30000, 30000)
+    (tmp_path / "it.nii").write_bytes(content)
+    with pytest.raises(ValueError, match="its voxels take more than 4 GiB"):
+        nifti_pixels(tmp_path / "it.nii", Rendering(1))
+
+
+def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    content = with_shape(write(tmp_path / "it.nii", VOXELS), 1000, 1000, 500)
+    bomb = gzip.compress(content + bytes(1 << 20))
+    (tmp_path / "it.nii.gz").write_bytes(bomb)
+    with pytest.raises(ValueError, match="it unpacks to more than 500 times its size"):
+        nifti_pixels(tmp_path / "it.nii.gz", Rendering(400))
+
+
+def test_what_gzip_holds_beyond_the_voxels_is_not_unpacked(tmp_path: Path) -> None:
+    content = write(tmp_path / "it.nii", VOXELS)
+    (tmp_path / "it.nii.gz").write_bytes(gzip.compress(content + bytes(1 << 26), 1))
+    most, found = peak(tmp_path / "it.nii.gz", Rendering(7))
+    assert found.shape == (6, 5)
+    assert most < 1 << 20
+
+
+@pytest.mark.parametrize("axis", nifti.AXES)
+@pytest.mark.parametrize("name", ["it.nii", "it.nii.gz"])
+def test_a_slice_takes_the_memory_of_a_slice(tmp_path: Path, name: str, axis: Axis) -> None:
+    voxels = np.random.default_rng(0).integers(0, 9, (128, 128, 128)).astype("<i2")  # 4 MiB, a plane 32 KiB
+    write(tmp_path / name, voxels)
+    most, _ = peak(tmp_path / name, Rendering("middle", axis))
+    assert most < voxels.nbytes / 4
+
+
+def peak(file: Path, rendering: Rendering) -> tuple[int, NDArray[np.uint8]]:
+    """Most bytes in use while a slice is read; and the slice."""
+    tracemalloc.start()
+    found = nifti_pixels(file, rendering)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return most, found
+
+
+def test_a_folder_of_volumes_is_a_data_set(tmp_path: Path) -> None:
+    (tmp_path / "scans").mkdir()
+    rows = []
+    for number in range(20):
+        name = f"{number}.nii.gz" if number % 2 else f"{number}.nii"
+        write(tmp_path / "scans" / name, volume() + number)
+        rows.append(f"{name},p{number},{number % 2}")
+    (tmp_path / "labels.csv").write_text("\n".join(["image,patient,Mass", *rows]), encoding="utf-8")
+    said = {"image_column": "image", "patient_column": "patient", "label_columns": ["Mass"], "window": [40, 400]}
+    common = {"kind": "folder", "images": "scans", "labels": "labels.csv", "image_size": 8, **said}
+    splits = load(FolderSpec.model_validate({**common, "frame": "middle", "axis": "coronal"}), tmp_path)
+    assert sum(map(len, (splits.train, splits.validation, splits.test))) == 20
+
+
+def test_a_volume_is_known_by_its_content(tmp_path: Path) -> None:
+    write(tmp_path / "it.nii.gz", VOXELS)
+    (tmp_path / "it.nii.gz").rename(tmp_path / "scan")
+    assert picture(tmp_path / "scan", Rendering(1)).size == (5, 6)
+    (tmp_path / "other.nii.gz").write_bytes(gzip.compress(b"no volume"))
+    (tmp_path / "short.nii.gz").write_bytes(b"\x1f\x8b\x08")
+    files = [tmp_path / "other.nii.gz", tmp_path / "short.nii.gz"]
+    form = ImageForm(4, color=False, resize="pad")
+    reasons = [skip.reason for skip in decode_all(["a", "b"], files.__getitem__, form).skipped]
+    assert reasons == ["neither PNG, JPEG, DICOM nor NIfTI"] * 2

@@ -1,0 +1,184 @@
+"""A real PACS in the loop: Orthanc over TLS and with a password. Images as stored, kills, a check, an experiment."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+from pydicom import uid
+
+import server.sim_cli
+from client.check.data import check_data
+from client.site.settings import read_settings
+from common.data.base.spec_tables import DicomwebSpec
+from common.data.images.dicom import dicom_pixels
+from common.data.load import load
+from common.errors import BadInput
+from polyclinic import load as load_run
+from tests.certificates import self_signed
+from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
+from tests.common.data.orthanc import MISSING, PASSWORD, USER, Pacs, is_installed, running
+from tests.network.real import typed
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(not is_installed(), reason=MISSING)]
+STUDIES = 30
+ROOT = Path(__file__).parents[3]
+LOAD = """
+import pathlib, sys
+from common.data.base.spec_tables import DicomwebSpec
+from common.data.load import load
+folder = pathlib.Path(sys.argv[1])
+load(DicomwebSpec.model_validate_json((folder / "spec.json").read_text()), folder)
+"""
+SYNTAXES = (uid.JPEGLosslessSV1, uid.JPEGLSLossless, uid.RLELossless, uid.JPEG2000Lossless)
+
+
+def stored_files() -> list[bytes]:
+    """Two images a study, in turn plain and packed as older archives do."""
+    files = []
+    for number in range(2 * STUDIES):
+        study = number // 2
+        pixels = np.roll(source(12), number)
+        names = {
+            "SOPInstanceUID": f"1.2.{study}.{number}",
+            "StudyInstanceUID": f"1.2.{study}",
+            "SeriesInstanceUID": f"1.2.{study}.9",
+            "PatientID": f"P{study // 2}",
+            "AccessionNumber": f"A{study}",
+            "Modality": "DX",
+        }
+        data, syntax = plain(pixels, 12, **names), SYNTAXES[number % 4]
+        pack = by_gdcm if syntax in SYNTAXES[:2] else by_pydicom
+        files.append(data if number % 8 < 4 else pack(data, syntax))
+    return files
+
+
+FILES = stored_files() if is_installed() else []
+
+
+@pytest.fixture(scope="module")
+def pacs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pacs]:
+    with running(tmp_path_factory.mktemp("orthanc")) as one:
+        one.store(FILES)
+        yield one
+
+
+@pytest.fixture
+def folder(pacs: Pacs, tmp_path: Path) -> Path:
+    rows = [f"1.2.{study},A{study},{study % 2},{study // 2 % 2}" for study in range(STUDIES)]
+    (tmp_path / "labels.csv").write_text("\n".join(["study,accession,Mass,Fluid", *rows]), encoding="utf-8")
+    (tmp_path / "pacs.pem").write_bytes(pacs.ca_file.read_bytes())
+    (tmp_path / "pacs.secret").write_text(f"{USER}:{PASSWORD}\n", encoding="utf-8")
+    (tmp_path / "pacs.secret").chmod(0o600)
+    return tmp_path
+
+
+def settings(pacs: Pacs, **others: Any) -> dict[str, Any]:
+    return {
+        "kind": "dicomweb",
+        "url": pacs.url,
+        "labels": "labels.csv",
+        "study_column": "study",
+        "label_columns": ["Mass", "Fluid"],
+        "ca_file": "pacs.pem",
+        "authentication": "basic",
+        "secret_file": "pacs.secret",
+        "image_size": 32,
+        "resize": "stretch",
+    } | others
+
+
+def spec(pacs: Pacs, **others: Any) -> DicomwebSpec:
+    return DicomwebSpec.model_validate(settings(pacs, **others))
+
+
+def as_toml(values: dict[str, Any]) -> str:
+    return "\n".join(f"{key} = {value!r}" for key, value in values.items()) + "\n"
+
+
+@pytest.mark.parametrize("column", ["study", "accession"])
+def test_every_image_arrives_as_it_is_stored(pacs: Pacs, folder: Path, column: str) -> None:
+    keys = {"study_column": None} if column == "accession" else {}
+    splits = load(spec(pacs, **keys, **{f"{column}_column": column}), folder)
+    assert sum(map(len, (splits.train, splits.validation, splits.test))) == len(FILES)
+    kept = {file.stem: file.read_bytes() for file in (folder / "dicomweb-cache").glob("*.dcm")}
+    assert len(kept) == len(FILES)
+    for content in FILES:
+        meta = pydicom.filereader.dcmread(pydicom.filebase.DicomBytesIO(content), stop_before_pixels=True)
+        arrived = kept[str(meta.SOPInstanceUID)]
+        said = pydicom.filereader.dcmread(pydicom.filebase.DicomBytesIO(arrived), stop_before_pixels=True)
+        assert said.file_meta.TransferSyntaxUID == meta.file_meta.TransferSyntaxUID
+        assert (dicom_pixels(arrived) == dicom_pixels(content)).all()
+
+
+def test_a_certificate_of_another_is_not_accepted(pacs: Pacs, folder: Path) -> None:
+    self_signed(folder)
+    with pytest.raises(BadInput, match=r"certificate of 127.0.0.1:\d+ is not accepted: self-signed certificate"):
+        load(spec(pacs), folder)
+    with pytest.raises(BadInput, match="is not accepted"):
+        load(spec(pacs, ca_file=None), folder)
+
+
+def test_a_wrong_password_is_refused(pacs: Pacs, folder: Path) -> None:
+    (folder / "pacs.secret").write_text(f"{USER}:wrong", encoding="utf-8")
+    with pytest.raises(BadInput, match=r"does not accept the authentication \(401\)"):
+        load(spec(pacs), folder)
+
+
+def test_what_is_killed_at_any_instant_goes_on_and_keeps_no_half_file(pacs: Pacs, folder: Path) -> None:
+    (folder / "spec.json").write_text(spec(pacs, connections=1).model_dump_json(), encoding="utf-8")
+    cache, kills, hand = folder / "dicomweb-cache", 0, random.Random(5)
+    while kills < 8:
+        program = subprocess.Popen([sys.executable, "-c", LOAD, str(folder)], cwd=ROOT)
+        before = len(list(cache.glob("*.dcm")))
+        while len(list(cache.glob("*.dcm"))) <= before + hand.randrange(3) and program.poll() is None:
+            time.sleep(0.001)
+        time.sleep(hand.random() * 0.02)
+        program.send_signal(signal.SIGKILL)
+        program.wait()
+        kills += 1
+        for file in cache.glob("*.dcm"):
+            dicom_pixels(file.read_bytes())
+    assert len(list(cache.glob("*.dcm"))) < len(FILES)
+    splits = load(spec(pacs), folder)
+    assert sum(map(len, (splits.train, splits.validation, splits.test))) == len(FILES)
+    assert not list(cache.glob(".*.part"))
+
+
+def test_the_check_says_what_the_archive_answered(pacs: Pacs, folder: Path) -> None:
+    table = (folder / "labels.csv").read_text(encoding="utf-8")
+    (folder / "labels.csv").write_text(f"{table}\n1.2.999,A999,1,0\n", encoding="utf-8")
+    text = f'name = "north"\n[data]\n{as_toml(settings(pacs))}missing_files = "ignore"\n'
+    (folder / "site.toml").write_text(text, encoding="utf-8")
+    checked = check_data(read_settings(folder), None).checked
+    name = pacs.url.split("/")[2]
+    first = f"{name} answers: 60 images of 30 studies for 31 lines of the table; its certificate is accepted"
+    assert checked.passed[0] == first
+    (line,) = [line for line in checked.passed if line.startswith("transfer syntaxes of the 60 images looked at")]
+    assert "32 Explicit VR Little Endian" in line
+    assert "JPEG-LS Lossless" in line
+    assert any("1 row of the table without an image: left out" in finding.problem for finding in checked.findings)
+    assert f"PatientID, as {name} says" in "\n".join(checked.passed)
+    assert PASSWORD not in str(checked)
+
+
+def test_an_experiment_runs_on_the_archive(pacs: Pacs, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    text = '[run]\nmethod = "surgical"\nrounds = 1\n[model]\narchitecture = "tiny_cnn"\nchannels = 1\nimage_size = 32\n'
+    text += f'[data]\n{as_toml(settings(pacs))}[partition]\nkind = "class_lists"\n'
+    (folder / "pacs.toml").write_text(
+        f'{text}[partition.lists]\neast = ["Mass"]\nnorth = ["Fluid"]\n', encoding="utf-8"
+    )
+    ended = typed(server.sim_cli.main, "run", "pacs.toml", "--out", "runs/pacs", "--backend", "inline")
+    assert ended.code == 0, ended.out + ended.err
+    assert load_run("runs/pacs").model_sha256
+    everything = [file.read_bytes() for file in (folder / "runs").rglob("*") if file.is_file()]
+    assert everything
+    assert not any(PASSWORD.encode() in content for content in everything)
