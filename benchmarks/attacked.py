@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from client.preview.attack.suite import attempts
+from client.preview.attack import suite
 from client.preview.dry_run import experiment_of
 from client.site.policy import Policy
 from client.site.site import Site
@@ -47,17 +47,19 @@ def main() -> None:
     """Print one row an attack and level."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--levels", default="open,standard,strict")
+    parser.add_argument("--attacks", default="", help="only those whose function has this in its name")
     parser.add_argument("--round-counts-to", type=int, default=5)
     arguments = parser.parse_args()
     print(
         "| level | attack | found | of | by guessing | seconds | notes |\n| --- | --- | --- | --- | --- | --- | --- |"
     )
+    suite.ATTACKS = tuple(attack for attack in suite.ATTACKS if arguments.attacks in attack.__name__)
     for level in arguments.levels.split(","):
         rounding = {"round_counts_to": arguments.round_counts_to}
         policy = Policy.model_validate({"level": level, **({} if level == "strict" else rounding)})
         with tempfile.TemporaryDirectory() as folder:
             site = hospital(Path(folder), policy)
-            for one in attempts(site, plan_of(experiment_of(None, site))):
+            for one in suite.attempts(site, plan_of(experiment_of(None, site))):
                 facts = f"{one.recovered} | {one.of} | {one.by_chance:.1f} | {one.seconds:.0f}"
                 print(f"| {level} | {one.name} | {facts} | {'; '.join(one.notes)} |", flush=True)
 

@@ -71,7 +71,9 @@ def preview(
 
     With --attack: what could a coordinator find that sends what it likes? Minutes; --json prints the figures.
 
-    Examples: flwr-client preview north --experiment experiment.toml --out seen; flwr-client preview north --attack
+    Example: flwr-client preview north --experiment experiment.toml --out seen
+
+    Example: flwr-client preview north --attack
     """
     from client.site.site_file import read_site_toml
 

@@ -118,7 +118,7 @@ class Adversary:
 
 
 def drawn(images: ImageSet, most: int, seed: int = 0) -> ImageSet:
-    """At most so many images, drawn at random, in their own order."""
+    """Draw at most so many images at random; they keep their order."""
     rows = np.random.default_rng(seed).permutation(len(images))[:most]
     return images.rows(np.sort(rows))
 

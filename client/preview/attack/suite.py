@@ -21,7 +21,10 @@ from common.data.base.image_set import ImageSet
 
 MOST_IMAGES = 60
 """Training images that the copy has where pictures are recovered, so that it takes seconds."""
-FEW = 16
+MOST_TESTED = 1000
+"""Test images that it has where persons are sought: with fewer, rare classes would be told less of than they are."""
+FEW, SMALL = 16, 60
+"""Images, and their side in pixels, where each image's own gradient has to be held in memory."""
 MOST_PERSONS = 10
 """Pictures of each kind: of the training part, of the test part, and of neither."""
 
@@ -29,8 +32,9 @@ Attack = Callable[[Site, Path, Plan], Sequence[Attempt]]
 
 
 def _on_images(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    few = training_on(site, drawn(site.train, MOST_IMAGES))
-    return [imprinted(Adversary(few, folder, plan))]
+    if site.policy.epsilon is not None:
+        return [imprinted(Adversary(training_on(site, drawn(site.train, FEW)), folder, plan), SMALL)]
+    return [imprinted(Adversary(training_on(site, drawn(site.train, MOST_IMAGES)), folder, plan))]
 
 
 def _on_gradients(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
@@ -54,7 +58,7 @@ def _on_persons(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
     train, others = _halves(site.train, 2 * MOST_IMAGES)
     apart = ~np.isin(others.patients, train.patients)
     strangers = drawn(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
-    test, alike = drawn(site.test, 2 * MOST_IMAGES), site.validation if len(site.validation) > FEW else others
+    test, alike = drawn(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
     wanted = sought(drawn(train, MOST_PERSONS, 1), drawn(test, MOST_PERSONS, 1), strangers, alike)
     copy = replace(training_on(site, train), test=test, validation=drawn(site.validation, MOST_IMAGES))
     return [persons(Adversary(copy, folder, plan), wanted)]
