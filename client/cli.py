@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -25,6 +25,10 @@ from common.system.malloc import keep_large_buffers
 from common.system.plain_text import at_terminal, json_text
 from common.system.stopping import closed_first, stopped_at_once
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
+
+if TYPE_CHECKING:
+    from client.site.site import Site
+    from common.config import Experiment
 
 app = program(
     "flwr-client",
@@ -59,11 +63,22 @@ def preview(
     experiment: Annotated[
         Path | None, typer.Option("--experiment", help="The coordinator's experiment file; a small one where left out.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="New folder for the exact bytes of each record.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="New folder for the exact bytes of each record; with --attack, the page."),
+    ] = None,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Attack this site as a coordinator could; write a page of what was found.")
+    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the very records that would leave in a first round: trains one epoch here, connects to nobody.
 
+    With --attack: what could a coordinator find that sends what it likes? Minutes; --json prints the figures.
+
     Example: flwr-client preview north --experiment experiment.toml --out seen
+
+    Example: flwr-client preview north --attack
     """
     from client.site.site_file import read_with_faults
 
@@ -72,13 +87,37 @@ def preview(
     from client.site.settings import open_site, read_settings
 
     site = open_site(read_settings(folder))
-    records, reasons = records_of_a_round(site, experiment_of(experiment, site))
+    planned = experiment_of(experiment, site)
+    if attack:
+        _attack(site, planned, out or folder / "attack.html", as_json=as_json)
+        return
+    records, reasons = records_of_a_round(site, planned)
     for content in records:
         console.print(shown(content))
     for reason in reasons:
         console.print(f"This site {reason}", soft_wrap=True, highlight=False, markup=False)
     for path in write(records, out) if out else ():
         console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+
+
+def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) -> None:
+    """Attack a copy of the site; print what was found, attack by attack, and write the page."""
+    from client.preview.attack.page import as_json as figures
+    from client.preview.attack.page import write_page
+    from client.preview.attack.suite import attempts
+    from common.config import plan_of
+
+    plan, found = plan_of(planned), []
+    for one in attempts(site, plan):
+        found.append(one)
+        if not as_json:
+            console.print(f"{one.title}: {one.sentence}", soft_wrap=True, highlight=False, markup=False)
+    page = write_page(site, plan, found, out)
+    if as_json:
+        print(json_text(figures(site, plan, found), indent=1))
+    else:
+        said = f"{page}: images of patients, readable by you only. Delete it when you have looked."
+        console.print(said, soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()

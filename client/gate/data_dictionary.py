@@ -26,8 +26,10 @@ SENT = (
 _RUN = "the run's identifier, as the coordinator gave it"
 _SITE = "this site's name"
 _ROUND = "the round's number, as the coordinator gave it"
-_VALIDATION_LOSS = "how wrong the model as received is on this site's validation images: one number"
-_VALIDATION_AUROC = "how well it ranks them, mean over this site's classes: one number"
+_VALIDATION_LOSS = (
+    "how wrong the model as received is on this site's validation images: one number, blurred unless `exact_figures`"
+)
+_VALIDATION_AUROC = "how well it ranks them, mean over this site's classes: one number, blurred like the loss"
 _TEST_IMAGES = "how many test images there are, where the experiment counts right ones each round (`test_metrics`)"
 _TEST_CORRECT = "how many of them the model puts into the right class (`test_metrics`)"
 
@@ -56,7 +58,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "site": _SITE,
         "train_samples": "how many training images there are (`round_counts_to`)",
         "train_loss": "how wrong the network was on the training images in the last epoch, on average: one number; "
-        "not in a run with privacy, like every loss and test result (`metrics_outside_privacy`)",
+        "only with `exact_figures`, and not in a run with privacy, like every loss and test result "
+        "(`metrics_outside_privacy`)",
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
         "seconds": "how long the round took; 0 in a run with privacy",
@@ -75,9 +78,9 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
         "class_names": "the classes that were tested; none unless the run ends with this model (`test_metrics`)",
-        "auroc": "of each class, on the test images",
-        "average_precision": "of each class, on the test images",
-        "balanced_accuracy": "of each class, on the test images",
+        "auroc": "of each class, on the test images; rounded to what one image changes unless `exact_figures`",
+        "average_precision": "of each class, on the test images; rounded in the same way",
+        "balanced_accuracy": "of each class, on the test images; rounded in the same way",
         "positives": "how many test images show each class; -1, and no figure, for a class kept back by "
         "`smallest_count`",
         "negatives": "how many do not show it; the same rule",

@@ -107,7 +107,7 @@ class Passage:
 
     def reply(self, context: Context, answer: Handler) -> Message:
         """What is sent: the handler's reply, or the reason why there is none."""
-        incoming = Incoming(self._site, self._fields)
+        incoming = Incoming(self._site, self._message.content)
         asked, verdict = incoming.judged()
         self._note_record("in", self._message.content, verdict)
         if not verdict.allowed:

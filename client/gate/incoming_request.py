@@ -5,14 +5,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from flwr.app import RecordDict
+
 from client.gate.known_runs import Runs, digest
 from client.gate.plan_text import PlanRefused, read_plan, refused
 from client.gate.policy_rules import Verdict, method_fault, of_request
+from client.gate.question_meter import QuestionMeter, question_of
 from client.gate.requested_work import RequestedWork
 from client.gate.time_limit import at_most
 from client.site.site import Site
 from client.site.site_state import forget_other_runs
 from common.errors import BadInput
+from common.wire.canonical_bytes import small_fields
 from common.wire.hello import WIRE_VERSION
 from common.wire.roll_call import is_run
 from strategies.registry import method_of
@@ -24,8 +28,9 @@ ALLOWED = Verdict("policy")
 class Incoming:
     """One request to a site."""
 
-    def __init__(self, site: Site, fields: Mapping[str, Any]) -> None:
-        self._site, self._fields, self._policy = site, fields, site.policy
+    def __init__(self, site: Site, content: RecordDict) -> None:
+        self._fields = fields = small_fields(content)
+        self._site, self._content, self._policy = site, content, site.policy
         self._run = str(fields.get("run", ""))
         self._runs = Runs(site.folder, durable=site.durable)
         self._known = self._runs.known(self._run)
@@ -51,7 +56,15 @@ class Incoming:
             self._known = self._runs.settle(self._run, plan)
         if self._known.plan != digest(plan):
             return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
-        return self.out_of_time() if self._left() == 0 else ALLOWED
+        return self.out_of_time() if self._left() == 0 else self._metered()
+
+    def _metered(self) -> Verdict:
+        """Whether the run may ask this, beside what it has asked."""
+        question = question_of(self._fields, self._content)
+        if question is None:
+            return ALLOWED
+        meter = QuestionMeter(self._site.folder, self._run, durable=self._site.durable)
+        return meter.verdict(self._policy, question)
 
     @contextmanager
     def within_its_time(self) -> Iterator[None]:

@@ -237,6 +237,11 @@ def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
+def _exact_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    told = isinstance(reply, TrainReply) and reply.train_loss is not None
+    return "it is false, and a loss over training images has no other form" if told and not policy.exact_figures else ""
+
+
 def _training_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if policy.training_figures or not isinstance(reply, TrainReply | EvaluateReply):
         return ""
@@ -276,6 +281,7 @@ REPLY_RULES: Mapping[str, ReplyRule] = {
     "policy.score_histograms": _scores,
     "policy.smallest_count": _small_counts,
     "policy.training_figures": _training_figures,
+    "policy.exact_figures": _exact_figures,
     "policy.test_metrics": _test_metrics,
     "evaluation.metrics": _metrics_asked,
     "policy.metrics_outside_privacy": _outside_privacy,

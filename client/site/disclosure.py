@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.policy import Policy
+from client.site.told_figures import on_steps, short
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault
 from common.metrics.multi_label import ClassMetrics
@@ -98,8 +99,18 @@ def told_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> Clas
     """A class's test result, as it may leave."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
+    least = min(metrics.positives, metrics.negatives)
     positives, negatives = (told_count(count, policy) for count in (metrics.positives, metrics.negatives))
-    return replace(metrics, positives=positives, negatives=negatives)
+    told = replace(metrics, positives=positives, negatives=negatives)
+    if policy.exact_figures:
+        return told
+    return replace(
+        told,
+        auroc=on_steps(metrics.auroc, least),
+        average_precision=on_steps(metrics.average_precision, least),
+        balanced_accuracy=on_steps(metrics.balanced_accuracy, least),
+        more={name: short(value) for name, value in metrics.more.items()},
+    )
 
 
 def told_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:

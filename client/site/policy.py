@@ -34,13 +34,24 @@ WITHOUT_LIMITS: dict[str, Any] = {
     "optimizers": ("*",),
     "schedules": ("*",),
     "smallest_cohort": 1,
+    "exact_figures": True,
+    "hidden_rows": True,
+    "extra_questions": None,
 }
 """For a simulation: who writes the plan there owns the machine."""
 
 
 Level = Literal["open", "standard", "strict"]
 LEVELS: Mapping[Level, Mapping[str, Any]] = {
-    "open": {"label_counts": True, "score_histograms": True, "rows_alone": True, "smallest_cohort": 2},
+    "open": {
+        "label_counts": True,
+        "score_histograms": True,
+        "rows_alone": True,
+        "smallest_cohort": 2,
+        "exact_figures": True,
+        "hidden_rows": True,
+        "extra_questions": None,
+    },
     "standard": {},
     "strict": {
         "epsilon": 8.0,
@@ -48,6 +59,7 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
         "training_figures": False,
         "test_metrics": False,
         "test_each_round": False,
+        "extra_questions": 0,
         "round_counts_to": 10,
     },
 }
@@ -98,6 +110,11 @@ class Policy(Section):
         training_figures: Whether it tells the loss on its training images, and loss and AUROC on its validation
             images; else no round is chosen by them.
         test_metrics: Whether it tells how good the model is on its own test part, class by class.
+        exact_figures: Whether losses and scores leave to their last digit, and of any model. Else they leave of models
+            that this site saw grow, over told classes, blurred by what one patient can change; no training loss leaves.
+        extra_questions: In one run, distinct requests beyond one training and one evaluation a round that are answered,
+            and no second test of a model that was not trained further; no limit where None.
+        hidden_rows: Whether the change of a hidden class's head row leaves bare; else it stays as it was received.
         label_counts: Whether it tells how many training images show each class, where a method asks.
         score_histograms: Whether it tells how the final model's scores on its test and validation parts are spread, if
             asked.
@@ -145,6 +162,9 @@ class Policy(Section):
     maximum_update_norm: float | None = Field(None, gt=0)
     training_figures: bool = True
     test_metrics: bool = True
+    exact_figures: bool = False
+    extra_questions: int | None = Field(40, ge=0)
+    hidden_rows: bool = False
     label_counts: bool = False
     score_histograms: bool = False
     masked_only: bool = False

@@ -4,6 +4,7 @@ from typing import TypedDict
 
 from client.site.disclosure import told_count
 from client.training.model_and_images import Work
+from client.training.told_validation import ToldFigures
 from common.models.inference import label_matrix, scores_of
 
 
@@ -22,9 +23,10 @@ def counts_right_images(work: Work) -> bool:
     return work.plan.evaluation.test_each_round and work.site.policy.test_metrics
 
 
-def tally_of(work: Work) -> TestCounts:
+def tally_of(work: Work, figures: ToldFigures) -> TestCounts:
+    """Count them, unless the test part is of few patients, or the model did not follow from the last one."""
     test, network = work.site.test, work.network
-    if not work.site.tells("test"):
+    if not work.site.tells("test") or not figures.grew:
         return NOT_TESTED
     labels = label_matrix(test, network.class_names).nan_to_num().numpy()
     known = labels.any(axis=1)
@@ -32,5 +34,6 @@ def tally_of(work: Work) -> TestCounts:
         return TestCounts(test_images=0, test_correct=0)
     scores = scores_of(network, work.seen("test"), work.plan.training.precision)
     right = scores.argmax(axis=1) == labels.argmax(axis=1)
-    images, correct = (told_count(int(count), work.site.policy) for count in (known.sum(), (right & known).sum()))
+    said = int(known.sum()), figures.right(int((right & known).sum()), int(known.sum()))
+    images, correct = (told_count(count, work.site.policy) for count in said)
     return TestCounts(test_images=images, test_correct=correct)

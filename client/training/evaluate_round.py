@@ -11,6 +11,7 @@ from client.training.correct_counts import NOT_TESTED, counts_right_images, tall
 from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import parts_in_best_round
 from client.training.score_release import of_test, of_validation, told_scores
+from client.training.told_validation import ToldFigures
 from common.metrics.multi_label import ClassMetrics, per_class
 from common.metrics.plugin import metrics_of
 from common.metrics.score_histograms import Floats, ScoreHistogram
@@ -21,28 +22,26 @@ from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
 from common.wire.records import EvaluateReply, EvaluateRequest
 from common.wire.roll_call import UNKNOWN_COUNT
-from strategies.local.training import (
-    Examples,
-    Validation,
-    reproducible,
-)
+from strategies.local.training import Examples, Validation, reproducible
 
 
 def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part."""
     work = unpack(site, request)
+    figures = ToldFigures(work, request)
     plan, method, network = work.plan, work.method, work.network
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         validation = work.examples("validation")
         found = validated(work, validation)
-        tally = tally_of(work) if counts_right_images(work) and not request.test else NOT_TESTED
+        tally = tally_of(work, figures) if counts_right_images(work) and not request.test else NOT_TESTED
         if request.test and method.keeps_local_parts:
             found = _put_best(work, request, validation, found)
             save_model(site.folder / "model", work.whole, label_contract_sha256=request.contract)
-        metrics, tested = _tested(work) if request.test else ({}, {})
-        chosen_on = _validation_scores(work) if request.test else {}
-    found = found if site.tells("validation") else Validation()
-    reply = _evaluation(request, site.name, found, metrics, state_sha256(read_state(network), layout_of(network)))
+        asked = request.test and figures.tests
+        metrics, tested = _tested(work) if asked else ({}, {})
+        chosen_on = _validation_scores(work) if asked else {}
+        told = figures.validation(found, validation)
+    reply = _evaluation(request, site.name, told, metrics, state_sha256(read_state(network), layout_of(network)))
     return replace(reply, **tally, **of_test(tested), **of_validation(chosen_on))
 
 

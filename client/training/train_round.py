@@ -10,6 +10,7 @@ from client.site.site import Site
 from client.training.correct_counts import NOT_TESTED, TestCounts, counts_right_images, tally_of
 from client.training.model_and_images import Work, unpack, validated
 from client.training.personal_parts import Kept, keep
+from client.training.told_validation import ToldFigures, told_rows
 from common.models.network import unfreeze
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
@@ -40,23 +41,24 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     """Take part in one round; the site's memory of it is on disk before the answer leaves."""
     began = time.monotonic()
     work = unpack(site, request)
-    found, tally, result = _trained(work, request, shield)
+    figures = ToldFigures(work, request)
+    (found, told), tally, result = _trained(work, request, shield, figures)
     update = Groups() if request.ranks else update_of(work, result.state)
+    figures.note_step(update)
     statistics = result.statistics
     if shield.reply is not None:
         update, statistics = shield.reply(update, statistics)
     update, unsent = compressed(update, work.memory.unsent, work.method.parameters.compress_update)
     if not request.ranks:
         keep(work, request, found.loss, result.state, Kept(result.optimizer, result.notes, unsent))
-    said = found if site.tells("validation") else Validation()
     return TrainReply(
         run=request.run,
         round=request.round,
         site=site.name,
         train_samples=site.train_samples,
-        train_loss=loss_told(result.last_loss),
-        validation_loss=loss_told(said.loss),
-        validation_auroc=said.mean_auroc,
+        train_loss=loss_told(result.last_loss) if figures.exact else None,
+        validation_loss=loss_told(told.loss),
+        validation_auroc=told.mean_auroc,
         seconds=time.monotonic() - began,
         update=update,
         epochs=result.epochs,
@@ -67,12 +69,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
 
 @dataclass(frozen=True)
 class TrainedHere:
-    """What training made.
-
-    Attributes:
-        notes: What the method notes for the site's next round.
-        statistics: What the method sends beside the update.
-    """
+    """What training made: ``notes`` stay here for the next round, ``statistics`` leave beside the update."""
 
     state: ModelState
     last_loss: float
@@ -82,15 +79,18 @@ class TrainedHere:
     statistics: Arrays
 
 
-def _trained(work: Work, request: TrainRequest, shield: Shield) -> tuple[Validation, TestCounts, TrainedHere]:
+def _trained(
+    work: Work, request: TrainRequest, shield: Shield, figures: ToldFigures
+) -> tuple[tuple[Validation, Validation], TestCounts, TrainedHere]:
     """Judge the received model, then train it; every random number is drawn from the round's own seed."""
     site, plan, method, network = work.site, work.plan, work.method, work.network
     seed = seed_of(plan.run.seed, request.round, site.name)
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
         found = validated(work, validation)
+        judged = found, figures.validation(found, validation)  # as the site found, and as it tells
         tested = counts_right_images(work) and not method.sequential  # else it is no model of a round
-        tally = tally_of(work) if tested else NOT_TESTED
+        tally = tally_of(work, figures) if tested else NOT_TESTED
         examples, received, notes = work.examples("train"), request.statistics, work.memory.notes
         local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
         if request.counted == 0:  # the first round that this site takes part in
@@ -103,7 +103,7 @@ def _trained(work: Work, request: TrainRequest, shield: Shield) -> tuple[Validat
         own = local.statistics(network, trained.losses)
         statistics = told_statistics(own, method.traffic.statistics, few, site.policy)
     kept = local.notes(network)
-    return found, tally, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
+    return judged, tally, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
 
 
 def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> None:
@@ -155,7 +155,7 @@ def fine_tune(
 def update_of(work: Work, trained: ModelState) -> Groups:
     """New minus received, for the groups and rows that the method averages, clipped if it says so."""
     method = work.method
-    update = difference(trained, work.received, method, work.site.declaration.canonical)
+    update = told_rows(difference(trained, work.received, method, work.site.declaration.canonical), work)
     return update if (longest := method.parameters.clip_update) is None else clipped(update, longest)
 
 

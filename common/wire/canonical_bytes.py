@@ -9,7 +9,7 @@ looked at several times is hashed once.
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,9 +30,13 @@ def pieces(content: RecordDict) -> Iterator[bytes]:
     yield from held
 
 
-def record_sha256(content: RecordDict) -> str:
-    """SHA-256 of the first line of :func:`pieces`, in hexadecimal digits."""
-    return hashlib.sha256(_first_line(content)[0]).hexdigest()
+def record_sha256(content: RecordDict, but: Collection[str] = ()) -> str:
+    """SHA-256 of the first line of :func:`pieces`, in hexadecimal digits.
+
+    Args:
+        but: How the names of records and small fields begin that do not count.
+    """
+    return hashlib.sha256(_first_line(content, but)[0]).hexdigest()
 
 
 def of_bytes(data: bytes) -> RecordDict:
@@ -66,13 +70,14 @@ def _counts(name: str, key: str) -> bool:
     return name != FIELDS or not key.startswith(SIGNATURE)
 
 
-def _first_line(content: RecordDict) -> tuple[bytes, list[bytes]]:
+def _first_line(content: RecordDict, but: Collection[str] = ()) -> tuple[bytes, list[bytes]]:
     """The line of JSON, and the bytes that it announces."""
     described: dict[str, dict[str, Any]] = {}
     held: list[bytes] = []
-    for name in sorted(content):
+    for name in sorted(one for one in content if not one.startswith(tuple(but))):
         record = content[name]
-        described[name] = {key: _described(record[key], held) for key in sorted(record) if _counts(name, key)}
+        keys = [key for key in sorted(record) if _counts(name, key) and not key.startswith(tuple(but))]
+        described[name] = {key: _described(record[key], held) for key in keys}
     return json.dumps(described, sort_keys=True, separators=(",", ":")).encode() + b"\n", held
 
 

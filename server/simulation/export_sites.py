@@ -69,5 +69,6 @@ def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
         "label_counts = true",
         "score_histograms = true",
         "smallest_count = 0",
+        "exact_figures = true            # as in the simulation, so that a rehearsal ends in the same model",
     ]
     return "\n".join(lines) + "\n"

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
 from common.contract import Declaration
@@ -31,8 +32,14 @@ def images(seed: int, count: int, class_names: tuple[str, ...] = OWN) -> ImageSe
     return ImageSet(pixels.astype(np.uint8), labels, class_names, names, np.full(count, ""))
 
 
-def site(folder: Path) -> Site:
-    return Site(Declaration("north", OWN), images(1, 40), images(2, 16), images(3, 16), folder, durable=False)
+EXACT: dict[str, Any] = {"exact_figures": True, "hidden_rows": True, "extra_questions": None}
+"""Policy of a site that answers any question, to the last digit."""
+
+
+def site(folder: Path, **policy: Any) -> Site:
+    """A hospital with few images; it tells figures exactly unless its policy says otherwise."""
+    parts = images(1, 40), images(2, 16), images(3, 16)
+    return Site(Declaration("north", OWN), *parts, folder, policy=Policy(**{**EXACT, **policy}), durable=False)
 
 
 def plan(method: str, parameters: dict[str, Any], **training: Any) -> Plan:

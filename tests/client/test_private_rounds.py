@@ -108,7 +108,7 @@ def test_the_reply_that_the_budget_paid_for_can_still_be_sent_again(tmp_path: Pa
 def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(tmp_path: Path) -> None:
     of = private_plan()
     for outside in (False, True):
-        at = private_site(tmp_path / str(outside), metrics_outside_privacy=outside)
+        at = private_site(tmp_path / str(outside), metrics_outside_privacy=outside, exact_figures=True)
         reply = first_round(at, of)
         tested = private_evaluation(at, evaluation(of, beginning(of), 1, 1, -1))
         told = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)

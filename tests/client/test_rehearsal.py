@@ -27,7 +27,7 @@ def preview(capsys: Capture, folder: Path, *arguments: object, policy: str = "")
 def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path: Path, capsys: Capture) -> None:
     code, out = preview(capsys, tmp_path, "--out", tmp_path / "seen")
     assert code == 0
-    for said in ("RollCallAnswer", "TrainReply", "EvaluateReply", "train_loss", "update/trunk"):
+    for said in ("RollCallAnswer", "TrainReply", "EvaluateReply", "epochs", "update/trunk"):
         assert said in out
     seen = sorted((tmp_path / "seen").glob("*.record"))
     assert [path.name for path in seen] == ["1-RollCallAnswer.record", "2-TrainReply.record", "3-EvaluateReply.record"]

@@ -99,10 +99,11 @@ def test_thresholds_are_chosen_on_the_sites_validation_images_and_judged_on_the_
     ("keys", "told"),
     [
         ({}, ()),
-        ({"score_histograms": True}, ("a", "c")),
+        ({"score_histograms": True, "exact_figures": True}, ("a", "c")),
         ({"score_histograms": True, "training_figures": False}, ()),
         ({"score_histograms": True, "smallest_count": 100}, ()),
-        ({"score_histograms": True, "smallest_count": 0}, ("a", "b", "c")),
+        ({"score_histograms": True, "exact_figures": True, "smallest_count": 0}, ("a", "b", "c")),
+        ({"score_histograms": True, "smallest_count": 0}, ()),  # of a model that this site did not help to train
     ],
 )
 def test_validation_scores_leave_only_as_the_policy_says(

@@ -1,0 +1,68 @@
+"""What each attack of ``flwr-client preview --attack`` finds under each level of policy, on NIH chest radiographs.
+
+PYTHONPATH=. python benchmarks/attacked.py [--levels open,standard,strict] [--round-counts-to 5]
+
+One hospital with NIH ChestX-ray14's 14 findings: 1,362 training, 266 validation and 365 test images of 940 patients
+(``../shared/data/nih_cxr14``). A row an attack and level, as docs/privacy.md has them.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from client.preview.attack import suite
+from client.preview.dry_run import experiment_of
+from client.site.policy import Policy
+from client.site.site import Site
+from common.config import plan_of
+from common.contract import Declaration
+from common.data.base.image_set import ImageSet
+
+DATA = Path(__file__).parents[2] / "shared" / "data" / "nih_cxr14" / "nih_cxr14_28.npz"
+FINDINGS = (
+    *("Atelectasis", "Cardiomegaly", "Effusion", "Infiltration", "Mass", "Nodule", "Pneumonia", "Pneumothorax"),
+    *("Consolidation", "Edema", "Emphysema", "Fibrosis", "Pleural_Thickening", "Hernia"),
+)
+
+
+def hospital(folder: Path, policy: Policy) -> Site:
+    """One hospital with all of it."""
+    arrays = np.load(DATA, allow_pickle=False)
+    train, validation, test = (
+        ImageSet(
+            arrays[f"{part}_images"],
+            arrays[f"{part}_labels"].astype(np.float32),
+            FINDINGS,
+            arrays[f"{part}_patient"].astype(str),
+            arrays[f"{part}_source"],
+        )
+        for part in ("train", "val", "test")
+    )
+    return Site(Declaration("north", FINDINGS), train, validation, test, folder, policy=policy, durable=False)
+
+
+def main() -> None:
+    """Print one row an attack and level."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--levels", default="open,standard,strict")
+    parser.add_argument("--attacks", default="", help="only those whose function has this in its name")
+    parser.add_argument("--round-counts-to", type=int, default=5)
+    arguments = parser.parse_args()
+    print(
+        "| level | attack | found | of | by guessing | seconds | notes |\n| --- | --- | --- | --- | --- | --- | --- |"
+    )
+    suite.ATTACKS = tuple(attack for attack in suite.ATTACKS if arguments.attacks in attack.__name__)
+    for level in arguments.levels.split(","):
+        rounding = {"round_counts_to": arguments.round_counts_to}
+        policy = Policy.model_validate({"level": level, **({} if level == "strict" else rounding)})
+        with tempfile.TemporaryDirectory() as folder:
+            site = hospital(Path(folder), policy)
+            for one in suite.attempts(site, plan_of(experiment_of(None, site))):
+                facts = f"{one.recovered} | {one.of} | {one.by_chance:.1f} | {one.seconds:.0f}"
+                print(f"| {level} | {one.name} | {facts} | {'; '.join(one.notes)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

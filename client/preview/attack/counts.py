@@ -1,0 +1,190 @@
+"""How many images show a class: out of losses, out of the digits of a score, and out of the change of head rows.
+
+The model of the first and the third says the same of every image: what a figure or a bias then moves by is a count.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from client.preview.attack.adversary import Adversary
+from client.preview.attack.attempt import Attempt
+from common.config import Plan
+from common.data.base.image_set import ImageSet
+from common.models.network import build
+from common.models.state import ModelState, read_state
+from common.wire.roll_call import UNKNOWN_COUNT
+
+SURE = 30.0
+ASKED_AGAIN = 8
+"""Times that one count is asked for where the first answer is no whole number."""
+TESTS = 4
+STOPS = "`exact_figures = false` (blurred figures, no training loss); `training_figures = false`"
+
+
+@dataclass(frozen=True)
+class Count:
+    """A count that the site tells nobody: how many images of one part show a class."""
+
+    part: str
+    row: int
+    truth: int
+
+
+def untold(at: Adversary) -> list[Count]:
+    """Counts of training and validation images by class that the policy does not tell."""
+    site, found = at.site, []
+    for part in ("train", "validation"):
+        images: ImageSet = getattr(site, part)
+        told = set(at.rows) - site.hides(part) if part == "train" and site.policy.label_counts else set()
+        found += [
+            Count(part, row, int((images.labels[:, images.class_names.index(name)] == 1).sum()))
+            for row, name in enumerate(at.rows)
+            if len(images) and name not in told
+        ]
+    return found
+
+
+def _small(at: Adversary) -> Plan:
+    batch = max(len(at.site.train), 1)
+    return at.plan(
+        {"architecture": "tiny_cnn", "image_size": 16}, {"optimizer": "sgd", "lr": 1e-30, "batch_size": batch}
+    )
+
+
+def _constant(plan: Plan, rows: tuple[str, ...], row: int | None = None, bias: float = SURE) -> ModelState:
+    """A model of zeros that says the same of every image; of one class that it is there, surely."""
+    model = read_state(build(plan.model, rows, 1))
+    for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
+        values[:] = 0
+    if row is not None:
+        model.head.bias[row] = bias
+    return model
+
+
+def from_losses(at: Adversary) -> Attempt:
+    """Ask for the loss of a model that is sure of one class, for each class and part."""
+    plan, sought = _small(at), untold(at)
+    found = [_rightly(at, plan, count) for count in sought]
+    return Attempt(
+        "counts from losses",
+        "How many images show a class, out of losses",
+        "A model that says of every image that it shows one class has a loss that counts the images without it. One "
+        f"request a class and part, each in a run of its own; up to {ASKED_AGAIN} where the answer is no whole number.",
+        sum(found),
+        len(sought),
+        "counts that the site does not tell",
+        STOPS,
+        refusals=at.refusals,
+    )
+
+
+def _rightly(at: Adversary, plan: Plan, count: Count) -> bool:
+    guesses = []
+    for again in range(ASKED_AGAIN):
+        guess = _guess(at, plan, count, SURE + again)
+        if guess is None:
+            return False
+        guesses.append(guess)
+        if abs(guess - round(guess)) < 1e-3:
+            break
+    return round(float(np.mean(guesses))) == count.truth
+
+
+def _guess(at: Adversary, plan: Plan, count: Count, bias: float) -> float | None:
+    """The count that a loss says, as the attacker works it out."""
+    model = _constant(plan, at.rows, count.row, bias)
+    if count.part == "train":
+        trained = at.trains(plan, model)
+        loss, images = (None, 0) if trained is None else (trained.train_loss, trained.train_samples)
+    else:
+        judged = at.judges(plan, model)
+        loss, images = (None if judged is None else judged.validation_loss), len(at.site.validation)
+    if loss is None:
+        return None
+    one_class = plan.model.task == "multi_class"
+    others = 0.0 if one_class else np.log(2) * (len(at.rows) - 1)
+    return images - (loss * (1 if one_class else len(at.rows)) - others) * images / bias
+
+
+def from_digits(at: Adversary) -> Attempt:
+    """Look which pair of counts the digits of scores allow, where counts are told rounded."""
+    step, test, left = at.site.policy.round_counts_to, at.site.test, dict[str, set[tuple[int, int]]]()
+    for seed in range(TESTS if step > 1 else 0):
+        for name, fits in _fitting_by_class(at, seed, step):
+            left[name] = left.get(name, fits) & fits
+    found = 0
+    for name, fits in left.items():
+        column = test.labels[:, test.class_names.index(name)]
+        found += fits == {(int((column == 1).sum()), int((column == 0).sum()))}
+    return Attempt(
+        "counts from digits",
+        "How many test images show a class, out of the digits of its scores",
+        "AUROC and balanced accuracy are whole numbers over twice the product of both counts: of the pairs that a "
+        f"rounded pair allows, few have the digits that were told. {TESTS} models, each in a run of its own."
+        + ("" if step > 1 else " Here counts of large classes are told as they are."),
+        found,
+        len(set(at.rows) - at.site.hides("test")) if step > 1 and len(test) else 0,
+        "counts that `round_counts_to` rounds",
+        "`exact_figures = false`; `test_metrics = false`",
+        refusals=at.refusals,
+    )
+
+
+def _fitting_by_class(at: Adversary, seed: int, step: int) -> Iterator[tuple[str, set[tuple[int, int]]]]:
+    """Train and test one model; of each class the pairs of counts that its scores allow."""
+    plan, run = _small(at), at.new_run()
+    model = read_state(build(plan.model, at.rows, seed))
+    at.trains(plan, model, run)
+    reply = at.judges(plan, model, run, test=True)
+    for row, name in enumerate(() if reply is None else reply.class_names):
+        assert reply is not None
+        positives, negatives, auroc = reply.positives[row], reply.negatives[row], reply.auroc[row]
+        if positives != UNKNOWN_COUNT and not np.isnan(auroc):
+            yield name, set(_fitting((auroc, reply.balanced_accuracy[row]), positives, negatives, step))
+
+
+def _fitting(scores: tuple[float, float], positives: int, negatives: int, step: int) -> Iterator[tuple[int, int]]:
+    """The pairs of counts whose scores can have these digits: AUROC and balanced accuracy are whole over 2 p n."""
+    for p in range(positives, positives + step):
+        for n in range(negatives, negatives + step):
+            told = [2 * p * n * Fraction(score) for score in scores]
+            if p * n and all(abs(one - round(one)) < Fraction(1, 10**6) for one in told):
+                yield p, n
+
+
+def from_head_rows(at: Adversary) -> Attempt:
+    """Read the counts of training images off the change of the head's biases: one request for all classes."""
+    plan = at.plan(
+        {"architecture": "tiny_cnn", "image_size": 16},
+        {"optimizer": "sgd", "lr": 1.0, "batch_size": len(at.site.train)},
+    )
+    reply = at.trains(plan, _constant(plan, at.rows))
+    sought = [count for count in untold(at) if count.part == "train"]
+    head = None if reply is None else reply.update.head
+    found = 0
+    for count in sought if head is not None and reply is not None else ():
+        assert head is not None
+        assert reply is not None
+        rows = len(at.rows)
+        share = float(head.bias[count.row]) * (1 if plan.model.task == "multi_class" else rows)
+        guess = reply.train_samples * (share + (1 / rows if plan.model.task == "multi_class" else 0.5))
+        found += round(guess) == count.truth
+    return Attempt(
+        "counts from head rows",
+        "How many training images show a class, out of the change of its head row",
+        "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
+        found,
+        len(sought),
+        "counts that the site does not tell",
+        '`hidden_rows = false` for classes of few patients; for the others `masked_only`, `level = "strict"`, or '
+        "`parts` without `head`",
+        notes=[f"{sum(_is_hidden(at, count) for count in sought)} of them are of classes that `smallest_count` hides"],
+        refusals=at.refusals,
+    )
+
+
+def _is_hidden(at: Adversary, count: Count) -> bool:
+    return at.rows[count.row] in at.site.hides(count.part)

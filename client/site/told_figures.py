@@ -1,0 +1,96 @@
+"""Figures as they leave a site whose policy does not tell exact ones.
+
+An exact mean gives counts away: of a model whose loss is known for each label, the loss over a part is a count.
+Rounding alone does not help: who may ask again sends a model that moves the figure to a border. Here
+
+- a fifth of the patients, chosen by a secret of this site once for all, is in no validation figure. No number of
+  questions tells more than the counts among the rest: what official statistics call a perturbation by cell key
+  (Fraser and Wooton, UNECE 2005);
+- one patient's loss counts up to a bound, and noise as large as the most that one patient can change goes on top. It is
+  drawn from the secret and the question: the same question gets the same answer;
+- a test score is rounded to a step that is no finer than what one image changes.
+"""
+
+import hashlib
+import hmac
+import math
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.system.files import write_atomically
+
+FILE = "figures.key"
+LEFT_OUT = 5
+"""One of so many patients is in no validation figure."""
+DIGITS = 4
+
+
+class FigureSecret:
+    """A site's secret for its figures, made when it is needed first: 256 bits from the operating system."""
+
+    def __init__(self, folder: Path, *, durable: bool = True) -> None:
+        path = folder / FILE
+        if not path.exists():
+            write_atomically(path, secrets.token_bytes(32), durable=durable, private=True)
+        self._key = path.read_bytes()
+
+    def left_out(self, patients: NDArray[np.str_]) -> NDArray[np.bool_]:
+        """Which images ``(n,)`` are of patients that are in no validation figure."""
+        every = sorted(set(patients.tolist()), key=lambda patient: self._drawn("patient", patient))
+        return np.isin(patients, every[: math.ceil(len(every) / LEFT_OUT)])
+
+    def noise(self, *question: str) -> float:
+        """One draw of a standard normal for a question, the same for the same one."""
+        return float(self.generator(*question).standard_normal())
+
+    def generator(self, *about: str) -> np.random.Generator:
+        """Random numbers that only this site can repeat."""
+        return np.random.default_rng(int.from_bytes(self._drawn(*about)))
+
+    def _drawn(self, *about: str) -> bytes:
+        return hmac.digest(self._key, "\0".join(about).encode(), hashlib.sha256)
+
+
+def by_patient(values: NDArray[np.float64], patients: NDArray[np.str_]) -> NDArray[np.float64]:
+    """The mean of each patient's images: a patient with many weighs no more than another."""
+    _, owners = np.unique(patients, return_inverse=True)
+    return np.asarray(np.bincount(owners, values) / np.bincount(owners), np.float64)
+
+
+def bounded(losses: NDArray[np.float64], chance: float) -> tuple[NDArray[np.float64], float]:
+    """Losses, cut to a bound, and that bound.
+
+    It is twice the loss of guessing. Where more than half of the patients have more, it is four times that, and so on:
+    a broken model is seen as such, and one patient cannot move it far.
+    """
+    bound, median = 2 * chance, float(np.median(losses))
+    while median > bound and math.isfinite(median):
+        bound *= 4
+    return np.minimum(losses, bound), bound
+
+
+def step_for(count: int) -> float:
+    """The step of a score of so many images: 1, 2 or 5 times a power of ten, no less than one image's part."""
+    least = 1 / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(least))
+    return min(step for step in (power, 2 * power, 5 * power, 10 * power) if step >= least * (1 - 1e-9))
+
+
+def on_steps(value: float | None, count: int) -> float | None:
+    """A score between 0 and 1, on the steps that a count allows."""
+    step = step_for(count)
+    return None if value is None else min(round(round(value / step) * step, 12), 1.0)
+
+
+def short(value: float | None) -> float | None:
+    """A number of unknown range: three digits that count."""
+    return None if value is None else float(f"{value:.3g}")
+
+
+def share_of_one(counts: Sequence[tuple[int, int]]) -> float:
+    """The most that one image changes a mean AUROC: that of each class moves by 1 / (its positives or negatives)."""
+    return float(np.mean([1 / max(min(pair), 1) for pair in counts])) if counts else 0.0

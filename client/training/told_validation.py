@@ -1,0 +1,120 @@
+"""What a site tells about a model and its validation images, or its test images: exactly, blurred, or nothing."""
+
+import math
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.site.grown_models import GrownModels
+from client.site.told_figures import DIGITS, FigureSecret, bounded, by_patient, share_of_one
+from client.training.model_and_images import Work
+from common.metrics.multi_label import mean_auroc
+from common.models.inference import logits_of, probabilities
+from common.models.state import Head, layout_of, read_state, state_sha256
+from common.wire.records import EvaluateRequest, Groups, TrainRequest
+from strategies.local.training import Examples, Validation
+
+
+class ToldFigures:
+    """The figures of one request, as the site's policy lets them leave.
+
+    Attributes:
+        grew: Whether the received model is the run's first or followed from the last; figures of no other leave.
+    """
+
+    def __init__(self, work: Work, request: TrainRequest | EvaluateRequest) -> None:
+        self._work, self._site, self._request = work, work.site, request
+        self.exact = self._site.policy.exact_figures
+        trains = isinstance(request, TrainRequest)
+        self.grew = self.exact or self._grown.follows(request.model, request.round, trains=trains)
+        if not self.grew:
+            self._site.tell(
+                f"round {request.round}: the model does not follow from the last one: no figure of it leaves"
+            )
+
+    @cached_property
+    def _secret(self) -> FigureSecret:
+        return FigureSecret(self._site.folder, durable=self._site.durable)
+
+    @cached_property
+    def _grown(self) -> GrownModels:
+        own = self._site.declaration.canonical
+        return GrownModels(self._work.folder.folder, self._secret, own, durable=self._site.durable)
+
+    def note_step(self, change: Groups) -> None:
+        """Note how far the site's own training went: the next model is measured by it."""
+        if not self.exact:
+            self._grown.note_step(change)
+
+    @property
+    def tests(self) -> bool:
+        """Whether the site says how good the model is on its test part: only of one that it helped to train."""
+        return self.exact or (self.grew and self._grown.trained_here())
+
+    def validation(self, found: Validation, examples: Examples) -> Validation:
+        """What leaves of the validation figures that were found."""
+        if not self._site.tells("validation") or not self.grew:
+            return Validation()
+        return found if self.exact or found.loss is None else self._blurred(found, examples)
+
+    def _blurred(self, found: Validation, examples: Examples) -> Validation:
+        """Figures of the patients that count, over told classes, with noise on top."""
+        work, patients = self._work, self._site.validation.patients
+        logits, labels = logits_of(work.network, examples.images, work.plan.training.precision), examples.labels.clone()
+        if not logits.isfinite().all():
+            return Validation(found.loss)  # the model is broken, on any images
+        hidden = self._site.hides("validation")
+        labels[:, [row for row, name in enumerate(work.network.class_names) if name in hidden]] = math.nan
+        one_class = work.network.spec.task == "multi_class"
+        known = (labels == 1).any(dim=1) if one_class else ~labels.isnan().all(dim=1)
+        kept = np.flatnonzero(~self._secret.left_out(patients) & known.cpu().numpy())
+        if not len(kept):
+            return Validation()
+        told = [work.method.loss(logits[[row]], labels[[row]], examples.annotated).item() for row in kept.tolist()]
+        losses, bound = bounded(by_patient(np.array(told), patients[kept]), self._chance)
+        loss = losses.mean() + bound / len(losses) * self._noise("loss")
+        scores = probabilities(logits, work.network.spec.task)[kept].cpu().numpy()
+        return Validation(round(max(float(loss), 0.0), DIGITS), self._auroc(scores, labels[kept].cpu().numpy()))
+
+    def _auroc(self, scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float | None:
+        pairs = [(int((column == 1).sum()), int((column == 0).sum())) for column in labels.T]
+        rows = [row for row, pair in enumerate(pairs) if min(pair)]
+        value = mean_auroc(scores[:, rows], labels[:, rows])
+        if value is None:
+            return None
+        noisy = value + share_of_one([pairs[row] for row in rows]) * self._noise("auroc")
+        return round(min(max(noisy, 0.0), 1.0), DIGITS - 1)
+
+    @property
+    def _chance(self) -> float:
+        """The loss of guessing."""
+        network = self._work.network
+        return math.log(max(len(network.class_names), 2) if network.spec.task == "multi_class" else 2)
+
+    def _noise(self, figure: str) -> float:
+        return self._secret.noise(figure, self._model_sha256)
+
+    @cached_property
+    def _model_sha256(self) -> str:
+        network = self._work.network
+        return state_sha256(read_state(network), layout_of(network))
+
+    def right(self, correct: int, images: int) -> int:
+        """How many test images are said to be right."""
+        if self.exact:
+            return correct
+        return min(max(round(correct + self._noise("right")), 0), images)
+
+
+def told_rows(update: Groups, work: Work) -> Groups:
+    """An update without the change of hidden classes' head rows, where it would leave as it is: each counts its class.
+
+    Noise hides that as well, and under secure aggregation nobody sees one site's rows.
+    """
+    privacy, site, change = work.plan.privacy, work.site, update.head
+    if change is None or site.policy.hidden_rows or privacy.level != "none" or privacy.secure_aggregation:
+        return update
+    shown = np.array([name not in site.hides("train") for name in change.class_names], np.float32)
+    return replace(update, head=Head(change.class_names, change.weight * shown[:, None], change.bias * shown))

@@ -1,0 +1,188 @@
+"""A hospital that attacks itself: what each attack finds under each level, and that no field is left out."""
+
+import json
+import stat
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from client.gate.data_dictionary import SENT
+from client.preview.attack.adversary import Adversary, drawn, training_on
+from client.preview.attack.attempt import Attempt
+from client.preview.attack.counts import from_digits, from_head_rows, from_losses
+from client.preview.attack.coverage import ATTACKS, BY_FIELD, BY_STATISTIC
+from client.preview.attack.images import imprinted
+from client.preview.attack.page import as_json, write_page
+from client.preview.attack.persons import persons, sought
+from client.preview.attack.questions import repeated, round_the_budget
+from client.preview.attack.suite import attempts
+from client.preview.dry_run import experiment_of
+from client.site.policy import Level, Policy
+from client.site.site import Site
+from common.config import plan_of
+from common.contract import Declaration
+from common.data.base.image_set import ImageSet
+from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
+from common.wire.codec import field_names
+from strategies.registry import statistics_sent
+
+CLASSES = PHANTOM_CLASSES[:3]
+
+
+@cache
+def parts() -> tuple[ImageSet, ...]:
+    """Phantoms of as many patients: 48 training, 40 validation and 40 test images; each class is in half of them."""
+    random = np.random.default_rng(7)
+    made = phantoms(128, 28, random).only_classes(CLASSES)
+    labels = random.integers(0, 2, (128, len(CLASSES))).astype(np.float32)
+    every = replace(made, labels=labels, patients=np.arange(128).astype(str))
+    rows = np.arange(128)
+    return tuple(every.rows(part) for part in (rows[:48], rows[48:88], rows[88:]))
+
+
+def hospital(folder: Path, level: Level, **policy: Any) -> Site:
+    train, validation, test = parts()
+    said = Policy.model_validate({"level": level, **policy})
+    return Site(Declaration("north", CLASSES), train, validation, test, folder, policy=said, durable=False)
+
+
+def adversary(site: Site) -> Adversary:
+    return Adversary(site, Path(tempfile.mkdtemp(dir=site.folder.parent)), plan_of(experiment_of(None, site)))
+
+
+def figures(found: Attempt) -> tuple[int, int]:
+    return found.recovered, found.of
+
+
+# ---------------------------------------------------------------------- the contract
+
+
+def test_every_field_that_can_leave_has_an_attack_or_a_reason() -> None:
+    """A new field of a record fails here until coverage.py says who looks at it."""
+    assert {name: set(fields) for name, fields in BY_FIELD.items()} == {
+        record.__name__: set(field_names(record)) for record in SENT
+    }
+    assert set(BY_STATISTIC) == set(statistics_sent())
+    for said in [*BY_STATISTIC.values(), *(by for fields in BY_FIELD.values() for by in fields.values())]:
+        assert set(said) <= set(ATTACKS) if isinstance(said, tuple) else len(said.split()) > 2
+
+
+def test_each_attack_looks_at_some_field() -> None:
+    named = {name for fields in BY_FIELD.values() for by in fields.values() if isinstance(by, tuple) for name in by}
+    assert named == set(ATTACKS)
+
+
+# ---------------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize(("level", "least", "most"), [("open", 10, 12), ("strict", 0, 0)])
+def test_one_update_holds_the_images_unless_noise_hides_them(
+    level: Level, least: int, most: int, tmp_path: Path
+) -> None:
+    site = hospital(tmp_path, level)
+    found = imprinted(adversary(training_on(site, drawn(site.train, 12))), size=60)
+    assert found.of == 12
+    assert least <= found.recovered <= most
+    assert len(found.pictures) == found.recovered or found.recovered < 12
+    assert not found.refusals  # strict takes part, with noise
+
+
+def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "standard", masked_only=True)
+    found = imprinted(adversary(training_on(site, drawn(site.train, 12))), size=60)
+    assert figures(found) == (0, 12)
+    assert "policy.masked_only" in found.refusals[0]
+
+
+# ---------------------------------------------------------------------- counts
+
+
+def test_an_open_hospital_gives_away_every_count_that_it_hides(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "open", label_counts=False)
+    assert figures(from_losses(adversary(site))) == (6, 6)
+    assert figures(from_head_rows(adversary(site))) == (3, 3)
+
+
+def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_large_classes_only(
+    tmp_path: Path,
+) -> None:
+    site = hospital(tmp_path, "standard")
+    losses = from_losses(adversary(site))
+    assert losses.of == 6
+    assert losses.recovered <= 1  # three of them are of validation images: a guess may be right
+    assert figures(from_head_rows(adversary(site))) == (3, 3)
+    few = replace(site, policy=site.policy.model_copy(update={"smallest_count": 45}))
+    assert figures(from_head_rows(adversary(few))) == (0, 3)
+
+
+def test_a_strict_hospital_tells_no_count(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "strict")
+    assert figures(from_losses(adversary(site))) == (0, 6)
+    assert from_head_rows(adversary(site)).recovered <= 1  # noise: a guess may be right
+
+
+def test_digits_give_rounded_counts_away_unless_scores_are_rounded_too(tmp_path: Path) -> None:
+    rounded = {"smallest_count": 10, "round_counts_to": 5}
+    found = from_digits(adversary(hospital(tmp_path / "open", "open", **rounded)))
+    assert found.of == 3
+    assert found.recovered >= 2
+    assert figures(from_digits(adversary(hospital(tmp_path / "standard", "standard", **rounded)))) == (0, 3)
+
+
+# ---------------------------------------------------------------------- persons, and questions
+
+
+@pytest.mark.parametrize(("level", "expected"), [("open", 12), ("standard", 4), ("strict", 0)])
+def test_single_persons(level: Level, expected: int, tmp_path: Path) -> None:
+    """Four pictures each of the training part, the test part and neither."""
+    site = hospital(tmp_path, level)
+    train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
+    wanted = sought(train.rows(np.arange(4)), site.test.rows(np.arange(4)), strangers, site.validation)
+    found = persons(adversary(training_on(site, train)), wanted)
+    assert figures(found) == (expected, 12)
+
+
+@pytest.mark.parametrize(("level", "expected"), [("open", 59), ("standard", 40), ("strict", 0)])
+def test_repeated_questions(level: Level, expected: int, tmp_path: Path) -> None:
+    assert figures(repeated(adversary(hospital(tmp_path, level)))) == (expected, 59)
+
+
+def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
+    found = round_the_budget(adversary(hospital(tmp_path, "strict")))
+    assert figures(found) == (0, 1)
+    assert "policy.epsilon" in found.refusals[0]
+
+
+# ---------------------------------------------------------------------- the page
+
+
+@pytest.mark.long
+def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "open")
+    plan = plan_of(experiment_of(None, site))
+    found = list(attempts(site, plan))
+    assert {one.name for one in found} == set(ATTACKS)
+    page = write_page(site, plan, found, tmp_path / "attack.html")
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    said = json.loads(json.dumps(as_json(site, plan, found)))
+    assert [one["name"] for one in said["attacks"]] == [one.name for one in found]
+
+
+def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was_recovered(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "open")
+    found = Attempt("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
+    page = write_page(site, plan_of(experiment_of(None, site)), [found], tmp_path / "attack.html")
+    text = page.read_text(encoding="utf-8")
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600
+    assert (
+        text.split("<body>")[1].lstrip().startswith('<div class="private">For this hospital only: images of patients.')
+    )
+    assert "base64,AAAA" in text
+    assert "base64,BBBB" in text
+    assert "&lt;b&gt;" in text
+    assert "<script" not in text

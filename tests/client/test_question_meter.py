@@ -1,0 +1,170 @@
+"""What a site answers in one run, asked through its gate as a coordinator over the network would."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.gate.question_meter import FOLDER, KEPT
+from client.site.policy import Policy
+from client.site.site import Site
+from common.models.state import ModelState
+from common.wire.codec import decode, encode
+from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply
+from tests.client.gates import asked, log
+from tests.client.rounds import beginning, evaluation, plan, request, site
+
+OF = plan("surgical", {}, lr=0.01, batch_size=64)
+DECLINED = "declines: policy.extra_questions:"
+
+
+@pytest.fixture(autouse=True)
+def _flower_knows_where_it_is() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
+
+
+def metered(folder: Path, extra: int) -> Site:
+    return site(folder, smallest_count=0, extra_questions=extra)
+
+
+def another(model: ModelState, by: float) -> ModelState:
+    return replace(model, trunk=model.trunk + np.float32(by))
+
+
+def trains(at: Site, model: ModelState, server_round: int = 1) -> Message:
+    return asked(at, "train", encode(request(OF, model, server_round)))
+
+
+def judges(at: Site, model: ModelState, server_round: int = 1, *, test: bool = False) -> Message:
+    wanted = evaluation(OF, model, server_round, 0, -1)
+    return asked(at, "evaluate", encode(replace(wanted, test=test)))
+
+
+def reason(message: Message) -> str:
+    return str(message.error.reason) if message.has_error() else ""
+
+
+def test_a_round_has_one_training_and_one_evaluation_and_the_next_its_own(tmp_path: Path) -> None:
+    at, model = metered(tmp_path, 0), beginning(OF)
+    assert [reason(trains(at, model)), reason(judges(at, model))] == ["", ""]
+    assert reason(trains(at, another(model, 0.1))).startswith(DECLINED)
+    assert reason(judges(at, another(model, 0.1))).startswith(DECLINED)
+    assert [reason(trains(at, another(model, 0.1), 2)), reason(judges(at, another(model, 0.1), 2))] == ["", ""]
+    assert [entry["rule"] for entry in log(at) if entry.get("decision") == "deny"] == ["policy.extra_questions"] * 2
+
+
+def test_the_same_question_again_gets_the_same_answer_and_costs_nothing(tmp_path: Path) -> None:
+    """A coordinator that was killed asks a round again."""
+    at, model = metered(tmp_path, 0), beginning(OF)
+    first, again = (decode(trains(at, model).content, TrainReply) for _ in range(2))
+    assert first.update.trunk is not None
+    assert again.update.trunk is not None
+    assert first.update.trunk.tolist() == again.update.trunk.tolist()
+    resumed = replace(request(OF, model), left_out="it came too late", contract="with a late joiner")
+    assert not asked(at, "train", encode(resumed)).has_error()
+
+
+def test_questions_beyond_are_counted_over_the_whole_run_and_over_restarts(tmp_path: Path) -> None:
+    at, model = metered(tmp_path, 2), beginning(OF)
+    assert [reason(judges(at, another(model, by / 10))) for by in range(3)] == [""] * 3
+    restarted = metered(tmp_path, 2)
+    assert reason(judges(restarted, another(model, 1), 1)).startswith(DECLINED)
+    assert reason(judges(restarted, another(model, 1), 2)) == ""
+    assert reason(judges(restarted, another(model, 2), 2)).startswith(DECLINED)
+
+
+def test_a_model_is_tested_once_and_again_only_when_it_was_trained_further(tmp_path: Path) -> None:
+    at, model = metered(tmp_path, 40), beginning(OF)
+    assert reason(judges(at, model, 1, test=True)) == ""
+    assert "the model of round 1 was tested" in reason(judges(at, another(model, 0.1), 1, test=True))
+    assert reason(judges(at, another(model, 0.1), 2, test=True)) == ""
+    assert "the model of round 2 was tested" in reason(judges(at, another(model, 0.1), 1, test=True))
+
+
+def test_questions_of_old_runs_are_forgotten_with_the_runs(tmp_path: Path) -> None:
+    at = metered(tmp_path, 0)
+    (tmp_path / FOLDER).mkdir()
+    for number in range(KEPT + 5):
+        (tmp_path / FOLDER / f"old-{number}.txt").write_text("", encoding="ascii")
+    trains(at, beginning(OF))
+    assert len(list((tmp_path / FOLDER).iterdir())) == KEPT
+
+
+def test_with_no_limit_nothing_is_kept(tmp_path: Path) -> None:
+    at = site(tmp_path, smallest_count=0)
+    assert [reason(judges(at, another(beginning(OF), by))) for by in range(4)] == [""] * 4
+    assert not (tmp_path / FOLDER).exists()
+
+
+# ---------------------------------------------------------------------- figures that leave
+
+
+def standard(folder: Path) -> Site:
+    return replace(site(folder), policy=Policy(smallest_count=0))
+
+
+def said(message: Message) -> EvaluateReply:
+    return decode(message.content, EvaluateReply)
+
+
+def test_the_first_model_of_a_run_has_a_loss_and_no_test_and_one_that_jumped_has_neither(tmp_path: Path) -> None:
+    at, model = standard(tmp_path), beginning(OF)
+    first = said(judges(at, model, test=True))
+    assert (first.validation_loss is not None, first.class_names) == (True, ())
+    trained = decode(trains(at, model, 1).content, TrainReply)
+    near = replace(model, trunk=model.trunk + trained.update.trunk)
+    far = replace(model, trunk=model.trunk + np.float32(100) * trained.update.trunk)
+    told = [said(judges(at, model_of_round, number, test=True)) for number, model_of_round in ((2, far), (3, near))]
+    assert [one.validation_loss is not None for one in told] == [False, True]
+    assert [bool(one.class_names) for one in told] == [False, True]
+
+
+def test_a_crafted_model_does_not_become_the_one_that_the_next_is_measured_by(tmp_path: Path) -> None:
+    at, of = standard(tmp_path), plan("surgical", {}, lr=1e-5, batch_size=64)
+    asked(at, "train", encode(request(of, beginning(of), 1)))
+    crafted = replace(beginning(of), trunk=np.zeros_like(beginning(of).trunk))
+    for server_round in (2, 3):
+        told = decode(asked(at, "train", encode(request(of, crafted, server_round))).content, TrainReply)
+        assert (told.validation_loss, told.validation_auroc, told.train_loss) == (None, None, None)
+
+
+def test_the_loss_of_a_model_that_is_sure_of_a_class_is_no_count_and_the_same_each_time(tmp_path: Path) -> None:
+    at, model = standard(tmp_path), beginning(OF)
+    model.trunk[:], model.head.weight[:], model.head.bias[:] = 0, 0, 0
+    model.head.bias[0] = 30.0
+    told = said(judges(at, model))
+    again = said(judges(at, model, 2))
+    assert told.validation_loss == again.validation_loss
+    assert told.validation_loss is not None
+    exact = said(judges(site(tmp_path / "exact", smallest_count=0), model)).validation_loss
+    assert exact is not None
+    assert exact > 2  # 30 for each image without the class, over two classes
+    assert abs(told.validation_loss - exact) > 0.3
+
+
+def test_of_hidden_classes_no_head_row_moves_and_no_loss_depends_on_them(tmp_path: Path) -> None:
+    """Class a has fewer than 20 patients who show it, b has not."""
+    at = replace(site(tmp_path), policy=Policy(smallest_count=1))
+    labels = at.train.labels.copy()
+    labels[:, 1] = 0
+    labels[:3, 1] = 1
+    few = replace(at, train=replace(at.train, labels=labels), policy=Policy(smallest_count=4))
+    assert few.hides("train") == {"a"}
+    update = decode(trains(few, beginning(OF)).content, TrainReply).update
+    assert isinstance(update, Groups)
+    assert update.head is not None
+    moved = np.abs(update.head.weight).sum(axis=1) + np.abs(update.head.bias)
+    assert [bool(value) for value in moved] == [True, False]
+    allowed = replace(few, folder=tmp_path / "allowed", policy=Policy(smallest_count=4, hidden_rows=True))
+    update = decode(trains(allowed, beginning(OF)).content, TrainReply).update
+    assert update.head is not None
+    assert np.abs(update.head.bias).all()
+
+
+def test_evaluate_requests_of_the_guard_are_counted_too(tmp_path: Path) -> None:
+    at, model = metered(tmp_path, 1), beginning(OF)
+    assert isinstance(evaluation(OF, model, 1, 0, -1), EvaluateRequest)
+    assert [bool(reason(judges(at, another(model, by)))) for by in (0.0, 0.1, 0.2)] == [False, False, True]
