@@ -20,6 +20,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import statistics
 import subprocess
 import sys
@@ -43,8 +44,7 @@ from rich.table import Table
 
 from common.system.toml import read_toml
 from server.coordinator.folder import Coordinator, read_coordinator
-from server.deployment.superlink.local.process import answers, command
-from server.deployment.superlink.run_client.control import flower_key
+from server.deployment.superlink.loopback.control import flower_key
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
@@ -196,6 +196,12 @@ def eventually(wanted: Callable[[], Any], these: Processes) -> None:
         time.sleep(0.1)
 
 
+def listens(port: int) -> bool:
+    """Whether anybody listens on this port of 127.0.0.1."""
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) == 0
+
+
 def typed(*arguments: object) -> None:
     """A command that must succeed."""
     done = subprocess.run([str(one) for one in arguments], capture_output=True, text=True, check=False)
@@ -292,17 +298,17 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
 def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) -> None:
     """One repetition of Flower's stock deployment, with the same certificates and keys."""
     coordinator, stamps = federation.coordinator, scratch / "stamps"
-    ours_only = ["--isolation", "--superexec-auth-secret-file", "--state", "--database"]
-    ours_only += ["--connections", "--connections-per-address"]
-    options, given = list[str](), iter(command(coordinator)[4:])
-    for option in given:
-        if option in ours_only:
-            next(given)
-        else:
-            options.append(option)
+    authority = coordinator.authority
+    options = [
+        *("--host", "127.0.0.1", "--port", str(CONTROL_PORT)),
+        *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
+        *("--ssl-ca-certfile", coordinator.ca_certificate, "--ssl-certfile", authority / "server.crt"),
+        *("--ssl-keyfile", authority / "server.key", "--enable-supernode-auth"),
+        "--disable-runtime-dependency-installation",
+    ]
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flower-superlink", *options, "--database", scratch / "superlink.db")
-        eventually(lambda: answers(coordinator), these)
+        eventually(lambda: listens(CONTROL_PORT), these)
         control = ControlHttpClient.from_server_address(
             coordinator.control_address,
             False,

@@ -187,7 +187,7 @@ reaches() {  # CONTAINER HOST PORT
 reaches coordinator 127.0.0.1 19092 || fail "port 19092 does not answer on the coordinator's own loopback" coordinator
 for site in "${SITES[@]}"; do
     reaches "$site" coordinator 9092 || fail "$site does not reach port 9092" coordinator
-    ! reaches "$site" coordinator 19092 || fail "$site reaches the Control and Runtime port" coordinator
+    ! reaches "$site" coordinator 19092 || fail "$site reaches the coordinator's own port" coordinator
 done
 step "hospitals reach port 9092 and not port 19092, which answers on the coordinator's loopback"
 

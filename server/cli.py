@@ -52,7 +52,7 @@ def init(
     ] = [],  # noqa: B006 - typer copies it
     port: Annotated[int, typer.Option("--port", help="The one port that hospitals reach.")] = 9092,
     control_port: Annotated[
-        int, typer.Option("--control-port", help="Port of Flower's own APIs, on 127.0.0.1.")
+        int, typer.Option("--control-port", help="Port of the coordinator's own calls, on 127.0.0.1.")
     ] = 19092,
     listen: Annotated[str, typer.Option("--listen", help="Address that the port is bound to.")] = "0.0.0.0",
     renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate, of the same authority.")] = False,
@@ -299,7 +299,7 @@ def health(folder: Folder) -> None:
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
-    from server.deployment.superlink.local.process import answers
+    from server.deployment.superlink.loopback.control import answers
 
     well = answers(coordinator)
     print("healthy" if well else "not healthy: the SuperLink does not answer")

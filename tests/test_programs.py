@@ -152,6 +152,11 @@ def test_a_command_that_trains_nothing_does_not_wait_for_torch(module: str) -> N
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
 
 
+def test_the_superlink_needs_nothing_of_flower() -> None:
+    looked = "import sys, server.deployment.superlink.program; sys.exit('flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("module", ["client.connection.service", "server.deployment.network"])
 def test_a_program_that_trains_starts_without_what_only_tests_and_reports_need(module: str) -> None:
     looked = f"import sys, {module}; sys.exit(bool({{'sklearn', 'matplotlib', 'scipy'}} & set(sys.modules)))"

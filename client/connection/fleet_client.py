@@ -1,59 +1,25 @@
 """The site's end of Flower's Fleet API: gRPC over TLS, every call signed with the site's key.
 
-This is the only file of the hospital's side that uses anything of Flower beyond its public API. It speaks the protocol
-of Flower's SuperNode 1.39 from within the process that trains, for three reasons, each measured or read: SuperNode
-sleeps 3 s between messages; it ends the process on a refusal instead of saying why; and it would hold the model a
-second time, in a process of its own, with a second port.
+It speaks the protocol of Flower's SuperNode 1.39 from within the process that trains, for three reasons, each measured
+or read: SuperNode sleeps 3 s between messages; it ends the process on a refusal instead of saying why; and it would
+hold the model a second time, in a process of its own, with a second port.
 """
 
 import hashlib
 import logging
+import time
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import grpc
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Error, Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.proto.fab_pb2 import GetFabRequest
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-)
-from flwr.proto.fleet_pb2_grpc import FleetStub
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectRequest,
-    PushObjectResponse,
-)
-from flwr.proto.node_pb2 import Node
-from flwr.proto.run_pb2 import GetRunRequest
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    ObjectPushError,
-    ObjectUnavailableError,
-    pull_objects,
-    push_objects,
-)
-from flwr.supercore.runtime_version_compatibility import RuntimeVersionMetadata
-from flwr.supercore.task_identity import TaskIdentity
 from google.protobuf.message import DecodeError
 
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
@@ -61,7 +27,32 @@ from client.site.statements import OtherName, Statements
 from common.security.call_signatures import headers, key_bytes
 from common.security.signatures import SignatureFault, is_signed
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
-from common.wire.flower_objects import cut, message_of, names_in
+from common.wire.fleet_protocol import SERVICE as FLEET
+from common.wire.fleet_protocol import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedRequest,
+    ConfirmMessageReceivedResponse,
+    DeactivateNodeRequest,
+    DeactivateNodeResponse,
+    GetFabRequest,
+    GetFabResponse,
+    GetRunRequest,
+    GetRunResponse,
+    Node,
+    PullMessagesRequest,
+    PullMessagesResponse,
+    PullObjectRequest,
+    PullObjectResponse,
+    PushMessagesRequest,
+    PushMessagesResponse,
+    PushObjectRequest,
+    PushObjectResponse,
+    SendNodeHeartbeatRequest,
+    SendNodeHeartbeatResponse,
+    names_in,
+)
+from common.wire.flower_objects import act_as, envelope, message_of, taken_apart
 from common.wire.hello import METHOD, SERVICE, Hello
 from common.wire.protobuf import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 
@@ -70,6 +61,19 @@ BUNDLE_MAX_BYTES = 64 * 1024
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
 TRANSFERS = 2
 """At once, either way: on a slow line each must end before the call's time is over."""
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
+"""Between two tries to fetch an object that the coordinator is still writing."""
+_ANSWERS = {
+    "ActivateNode": ActivateNodeResponse,
+    "DeactivateNode": DeactivateNodeResponse,
+    "SendNodeHeartbeat": SendNodeHeartbeatResponse,
+    "PullMessages": PullMessagesResponse,
+    "PushMessages": PushMessagesResponse,
+    "GetRun": GetRunResponse,
+    "GetFab": GetFabResponse,
+    "ConfirmMessageReceived": ConfirmMessageReceivedResponse,
+}
+T = TypeVar("T")
 
 _CODES_OF_A_BAD_LINE = {
     grpc.StatusCode.UNAVAILABLE,
@@ -134,21 +138,18 @@ class Link:
         ]
         self._raw = grpc.secure_channel(address, credentials, options=options)
         self._key = key
-        self._stub = FleetStub(self._raw)
+        self._fleet = _calls(self._raw)
         self._push_object = self._raw.unary_unary(
-            "/flwr.proto.Fleet/PushObject",
-            request_serializer=bytes,
-            response_deserializer=PushObjectResponse.FromString,
+            f"/{FLEET}/PushObject", request_serializer=bytes, response_deserializer=PushObjectResponse.FromString
         )
         self._pull_object = self._raw.unary_unary(
-            "/flwr.proto.Fleet/PullObject",
-            request_serializer=PullObjectRequest.SerializeToString,
+            f"/{FLEET}/PullObject",
+            request_serializer=lambda request: request.SerializeToString(),
             response_deserializer=lambda data: cut_out(data, CONTENT_OF_PULL),
         )
         self._hello = self._raw.unary_unary(
             f"/{SERVICE}/{METHOD}", request_serializer=bytes, response_deserializer=Hello.model_validate_json
         )
-        self._version = RuntimeVersionMetadata.from_local_component("SuperNode").append_to_grpc_metadata(None) or ()
         self._public_key = key_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
         self.node_id = 0
@@ -191,7 +192,7 @@ class Link:
         request = ActivateNodeRequest(public_key=self._public_key, heartbeat_interval=HEARTBEAT_INTERVAL_S)
         try:
             with _translated(admitted_only=True):
-                self.node_id = self._call(self._stub.ActivateNode, request).node_id
+                self.node_id = self._call(self._fleet["ActivateNode"], request).node_id
         except Refused:
             if not known_node_id:
                 raise
@@ -203,14 +204,14 @@ class Link:
         """Give a sign of life."""
         with _translated():
             request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=HEARTBEAT_INTERVAL_S)
-            answer = self._call(self._stub.SendNodeHeartbeat, request, timeout=10)
+            answer = self._call(self._fleet["SendNodeHeartbeat"], request, timeout=10)
         if not answer.success:
             raise Refused.key("the coordinator no longer knows it")
 
     def sign_off(self) -> None:
         """Tell the coordinator that this site leaves now; a missing answer does not matter."""
         try:
-            self._call(self._stub.DeactivateNode, DeactivateNodeRequest(node_id=self.node_id), timeout=3)
+            self._call(self._fleet["DeactivateNode"], DeactivateNodeRequest(node_id=self.node_id), timeout=3)
         except grpc.RpcError:
             return
 
@@ -219,7 +220,7 @@ class Link:
     def receive(self) -> bytes | None:
         """The next message for this site, without its content, in the form that :meth:`message` takes; or None."""
         with _translated():
-            answer = self._call(self._stub.PullMessages, PullMessagesRequest(node=self._node))
+            answer = self._call(self._fleet["PullMessages"], PullMessagesRequest(node=self._node))
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
     def message(self, received: bytes) -> Message:
@@ -232,22 +233,12 @@ class Link:
         """
         metadata, tree = _first(received)
         run_id, message_id = metadata.run_id, metadata.message_id
-        pull: Any = partial(self._pulled, run_id)  # Flower hands on what comes, unlooked at
         with _translated():
             try:
-                contents = pull_objects(
-                    names_in(tree),
-                    pull,
-                    max_concurrent_pulls=TRANSFERS,
-                    max_time=CALL_TIMEOUT_S,
-                    initial_backoff=0.05,
-                    backoff_cap=1.0,
-                )
-                message = message_of(message_id, contents)
-            except (ObjectPullError, ValueError) as error:
+                message = message_of(message_id, self._fetched(run_id, names_in(tree)))
+            except ValueError as error:
                 raise NotThere(str(error)) from None
-        # Read by Message() to fill a reply's metadata.
-        TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, self.node_id
+        act_as(self.node_id, run_id)
         if fault := self._bundle_fault(run_id):
             raise RequestRefused(fault, message)
         self._refuse_unsigned(message)
@@ -273,7 +264,7 @@ class Link:
             RunOver: If nobody does.
         """
         with _translated():
-            self._call(self._stub.GetRun, GetRunRequest(node=self._node, run_id=run_id), timeout=10)
+            self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id), timeout=10)
 
     def reply(self, received: bytes, reply: Message, seconds: float) -> None:
         """Send a reply, then let go of the message that it answers.
@@ -294,57 +285,59 @@ class Link:
         # A reply that is sent again after a lost connection keeps its signature: it is the same reply.
         if self._statements and reply.has_content() and not is_signed(reply.content):
             reply.content = self._statements.signed(reply.content, asked.message_id)
-        with _translated(), no_object_id_recompute():
-            cut(reply)
-            reply.metadata.__dict__["_message_id"] = reply.object_id
-            objects, tree = get_all_nested_objects(reply), get_object_tree(reply)
-            answer = self._announced(
-                PushMessagesRequest(
-                    node=self._node,
-                    messages_list=[message_to_proto(remove_content_from_message(reply))],
-                    message_object_trees=[tree],
-                    clientapp_runtime_list=[seconds],
-                ),
-            )
+        tree, contents = taken_apart(reply)
+        request = PushMessagesRequest(node=self._node, messages_list=[envelope(reply)], message_object_trees=[tree])
+        with _translated():
+            answer = self._announced(request)
+            wanted = set(answer.objects_to_push)
             push = partial(self._push, run_id, answer.session_id)
-            try:
-                push_objects(
-                    objects, push, object_ids_to_push=set(answer.objects_to_push), max_concurrent_pushes=TRANSFERS
-                )
-            except ObjectPushError as error:
-                raise NotThere(str(error)) from None
+            _at_once(push, [(name, content) for name, content in contents.items() if name in wanted])
             if self._statements and reply.has_content():
                 self._statements.was_taken(reply.content, asked.message_id)
             self.let_go(received)
 
-    def _announced(self, request: PushMessagesRequest) -> Any:
+    def _announced(self, request: Any) -> Any:
         """Announce a reply.
 
         Raises:
             NotTaken: If it is refused.
         """
         try:
-            return self._call(self._stub.PushMessages, request)
+            return self._call(self._fleet["PushMessages"], request)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
                 raise NotTaken(error.details() or "") from None
             raise
 
-    def _pulled(self, run_id: int, name: str) -> memoryview:
+    def _fetched(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:
+        """The contents of these objects.
+
+        Raises:
+            NotThere: If one is gone, or is not written in time.
+        """
+        wanted = list(dict.fromkeys(names))
+        until = time.monotonic() + CALL_TIMEOUT_S
+        contents = _at_once(lambda name: self._pulled(run_id, name, until), [(name,) for name in wanted])
+        return dict(zip(wanted, contents, strict=True))
+
+    def _pulled(self, run_id: int, name: str, until: float) -> memoryview:
         request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)
-        rest, content = self._call(self._pull_object, request)
-        answer = PullObjectResponse.FromString(rest)
-        if not answer.object_found:
-            raise ObjectPullError(name, "the object could not be found.")
-        if not answer.object_available:
-            raise ObjectUnavailableError(name)
-        return cast(memoryview, content)
+        pause_s = FIRST_LOOK_S
+        while True:
+            rest, content = self._call(self._pull_object, request)
+            answer = PullObjectResponse.FromString(rest)
+            if answer.object_available:
+                return cast(memoryview, content)
+            if not answer.object_found or time.monotonic() > until:
+                raise NotThere(f"object {name} could not be found")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
 
     def _push(self, run_id: int, session: str, name: str, content: bytes) -> None:
         request = PushObjectRequest(node=self._node, run_id=run_id, object_id=name, session_id=session)
         data = with_field(request.SerializeToString(), CONTENT_OF_PUSH, content)
         if not self._call(self._push_object, data).stored:
-            raise ObjectPushError(name, run_id, session)
+            raise NotThere(f"the coordinator does not need object {name} any more")
 
     def let_go(self, received: bytes) -> None:
         """Tell the coordinator that a message's content is not needed any more."""
@@ -353,15 +346,15 @@ class Link:
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
         with _translated(), suppress(RunOver):  # with its run it is gone by itself
-            self._call(self._stub.ConfirmMessageReceived, request)
+            self._call(self._fleet["ConfirmMessageReceived"], request)
 
     def _bundle_fault(self, run_id: int) -> str:
         """Why this run's app bundle is refused, or an empty string: a hospital runs what its own image holds."""
         if run_id not in self._bundles:
             with _translated():
-                run = self._call(self._stub.GetRun, GetRunRequest(node=self._node, run_id=run_id)).run
+                run = self._call(self._fleet["GetRun"], GetRunRequest(node=self._node, run_id=run_id)).run
                 request = GetFabRequest(node=self._node, hash_str=run.fab_hash, run_id=run_id)
-                content = self._call(self._stub.GetFab, request).fab.content
+                content = self._call(self._fleet["GetFab"], request).fab.content
             self._bundles[run_id] = bundle_fault(content, run.fab_hash)
         return self._bundles[run_id]
 
@@ -370,7 +363,32 @@ class Link:
         return Node(node_id=self.node_id)
 
     def _call(self, method: Callable[..., Any], request: Any, timeout: float = CALL_TIMEOUT_S) -> Any:
-        return method(request, timeout=timeout, metadata=(*self._version, *headers(self._key, self._public_key)))
+        return method(request, timeout=timeout, metadata=headers(self._key, self._public_key))
+
+
+def _calls(channel: grpc.Channel) -> Mapping[str, Any]:
+    """The calls of the Fleet API that bring no object, by name."""
+    return {
+        name: channel.unary_unary(
+            f"/{FLEET}/{name}",
+            request_serializer=lambda request: request.SerializeToString(),
+            response_deserializer=answer.FromString,
+        )
+        for name, answer in _ANSWERS.items()
+    }
+
+
+def _at_once(transfer: Callable[..., T], each: Sequence[tuple[Any, ...]]) -> list[T]:
+    """Make :data:`TRANSFERS` of these transfers at a time; none is begun after one has failed.
+
+    Raises:
+        Exception: What the first one raised that failed.
+    """
+    pool = ThreadPoolExecutor(TRANSFERS)
+    try:
+        return list(pool.map(lambda arguments: transfer(*arguments), each))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def bundle_fault(content: bytes, fab_hash: str) -> str:
@@ -418,7 +436,7 @@ def _first(received: bytes) -> tuple[Any, Any]:
 
 @contextmanager
 def _translated(admitted_only: bool = False) -> Iterator[None]:
-    """Flower's and gRPC's errors as the few that matter to a site."""
+    """gRPC's errors as the few that matter to a site."""
     try:
         yield
     except grpc.RpcError as error:

@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from rich.markup import escape
 from rich.table import Table
 
@@ -31,6 +29,7 @@ from common.system.files import write_atomically
 from common.system.plain_text import json_text
 from common.wire.canonical_bytes import parts, pieces, record_sha256
 from common.wire.codec import payload_bytes
+from common.wire.flower_objects import act_as, name_as
 from strategies.base.round_record import TooFewSites
 from strategies.base.state import FederationState
 from strategies.registry import method_of
@@ -63,17 +62,17 @@ class OneSite(Grid):
     site: Site
 
     def __post_init__(self) -> None:
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message()
+        act_as(1, 1)
         self._app = client_app(lambda context: self.site)
         self._asked: dict[str, Message] = {}
         self.left: list[RecordDict] = []
         self.errors: list[str] = []
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         raise NotImplementedError
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         raise NotImplementedError
 
     def create_message(self, *arguments: Any, **options: Any) -> Message:
@@ -88,7 +87,7 @@ class OneSite(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         new = {str(len(self._asked) + place): message for place, message in enumerate(messages)}
         for name, message in new.items():
-            message.metadata.__dict__["_message_id"] = name
+            name_as(message, name)
         self._asked |= new
         return list(new)
 

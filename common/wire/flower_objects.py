@@ -1,9 +1,11 @@
-"""A Flower message and the objects that it travels as: what both ends of the wire do with Flower's internals (1.39).
+"""A Flower message and the objects that it travels as: all that we use of Flower's private names, but for cryptography.
 
 Flower cuts a message into a tree of objects named by their SHA-256, and arrays into chunks. Its own way there copies
-every array six times and its way back four times; these once.
+every array six times and its way back four times; these once. ``tests/test_flower_names.py`` counts the private names
+and says what changed where Flower moves one.
 """
 
+import hashlib
 import importlib
 import json
 from collections.abc import Iterator, Mapping
@@ -12,17 +14,12 @@ from typing import Any
 
 from flwr.app import Array, Message
 from flwr.app.message.arraychunk import ArrayChunk
-from flwr.supercore.inflatable.inflatable_object import (
-    InflatableObject,
-    get_object_children_ids_from_object_content,
-    get_object_id,
-    get_object_type_from_object_content,
-    iterate_object_tree,
-)
+from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
 
-CHUNK_BYTES = 16 * 2**20
-"""Of an array; Flower's own 5 MiB make three times as many calls, each with its price at the SuperLink."""
+from common.wire.fleet_protocol import CHUNK_BYTES, Envelope, MetadataFields, ObjectTree, RecordDictFields
+
 vars(importlib.import_module("flwr.app.message.array"))["FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE"] = CHUNK_BYTES
 
 HASHERS = 2
@@ -36,7 +33,7 @@ class _Chunk(ArrayChunk):
 
     def __init__(self, data: memoryview) -> None:
         self._content = b"".join((f"{ArrayChunk.__qualname__}  {len(data)}".encode(), _DIVIDER, data))
-        self._name = get_object_id(self._content)
+        self._name = hashlib.sha256(self._content).hexdigest()
         super().__init__(_body(self._content))
 
     @property
@@ -59,9 +56,63 @@ def cut(message: Message) -> None:
                 vars(array)["_chunks"] = [(part.object_id, part) for part in parts]
 
 
-def names_in(tree: Any) -> list[str]:
-    """Names of all objects of a tree, leaves first."""
-    return [node.object_id for node in iterate_object_tree(tree)]
+def act_as(node_id: int, run_id: int) -> None:
+    """State whose messages this process makes from now on: ``Message()`` fills its metadata from it."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, run_id, node_id
+
+
+def name_as(message: Message, name: str) -> None:
+    """Set the name of a message."""
+    message.metadata.__dict__["_message_id"] = name
+
+
+def come_from(message: Message, node_id: int) -> None:
+    """Set the source of a message."""
+    message.metadata.__dict__["_src_node_id"] = node_id
+
+
+def taken_apart(message: Message) -> tuple[Any, dict[str, bytes]]:
+    """Name a message, and take it apart.
+
+    Returns:
+        The tree of its objects, and their contents by name, leaves first.
+    """
+    contents = dict[str, bytes]()
+    with no_object_id_recompute():
+        cut(message)
+        tree = _gathered(message, contents)
+    name_as(message, tree.object_id)
+    return tree, contents
+
+
+def _gathered(found: Any, contents: dict[str, bytes]) -> Any:
+    children = [_gathered(child, contents) for child in (found.children or {}).values()]
+    name = found.object_id
+    if name not in contents:
+        contents[name] = found.deflate()
+    return ObjectTree(object_id=name, children=children)
+
+
+def envelope(message: Message) -> Any:
+    """A message as it is announced: without its content."""
+    said = message.metadata
+    fields = MetadataFields(
+        run_id=said.run_id,
+        message_id=said.message_id,
+        src_node_id=said.src_node_id,
+        dst_node_id=said.dst_node_id,
+        reply_to_message_id=said.reply_to_message_id,
+        group_id=said.group_id,
+        ttl=said.ttl,
+        message_type=said.message_type,
+        created_at=said.created_at,
+    )
+    made = Envelope(metadata=fields)
+    if message.has_error():
+        made.error.code, made.error.reason = message.error.code, message.error.reason or ""
+    else:
+        made.content.CopyFrom(RecordDictFields())
+    return made
 
 
 def message_of(message_id: str, contents: Mapping[str, bytes | memoryview]) -> Message:
@@ -72,13 +123,13 @@ def message_of(message_id: str, contents: Mapping[str, bytes | memoryview]) -> M
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_part(content)}
-        objects: dict[str, InflatableObject] = dict(_arrays(contents, rest))
+        objects: dict[str, Any] = dict(_arrays(contents, rest))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
     except Exception as error:  # as the other side has written it: Flower and protobuf raise a dozen kinds
         raise ValueError(f"message {message_id[:8]} cannot be put together: {error!r}") from None
     if not isinstance(message, Message):
         raise ValueError(f"object {message_id} is no message")
-    message.metadata.__dict__["_message_id"] = message_id
+    name_as(message, message_id)
     return message
 
 
@@ -87,12 +138,11 @@ def _is_part(content: bytes | memoryview) -> bool:
     return bytes(content[:LONGEST_HEAD]).startswith(f"{ArrayChunk.__qualname__} ".encode())
 
 
-def _arrays(
-    contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes]
-) -> Iterator[tuple[str, InflatableObject]]:
+def _arrays(contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes]) -> Iterator[tuple[str, Array]]:
     for name, content in rest.items():
-        if get_object_type_from_object_content(content) == "Array":
-            children = get_object_children_ids_from_object_content(content)
+        kind, below, _ = content[: content.index(_DIVIDER)].decode().split(" ")
+        if kind == "Array":
+            children = below.split(",")
             body = json.loads(_body(content).tobytes())
             chunks = [_body(contents[children[place]]) for place in body["arraychunk_ids"]]
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)

@@ -3,7 +3,7 @@
 Both ends of the wire use it for the contents of objects, which are nearly all bytes that travel.
 """
 
-from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
+from common.wire.fleet_protocol import PullObjectResponse, PushObjectRequest
 
 VARINT, LENGTH_DELIMITED = 0, 2  # the two kinds of field that these messages have
 CONTENT_OF_PUSH = PushObjectRequest.DESCRIPTOR.fields_by_name["object_content"].number

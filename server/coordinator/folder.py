@@ -4,7 +4,7 @@ coordinator.toml           name, hosts, ports
 authority/                 ca.crt, ca.key; server.crt, server.key; signing.crt, signing.key
 sites/NAME.toml            one admitted (or revoked) site
 kits/NAME.kit              what the hospital gets
-state/                     Flower's database, its executor secret, locks, the present status
+state/                     the SuperLink's database, the secret of its calls, locks, the present status
 logs/superlink.log
 """
 
@@ -53,7 +53,7 @@ class CoordinatorFile(Section):
         hosts: Names and addresses by which hospitals reach this machine; the first stands in their kits.
         listen: Address that the one port for hospitals is bound to.
         port: That port (Flower's Fleet API): gRPC, TLS, every call signed.
-        control_port: Flower's Control and Runtime APIs, which have no login; always bound to 127.0.0.1.
+        control_port: The calls of the coordinator's own programs to its SuperLink; always bound to 127.0.0.1.
         connections: To the hospitals' port, at most; those that no hospital has signed a call on go first.
         connections_per_address: The same from one address; hospitals behind one firewall or proxy share one.
     """
@@ -118,7 +118,7 @@ class Coordinator:
 
     @property
     def control_address(self) -> str:
-        """Address of Flower's APIs, which this machine alone can reach."""
+        """Address of the coordinator's own calls, which this machine alone can reach."""
         return f"127.0.0.1:{self.file.control_port}"
 
     @property

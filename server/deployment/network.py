@@ -20,7 +20,8 @@ from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
-from server.deployment.superlink.local.process import START_TIMEOUT_S, answers, object_folder
+from server.deployment.superlink.local.process import START_TIMEOUT_S, object_folder
+from server.deployment.superlink.loopback.control import answers
 from server.deployment.superlink.run_client.run import run_on
 from server.deployment.timers import order_faults, timers
 from server.federation.evaluation import Setting

@@ -3,8 +3,6 @@
 import time
 from collections.abc import Callable
 
-import httpx
-
 from common.errors import BadInput, stop_on
 from server.coordinator.admission import members
 from server.coordinator.authority import RENEW_BEFORE_DAYS, days_valid
@@ -13,7 +11,7 @@ from server.coordinator.connections import note_connections, read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.local.database import set_aside_if_damaged
 from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink
-from server.deployment.superlink.run_client.control import Control, Node, flower_key
+from server.deployment.superlink.loopback.control import Control, Node, SuperLinkGone, flower_key
 from server.deployment.timers import order_faults, timers
 
 LOOK_S, RESTART_S = 1.0, 1.0
@@ -31,7 +29,7 @@ def serve(coordinator: Coordinator, tell: Tell) -> None:
     with alone(coordinator, "start"):
         link = SuperLink(coordinator)
         try:
-            tell(f"opening the port: Flower's SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
+            tell(f"opening the port: the SuperLink is started, which takes up to {START_TIMEOUT_S:.0f} s")
             _start(coordinator, link, tell)
             control = Control(coordinator)
             registered(coordinator, control)
@@ -67,7 +65,7 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
         try:
             now = {node.name: node.online for node in registered(coordinator, control)}
             problem = ""
-        except (httpx.HTTPError, BadInput) as error:
+        except (SuperLinkGone, BadInput) as error:
             if str(error) != problem:
                 tell(problem := str(error))
             now = before

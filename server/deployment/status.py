@@ -6,7 +6,6 @@ from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
-import httpx
 from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
@@ -17,8 +16,7 @@ from server.coordinator.admission import admitted_sites
 from server.coordinator.authority import days_valid
 from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, at_work
-from server.deployment.superlink.local.process import answers
-from server.deployment.superlink.run_client.control import Control
+from server.deployment.superlink.loopback.control import Control, SuperLinkGone, answers
 from server.runs.live_status import Present, part_of, read_present
 
 LINK = {
@@ -64,9 +62,9 @@ def _state_of(site: str, online: Mapping[str, bool], signed_off: Mapping[str, st
 
 def _online(coordinator: Coordinator) -> Mapping[str, bool]:
     try:
-        with closing(Control(coordinator)) as control:
+        with closing(Control(coordinator, answer_s=5.0)) as control:
             return {node.name: node.online for node in control.nodes()}
-    except httpx.HTTPError:
+    except SuperLinkGone:
         return {}
 
 

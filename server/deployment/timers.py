@@ -19,9 +19,10 @@ from common.system.timers import (
     TLS_TIMEOUT_S,
 )
 from server.deployment.superlink.local.process import START_TIMEOUT_S, STOP_GRACE_S
+from server.deployment.superlink.loopback.control import ANSWER_S, LINK_PATIENCE_S
 from server.deployment.superlink.run_client.network_grid import UPLOAD_STALL_S
-from server.deployment.superlink.run_client.retry import LINK_PATIENCE_S
-from server.deployment.superlink.run_client.run import TASK_TIMEOUT_S
+from server.deployment.superlink.run_client.run import HEARTBEAT_EVERY_S
+from server.deployment.superlink.storage.runs import SILENT_S
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ ORDER = (
     Inside("heartbeat of a site", "participation.round_deadline_s", "a site at work could be left out unheard"),
     Inside("TLS check of a site", "call of a site", "a call would end before it is checked who answers"),
     Inside("call of a site", "SuperLink away during a run", "a run would stop while its sites still try"),
+    Inside("heartbeat of a run", "run taken for dead", "a run would be taken for dead between two heartbeats"),
     Inside("SuperLink's start", "SuperLink away during a run", "a run would stop while the SuperLink comes back"),
 )
 
@@ -80,7 +82,7 @@ FIXED = (
     Timer(
         "site taken for lost",
         2 * HEARTBEAT_INTERVAL_S,
-        "fixed (two heartbeats by Flower's count)",
+        "fixed (two heartbeats as told to the SuperLink)",
         "the round waits for it only if it is needed, and sends its work again when it is back",
     ),
     Timer("call of a site", CALL_TIMEOUT_S, "fixed", "the site reconnects and sends again"),
@@ -97,7 +99,9 @@ FIXED = (
     Timer("SuperLink away during a run", LINK_PATIENCE_S, "fixed", "the run stops"),
     Timer("SuperLink's start", START_TIMEOUT_S, "fixed", "flwr-server start ends with the end of its log"),
     Timer("SuperLink's stop", STOP_GRACE_S, "fixed", "it is killed; its database stands that"),
-    Timer("hand-out of a run", TASK_TIMEOUT_S, "fixed", "flwr-server run stops"),
+    Timer("call of a run to the SuperLink", ANSWER_S, "fixed", "the run makes the call again"),
+    Timer("heartbeat of a run", HEARTBEAT_EVERY_S, "fixed", "the run sends the next one"),
+    Timer("run taken for dead", SILENT_S, "fixed", "sites drop their work on it; if it still lives, it goes on anew"),
 )
 """The timers that no experiment changes."""
 

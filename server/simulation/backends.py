@@ -21,13 +21,12 @@ import torch
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from common.config import SimulationSection
 from common.errors import BadInput, Fault
 from common.system.malloc import LARGE_BUFFERS, keep_large_buffers
 from common.system.stopping import handlers_kept, take_signals_again
+from common.wire.flower_objects import act_as, name_as
 
 CLIENT_APP = "client.simulation:simulated_app"
 CLIENT_APP_RAISED = 2  # Flower's code for an exception in a site's app
@@ -112,7 +111,7 @@ def inline(main: Main, app: ClientApp, sites: int) -> None:
     """Run ``main`` against sites that this process serves, one after the other."""
     quiet_flower()
     keep_large_buffers()
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
+    act_as(1, 1)
     main(InlineGrid(app, sites))
 
 
@@ -142,11 +141,11 @@ class InlineGrid(Grid):
             for node in range(2, sites + 2)
         }
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         raise NotImplementedError("the inline backend has no Flower run")
 
     @property
-    def run(self) -> Run:
+    def run(self) -> Any:
         raise NotImplementedError("the inline backend has no Flower run")
 
     def create_message(self, *arguments: Any, **options: Any) -> Message:
@@ -159,7 +158,7 @@ class InlineGrid(Grid):
         identifiers = []
         for message in messages:
             identifier = str(next(self._numbers))
-            message.metadata.__dict__["_message_id"] = identifier
+            name_as(message, identifier)
             self._asked[identifier] = message
             identifiers.append(identifier)
         return identifiers

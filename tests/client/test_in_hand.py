@@ -44,7 +44,8 @@ from client.connection.status import Status
 from client.site.init import prepare
 from client.site.settings import open_site, read_settings
 from common.security.identity import SiteKit, read_request
-from common.wire.flower_objects import message_of, names_in
+from common.wire.fleet_protocol import names_in
+from common.wire.flower_objects import message_of
 from server.coordinator.authority import issue_server_certificate, make_authority, signing_identity
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.run_client.signing import Addressee, Signing

@@ -14,7 +14,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from common.wire import flower_objects
-from common.wire.flower_objects import cut, message_of, names_in
+from common.wire.fleet_protocol import names_in
+from common.wire.flower_objects import cut, message_of
 from tests.common.flower_messages import Record, instruction, message, of_arrays
 
 CHUNK = 1000

@@ -2,7 +2,7 @@
 
 It is a program of its own: it has its key and kit, Flower's public protocol, and nothing of the site's program. It is
 told more than any hospital could learn: the nodes of its victims and, from the coordinator's own database, the names of
-the messages that wait for them. ``python -m tests.network.forger FOLDER NAME OWNERS_DB NODES OUT``: works until it is
+the messages that wait for them. ``python -m tests.network.forger FOLDER NAME DATABASE NODES OUT``: works until it is
 told to stop, and writes to OUT how each call ended, counted by status.
 """
 
@@ -38,7 +38,7 @@ from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_object_tree
 
 from common.security.identity import read_key, read_kit
-from server.deployment.superlink.run_client.control import flower_key
+from server.deployment.superlink.loopback.control import flower_key
 from tests.signing import SignsCalls
 
 Attempt = tuple[str, Callable[[], Any]]
@@ -135,7 +135,7 @@ class Forger:
 def waiting(database: Path) -> list[tuple[int, int, str]]:
     """Node, run and name of every message that was handed to a site and not answered."""
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as sql:
-        rows = sql.execute("SELECT node, run, root FROM messages WHERE is_reply = 0 AND reply = ''")
+        rows = sql.execute("SELECT node, run, root FROM messages WHERE is_reply = 0 AND handed = 1 AND partner = ''")
         return [(int(node), int(run), str(root)) for node, run, root in rows]
 
 

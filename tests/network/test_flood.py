@@ -126,7 +126,7 @@ def test_refused_calls_make_neither_log_nor_database_grow(federation: Federation
     assert kept_on_disk(federation, "state") - before[1] < 5_000
 
 
-@pytest.mark.parametrize("name", ["superlink.db", "owners.db"])
+@pytest.mark.parametrize("name", ["superlink.db"])
 def test_another_process_cannot_take_the_superlinks_databases(federation: Federation, name: str) -> None:
     """An administrator's ``sqlite3``, or a backup: SQLite's locks hold it off while the SuperLink runs."""
     path = federation.coordinator.folder / "state" / name

@@ -11,7 +11,7 @@ import pytest
 from server.coordinator.admission import members
 from server.coordinator.folder import read_coordinator
 from server.deployment.superlink.fleet.refused_calls import PAUSE_S
-from server.deployment.superlink.run_client.control import Control, flower_key
+from server.deployment.superlink.loopback.control import Control, flower_key
 from tests.network.federated import Federation, events, hash_in, sites_by_round, undisturbed
 from tests.network.real import eventually, flwr_client, flwr_server
 
@@ -34,7 +34,7 @@ def test_a_forger_that_tries_every_call_all_the_time_changes_nothing_and_is_name
 ) -> None:
     out, forger = tmp_path / "forged.json", federation.south
     state = federation.coordinator.folder / "state"
-    arguments = (forger.folder, forger.name, state / "owners.db", nodes_of(federation, tmp_path / "nodes.json"), out)
+    arguments = (forger.folder, forger.name, state / "superlink.db", nodes_of(federation, tmp_path / "nodes.json"), out)
     program = federation.machine.start("forger", "-m", "tests.network.forger", *arguments)
     eventually(out.exists, "the forger is at work")
     begun = time.monotonic()
@@ -122,7 +122,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation, t
         "from flwr.proto.fleet_pb2 import ActivateNodeRequest\n"
         "from flwr.proto.fleet_pb2_grpc import FleetStub\n"
         "from common.security.identity import read_kit\n"
-        "from server.deployment.superlink.run_client.control import flower_key\n"
+        "from server.deployment.superlink.loopback.control import flower_key\n"
         "kit = read_kit(pathlib.Path(sys.argv[1]))\n"
         "key = ec.generate_private_key(ec.SECP256R1())\n"
         "channel = grpc.secure_channel(kit.address, grpc.ssl_channel_credentials(kit.ca_certificate.encode()))\n"

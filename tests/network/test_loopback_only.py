@@ -1,4 +1,4 @@
-"""What listens where: hospitals reach one port, and Flower's APIs without a login none but this machine."""
+"""What listens where: hospitals reach one port, and only this machine reaches that of the coordinator's programs."""
 
 import ipaddress
 import socket
@@ -23,7 +23,14 @@ def listeners(processes: Iterable[psutil.Process]) -> set[tuple[str, int]]:
     """Address and port of everything that these processes accept connections or datagrams on."""
     sockets = [one for process in processes for one in process.net_connections("inet")]
     heard = [one for one in sockets if one.status == psutil.CONN_LISTEN or one.type == socket.SOCK_DGRAM]
-    return {(one.laddr.ip, one.laddr.port) for one in heard}
+    return {(plain(one.laddr.ip), one.laddr.port) for one in heard}
+
+
+def plain(address: str) -> str:
+    """An address of IPv4 as such, also where a socket of IPv6 is bound to it, as gRPC's are."""
+    read = ipaddress.ip_address(address)
+    mapped = read.ipv4_mapped if isinstance(read, ipaddress.IPv6Address) else None
+    return str(mapped or read)
 
 
 def beyond_loopback(found: Iterable[tuple[str, int]]) -> set[int]:
@@ -36,7 +43,7 @@ def test_the_port_for_hospitals_is_all_that_a_coordinator_opens_to_other_machine
     assert beyond_loopback(found) == {trial.coordinator.port}
 
 
-def test_flowers_apis_without_a_login_are_on_loopback(trial: Trial) -> None:
+def test_the_calls_of_the_coordinators_own_programs_are_on_loopback(trial: Trial) -> None:
     coordinator = trial.coordinator
     found = listeners([coordinator.superlink])
     assert {address for address, port in found if port == coordinator.control_port} == {"127.0.0.1"}

@@ -1,5 +1,5 @@
 """Fixtures that several modules share."""
 
-from tests.server.superlinks import certificates, database, link, port
+from tests.server.superlinks import certificates, link, port
 
-__all__ = ["certificates", "database", "link", "port"]
+__all__ = ["certificates", "link", "port"]

@@ -1,9 +1,6 @@
-"""A SuperLink's database, files and port for hospitals in this process, as the SuperLink's program makes them."""
+"""A SuperLink's storage and port for hospitals in this process, as the SuperLink's program makes them."""
 
 import hashlib
-import importlib
-import shutil
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,36 +12,27 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import NOOP_FLWR_AID
 from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesRequest, PushMessagesRequest
 from flwr.proto.fleet_pb2_grpc import FleetStub
 from flwr.proto.message_pb2 import ObjectTree, PushObjectRequest
 from flwr.proto.node_pb2 import Node
-from flwr.server.superlink.linkstate import LinkStateFactory, linkstate_factory
-from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.object_store import ObjectStoreFactory, object_store_factory
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from flwr.superlink import extensions
-from flwr.superlink.federation import NoOpFederationManager
 
+from common.wire import fleet_protocol
 from server.coordinator.authority import issue_server_certificate, make_authority
 from server.coordinator.folder import Coordinator, CoordinatorFile
-from server.deployment.superlink import program
-from server.deployment.superlink.local.loopback import SECRET
-from server.deployment.superlink.local.steady_clock import OF_THE_SUPERLINK
-from server.deployment.superlink.program import ObjectStore, superlink_command
+from server.deployment.superlink.fleet.server import serve_hospitals
+from server.deployment.superlink.objects.files import ObjectFiles
+from server.deployment.superlink.port_guard.guard import Guard
+from server.deployment.superlink.port_guard.strangers import Limits
+from server.deployment.superlink.storage.messages import StoredMessage, request_from
+from server.deployment.superlink.storage.storage import Storage
 from tests.signing import SignsCalls, pem
 
 SUPERLINK = 1
 """Flower's number of the SuperLink itself."""
-REPLACED = (
-    (linkstate_factory, "SqlLinkState", LinkStateFactory.state),
-    (object_store_factory, "SqlObjectStore", ObjectStoreFactory.store),
-    (superlink_command, "SuperLinkLifespan", superlink_command._run_superlink_http_api),
-)
-"""Module, the name in it that we replace, and Flower's function that must look it up there when it runs."""
+DATABASE = "superlink.db"
 
 
 def named(content: bytes) -> str:
@@ -55,93 +43,52 @@ class Clock:
     """Time that passes when a test says so."""
 
     def __init__(self) -> None:
-        self.now = 1000.0
+        self.now = time.time()
 
-    def monotonic(self) -> float:
+    def __call__(self) -> float:
         return self.now
 
 
 @dataclass
 class Link:
-    """A SuperLink's two stores and one run that goes on, as Flower makes them after ``main()``."""
+    """A SuperLink's storage, and one run that goes on."""
 
     folder: Path
-    clock: Clock
+    clock: Clock = field(default_factory=Clock)
     sent: dict[str, Message] = field(default_factory=dict)
-    more: list[ObjectStore] = field(default_factory=list)
+    opened: list[Storage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.files = ObjectStore.files
-        self.stores = ObjectStoreFactory(str(self.folder / "superlink.db"))
-        self.states = LinkStateFactory(self.stores.database, NoOpFederationManager(), self.stores)
-        self.state, self.store = self.states.state(), self.stores.store()
-        self.run, self.task = self.begun()
+        self.storage = self.restarted()
+        self.files = self.storage.files
+        self.run = self.storage.begin_run()
 
-    def begun(self) -> tuple[int, int]:
-        """A run that goes on, and its task."""
-        run = self.created()
-        (found,) = self.state.get_run_info(run_ids=[run])
-        task = int(found.primary_task_id or 0)
-        assert self.state.claim_task(task)
-        assert self.state.activate_task(task)
-        return run, task
+    def restarted(self) -> Storage:
+        """The storage of a new process on the same database and files; the one before was killed."""
+        files = ObjectFiles(self.folder / "objects")
+        self.opened.append(Storage.open(self.folder / DATABASE, files, self.clock, self.clock))
+        return self.opened[-1]
 
-    def created(self) -> int:
-        """A run that has not begun."""
-        return self.state.create_run(None, None, None, {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP)
-
-    def announced(self, *contents: bytes) -> str:
-        """Announce objects, the first one above the others; the push session they are expected in."""
+    def request(self, node: int, *contents: bytes) -> StoredMessage:
+        """A request of any objects, the first one above the others; nothing is written."""
         top, *below = (named(content) for content in contents)
-        session = self.state.start_session(self.run)
-        tree = ObjectTree(object_id=top, children=[ObjectTree(object_id=name) for name in below])
-        self.state.preregister_object_tree(tree, session)
-        return session
-
-    def restarted(self) -> ObjectStore:
-        """The store of a new process on the same database and files."""
-        store = ObjectStore(self.stores.database)
-        store.initialize()
-        self.more.append(store)
-        return store
+        proto = fleet_protocol.Envelope()
+        said = proto.metadata
+        said.message_id, said.run_id, said.dst_node_id, said.src_node_id = top, self.run, node, SUPERLINK
+        said.created_at, said.ttl = self.clock(), 600.0
+        children = [fleet_protocol.ObjectTree(object_id=name) for name in below]
+        return request_from(proto, fleet_protocol.ObjectTree(object_id=top, children=children))
 
     def close(self) -> None:
         """Close the databases, of which Python 3.13 warns where they are left to the garbage collector."""
-        for one in (self.state, self.store, *self.more):
-            assert one._engine
-            one._engine.dispose()
-
-
-@pytest.fixture(scope="module")
-def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Flower's empty database, for to make it takes a second."""
-    path = tmp_path_factory.mktemp("empty") / "superlink.db"
-    store = SqlObjectStore(str(path))
-    store.initialize()
-    assert store._engine
-    store._engine.dispose()
-    return path
+        for one in self.opened:
+            one.close()
 
 
 @pytest.fixture
-def link(database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    """``main()`` has run, up to the place where Flower's program would begin."""
-    shutil.copytree(database.parent, tmp_path, dirs_exist_ok=True)
-    clock, begun = Clock(), list[list[str]]()
-    for module, name, _ in REPLACED:
-        monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
-    monkeypatch.setattr(extensions, "get_middleware", extensions.get_middleware)
-    monkeypatch.setattr(ObjectStore, "files", None, raising=False)
-    monkeypatch.setattr(program, "time", clock)
-    monkeypatch.setattr(superlink_command, "flower_superlink", lambda: begun.append(list(sys.argv)))
-    for name in OF_THE_SUPERLINK:
-        monkeypatch.setattr(f"{name}.now", vars(importlib.import_module(name))["now"])
-    ours = ["--state", str(tmp_path), "--connections", "1000", "--connections-per-address", "256"]
-    (tmp_path / SECRET).write_bytes(b"known to this folder")
-    monkeypatch.setattr(sys, "argv", ["superlink", *ours, "--isolation", "process"])
-    program.main()
-    assert begun == [["superlink", "--isolation", "process"]]
-    made = Link(tmp_path, clock)
+def link(tmp_path: Path) -> Iterator[Link]:
+    """A new storage."""
+    made = Link(tmp_path)
     yield made
     made.close()
 
@@ -168,10 +115,12 @@ class Hospital:
         answer = self.stub.PullMessages(PullMessagesRequest(node=self.node))
         return answer.messages_list[0].metadata.message_id, answer.message_object_trees[0]
 
-    def reply_to(self, message_id: str, words: str = "trained", source: int = 0, to: int = SUPERLINK) -> Message:
+    def reply_to(
+        self, message_id: str, words: str = "trained", source: int = 0, to: int = SUPERLINK, run: int = 0
+    ) -> Message:
         """A reply in this site's name, or in that of ``source``."""
         metadata = Metadata(
-            run_id=self.link.run,
+            run_id=run or self.link.run,
             message_id="",
             src_node_id=source or self.node_id,
             dst_node_id=to,
@@ -222,8 +171,7 @@ class Port:
         """An admitted site."""
         key = ec.generate_private_key(ec.SECP256R1())
         public = pem(key.public_key())
-        node = self.link.state.create_node(NOOP_FLWR_AID, "owner", public, 30.0, name=name)
-        return Hospital(self.link, name, self.stub(key), public, node)
+        return Hospital(self.link, name, self.stub(key), public, self.link.storage.sites.register(name, public))
 
     def stranger(self) -> Hospital:
         """A fresh key that nobody admitted."""
@@ -255,11 +203,10 @@ class Port:
         objects = get_all_nested_objects(message)
         for part, content in objects.items():
             self.link.files.write(part, content.deflate())
-        self.link.state.activate_node(hospital.node_id, 30.0)  # only a site that is there is sent a message
-        session = self.link.state.start_session(self.link.run)
-        proto = remove_content_from_message(message)
-        stored, _ = self.link.state.store_message_and_object_tree(proto, get_object_tree(message), session)
-        assert stored
+        self.link.storage.sites.activate(hospital.node_id, 30.0)  # only a site that is there is sent a message
+        proto = message_to_proto(remove_content_from_message(message))
+        taken, missing = self.link.storage.messages.push([request_from(proto, get_object_tree(message))])
+        assert (taken, missing) == ([name], [])
         self.link.sent[name] = message
         return name
 
@@ -278,11 +225,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes
 @pytest.fixture
 def port(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]:
     """The port for hospitals, as the SuperLink's program opens it."""
-    server = superlink_command.SuperLinkLifespan.link.run("127.0.0.1:0", link.states, link.stores, certificates)
-    found = Port(link, server.bound_address, certificates[0])
+    guard = Guard(Limits(1000, 256))
+    server, number = serve_hospitals("127.0.0.1:0", link.storage, certificates, link.folder, guard)
+    found = Port(link, f"127.0.0.1:{number}", certificates[0])
     try:
         yield found
     finally:
         for channel in found.channels:
             channel.close()
         server.stop(None).wait()
+        guard.stop()

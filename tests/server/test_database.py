@@ -7,41 +7,27 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore.object_store.sql_object_store import SqlObjectStore
-from flwr.superlink.federation import NoOpFederationManager
 
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.superlink.local import database as module
 from server.deployment.superlink.local.database import BESIDE, FILE, damage, database, set_aside_if_damaged
-
-pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning")  # Flower's to fix
-
-
-def opened(path: Path) -> SqlLinkState:
-    """Flower's own state on a file, as its SuperLink makes it."""
-    store = SqlObjectStore(str(path))
-    store.initialize()
-    state = SqlLinkState(str(path), NoOpFederationManager(), store)
-    state.initialize()
-    return state
+from server.deployment.superlink.objects.files import ObjectFiles
+from server.deployment.superlink.storage.storage import Storage
 
 
-def closed(state: SqlLinkState) -> None:
-    """Close both of its connections: SQLite then writes everything into the one file."""
-    for one in (state, state.object_store):
-        assert one._engine
-        one._engine.dispose()
+def opened(path: Path) -> Storage:
+    """The SuperLink's storage on a file."""
+    return Storage.open(path, ObjectFiles(path.parent / "objects"), lambda: 1000.0)
 
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with rows of ours in Flower's tables."""
+    """A database with rows."""
     path = tmp_path_factory.mktemp("sound") / FILE
-    state = opened(path)
-    for number in range(50):
-        state.create_node("owner", f"site-{number}", b"key %d" % number, 30)
-    closed(state)
+    storage = opened(path)
+    for number in range(500):
+        storage.sites.register(f"site-{number}", b"key %d" % number)
+    storage.close()
     return path
 
 
@@ -49,8 +35,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def coordinator(tmp_path: Path, sound: Path) -> Coordinator:
     made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=1, control_port=2))
     made.state.mkdir()
-    for path in sound.parent.iterdir():
-        shutil.copy(path, made.state)
+    shutil.copy(sound, made.state)
     return made
 
 
@@ -81,10 +66,23 @@ def test_a_damaged_database_is_renamed_and_a_new_one_can_be_made(damaged: Coordi
     (aside,) = [path for path in damaged.state.iterdir() if path.name.endswith("Z")]
     assert aside.name in said
     assert aside.read_bytes() == before
-    state = opened(database(damaged))
-    assert state.create_node("owner", "site-1", b"key 1", 30)
-    closed(state)
+    storage = opened(database(damaged))
+    assert storage.sites.register("site-1", b"key 1")
+    storage.close()
     assert set_aside_if_damaged(damaged) == ""
+
+
+@pytest.mark.parametrize(
+    ("statement", "reason"),
+    [("PRAGMA application_id = 0", "it is Flower's own"), ("PRAGMA user_version = 99", "its number is 99, not 1")],
+)
+def test_a_database_of_another_release_is_renamed(statement: str, reason: str, coordinator: Coordinator) -> None:
+    with closing(sqlite3.connect(database(coordinator))) as other:
+        other.execute(statement)
+    said = set_aside_if_damaged(coordinator)
+    assert said.startswith(f"state/superlink.db is of another release ({reason}")
+    assert not database(coordinator).exists()
+    assert len(list(coordinator.state.glob("superlink.db.of-another-release-*Z"))) == 1
 
 
 def test_a_sound_database_stays(coordinator: Coordinator) -> None:

@@ -6,13 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from flwr.common.constant import HEARTBEAT_PATIENCE
 from rich.console import Console
 
 from common.config import read_experiment
 from common.system import timers as of_sites
 from server.deployment.superlink.local import process
-from server.deployment.superlink.run_client import network_grid, retry, run
+from server.deployment.superlink.loopback import control
+from server.deployment.superlink.run_client import network_grid, run
+from server.deployment.superlink.storage import runs
+from server.deployment.superlink.storage.sites import PATIENCE
 from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
 from strategies.rounds.participation import client_manager, roll_call
 from tests.federations import DIGITS
@@ -51,11 +53,12 @@ INTERNAL = {
     "LOOK_S",
     "FIRST_RETRY_S",  # the shortest pause between a site's tries; the longest is listed
     "HEARTBEAT_INTERVAL_S",  # listed as what follows from it
+    "PAUSE_S",  # before a call to a SuperLink that is away is made again; how long for is listed
     "TELL_AFTER_S",  # who is waited for is said; nothing else happens
 }
 
 
-@pytest.mark.parametrize("module", [of_sites, roll_call, client_manager, retry, network_grid, process, run])
+@pytest.mark.parametrize("module", [of_sites, roll_call, client_manager, control, network_grid, process, run, runs])
 def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
     constants = {name: value for name, value in vars(module).items() if name.isupper() and name.endswith("_S")}
     listed = [timer.seconds for timer in timers(None)]
@@ -63,9 +66,9 @@ def test_every_timer_that_a_module_has_is_listed(module: object) -> None:
     assert [name for name, value in constants.items() if name not in INTERNAL and value not in listed] == []
 
 
-def test_a_site_is_taken_for_lost_when_flower_does_so() -> None:
+def test_a_site_is_taken_for_lost_when_the_superlink_does_so() -> None:
     (lost,) = (timer.seconds for timer in timers(None) if timer.name == "site taken for lost")
-    assert lost == HEARTBEAT_PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
+    assert lost == PATIENCE * of_sites.HEARTBEAT_INTERVAL_S
     assert lost > 2 * of_sites.HEARTBEAT_PAUSE_S  # one sign of life may get lost
 
 

@@ -5,10 +5,8 @@ The forger is an admitted site with Flower's own stub; the stranger has a fresh 
 
 import datetime as dt
 import json
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +14,7 @@ import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app.message import remove_content_from_message
-from flwr.common.constant import NOOP_FLWR_AID, PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER, SubStatus
+from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.common.serde import message_to_proto
 from flwr.proto.fab_pb2 import GetFabRequest
 from flwr.proto.fleet_pb2 import (
@@ -37,18 +35,17 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
+from common.wire.fleet_protocol import Envelope
 from server.coordinator.connections import read_sign_offs
-from server.deployment.superlink.fleet import message_owners
 from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
-from server.deployment.superlink.fleet.message_owners import MOST_MESSAGES, Owners
 from server.deployment.superlink.fleet.refused_calls import FILE
 from server.deployment.superlink.fleet.service import LONGEST_REASON
+from server.deployment.superlink.storage import messages
+from server.deployment.superlink.storage.messages import MOST_MESSAGES, StoredMessage
+from server.deployment.superlink.storage.sites import Presence
 from tests.server.superlinks import Hospital, Link, Port, named
 from tests.signing import pem, signature_over
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:No path_separator found:DeprecationWarning"),  # Flower's own
-]
 DENIED, UNKNOWN = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED
 INTERVAL = 30.0
 
@@ -75,8 +72,19 @@ def noted(link: Link) -> list[dict[str, Any]]:
 
 
 def online(link: Link, hospital: Hospital) -> bool:
-    (node,) = link.state.get_node_info(node_ids=[hospital.node_id])
-    return bool(node.status == "online")
+    return link.storage.sites.is_there(hospital.node_id)
+
+
+def came_to(link: Link, name: str) -> StoredMessage | None:
+    """The reply to a message, as the run gets it."""
+    (found,) = link.storage.messages.replies(link.run, [name]) or (None,)
+    return found if isinstance(found, StoredMessage) else None
+
+
+def said_of(message: StoredMessage | None) -> Any:
+    """What stands on a message's envelope."""
+    assert message
+    return Envelope.FromString(message.envelope)
 
 
 # ---------------------------------------------------------------------- what an honest site does
@@ -91,21 +99,35 @@ def test_a_site_signs_on_gives_signs_of_life_and_signs_off(port: Port, victim: H
     assert read_sign_offs(port.link.folder) == {}
     victim.stub.DeactivateNode(DeactivateNodeRequest(node_id=victim.node_id))
     assert not online(port.link, victim)
+    (site,) = port.link.storage.sites.all()
+    assert site.state == Presence.SIGNED_OFF
     assert list(read_sign_offs(port.link.folder)) == ["victim"]
     victim.stub.ActivateNode(ActivateNodeRequest(public_key=victim.key, heartbeat_interval=INTERVAL))
     assert read_sign_offs(port.link.folder) == {}
 
 
-def test_an_object_whose_file_appears_while_it_is_asked_for_comes_with_its_content(
+def test_a_site_that_falls_silent_is_lost_and_has_not_signed_off(port: Port, victim: Hospital) -> None:
+    victim.stub.ActivateNode(ActivateNodeRequest(public_key=victim.key, heartbeat_interval=INTERVAL))
+    port.link.clock.now += 2 * INTERVAL + 1
+    (site,) = port.link.restarted().sites.all()
+    assert site.state == Presence.LOST
+    assert not online(port.link, victim)
+    victim.stub.ActivateNode(ActivateNodeRequest(public_key=victim.key, heartbeat_interval=INTERVAL))
+    assert online(port.link, victim)
+
+
+def test_an_object_whose_file_appears_while_it_is_asked_for_is_there_at_the_next_look(
     port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = port.ask(victim)
     victim.pull()
     view, looks = port.link.files.view, iter([True])  # the first look comes before the file
     monkeypatch.setattr(port.link.files, "view", lambda name: None if next(looks, False) else view(name))
-    answer = victim.stub.PullObject(PullObjectRequest(node=victim.node, run_id=port.link.run, object_id=name))
-    assert answer.object_available
-    assert answer.object_content == port.link.files.read(name) != b""
+    request = PullObjectRequest(node=victim.node, run_id=port.link.run, object_id=name)
+    first, second = victim.stub.PullObject(request), victim.stub.PullObject(request)
+    assert (first.object_found, first.object_available, first.object_content) == (True, False, b"")
+    assert second.object_available
+    assert second.object_content == port.link.files.read(name) != b""
 
 
 def test_a_site_pulls_its_message_and_sends_its_reply_and_both_lie_in_files(port: Port, victim: Hospital) -> None:
@@ -118,8 +140,7 @@ def test_a_site_pulls_its_message_and_sends_its_reply_and_both_lie_in_files(port
     assert answer.object_content == port.link.files.read(name)
     reply = victim.reply_to(name)
     victim.send(reply)
-    (came,) = port.link.state.get_message_res({name}, port.link.run)
-    assert came.metadata.src_node_id == victim.node_id
+    assert said_of(came_to(port.link, name)).metadata.src_node_id == victim.node_id
     assert all(port.link.files.has(part) for part in get_all_nested_objects(reply))
     confirm = ConfirmMessageReceivedRequest(node=victim.node, run_id=port.link.run, message_object_id=name)
     victim.stub.ConfirmMessageReceived(confirm)
@@ -146,8 +167,7 @@ def test_a_site_that_lost_the_line_while_the_run_knew_of_its_reply_sends_what_is
     victim.pull()
     reply = victim.reply_to(name)
     victim.announce(reply)
-    port.link.state.get_message_res({name}, port.link.run)
-    port.link.state.delete_messages({name})  # as Flower does when the run has heard of the reply
+    assert came_to(port.link, name)
     victim.send(reply)
     assert all(port.link.files.has(part) for part in get_all_nested_objects(reply))
 
@@ -167,8 +187,7 @@ def test_content_of_another_hash_is_not_kept_and_the_right_one_may_still_come(po
 def test_nothing_is_handed_out_to_a_run_that_is_over(port: Port, victim: Hospital) -> None:
     name = port.ask(victim)
     victim.pull()
-    port.link.state.finish_task(port.link.task, SubStatus.COMPLETED, "")
-    port.link.clock.now += 2
+    port.link.storage.messages.end(port.link.run)
     request = PullObjectRequest(node=victim.node, run_id=port.link.run, object_id=name)
     assert refused(lambda: victim.stub.PullObject(request)) == (DENIED, "Run is finished.")
 
@@ -188,7 +207,7 @@ def test_a_site_that_is_registered_now_is_let_in_soon_and_one_that_is_revoked_is
     time.sleep(LOOK_AGAIN_S)
     activation = ActivateNodeRequest(public_key=late.key, heartbeat_interval=INTERVAL)
     assert late.stub.ActivateNode(activation).node_id == late.node_id
-    port.link.state.delete_node(NOOP_FLWR_AID, early.node_id)
+    port.link.storage.sites.unregister(early.node_id)
     time.sleep(FRESH_S)
     assert refused(lambda: early.stub.SendNodeHeartbeat(beat))[0] == UNKNOWN
 
@@ -279,7 +298,7 @@ SPOILT: dict[str, Callable[[], Headers]] = {
 @pytest.mark.parametrize("kind", SPOILT)
 def test_a_spoilt_signature_is_refused(kind: str, port: Port) -> None:
     key = pem(OWN.public_key())
-    port.link.state.create_node(NOOP_FLWR_AID, "owner", key, 30.0, name="own")
+    port.link.storage.sites.register("own", key)
     request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL)
     assert refused(lambda: port.stub().ActivateNode(request, metadata=SPOILT[kind]()))[0] == UNKNOWN
     assert port.stub().ActivateNode(request, metadata=signed(OWN, at(0))).node_id
@@ -290,7 +309,8 @@ def test_a_spoilt_signature_is_refused(kind: str, port: Port) -> None:
 
 def answered(port: Port) -> list[int]:
     """The sites whose replies the run would get."""
-    return [one.metadata.src_node_id for one in port.link.state.get_message_res(set(port.link.sent), port.link.run)]
+    found = port.link.storage.messages.replies(port.link.run, list(port.link.sent))
+    return [one.node for one in found if isinstance(one, StoredMessage)]
 
 
 def test_a_forger_cannot_answer_another_sites_message_in_any_way(
@@ -314,6 +334,14 @@ def test_a_forger_cannot_answer_another_sites_message_in_any_way(
     victim.send(victim.reply_to(name))
     assert answered(port) == [victim.node_id]
     assert {line["caller"] for line in noted(port.link)} == {"forger"}
+
+
+def test_a_reply_in_the_name_of_another_run_is_not_taken(port: Port, victim: Hospital) -> None:
+    name = port.ask(victim)
+    victim.pull()
+    other = port.link.storage.runs.begin()
+    assert refused(lambda: victim.announce(victim.reply_to(name, run=other)))[0] == grpc.StatusCode.FAILED_PRECONDITION
+    assert answered(port) == []
 
 
 def test_a_forger_cannot_answer_a_message_that_its_owner_has_not_pulled_yet(
@@ -404,8 +432,7 @@ def test_endless_words_of_an_error_are_cut_and_reach_the_run_and_those_of_other_
     proto.ClearField("content")
     proto.metadata.group_id, proto.error.code, proto.error.reason = "1", 2, "x" * 14_000_000
     victim.stub.PushMessages(PushMessagesRequest(node=victim.node, messages_list=[proto], message_object_trees=[tree]))
-    (came,) = port.link.state.get_message_res({name}, port.link.run)
-    assert len(came.error.reason) == LONGEST_REASON
+    assert len(said_of(came_to(port.link, name)).error.reason) == LONGEST_REASON
 
 
 def test_a_site_seems_to_be_there_for_two_minutes_at_most_after_its_last_sign(port: Port, victim: Hospital) -> None:
@@ -417,7 +444,7 @@ def test_a_site_seems_to_be_there_for_two_minutes_at_most_after_its_last_sign(po
 
 
 def test_a_reply_cannot_fill_the_disk(port: Port, victim: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(message_owners, "ROOM_BYTES", 3_000_000)
+    monkeypatch.setattr(messages, "ROOM_BYTES", 3_000_000)
     name = port.ask(victim)
     victim.pull()
     reply = victim.reply_to(name)
@@ -441,7 +468,7 @@ def test_a_caller_learns_nothing_of_a_fault_inside(
     def broken(*arguments: Any, **options: Any) -> None:
         raise OSError("/secret/path is full")
 
-    monkeypatch.setattr(port.link.state, "get_message_ins", broken)
+    monkeypatch.setattr(port.link.storage.messages, "next_for", broken)
     code, reason = refused(lambda: victim.stub.PullMessages(PullMessagesRequest(node=victim.node)))
     assert (code, reason) == (grpc.StatusCode.INTERNAL, "the coordinator failed")
 
@@ -529,49 +556,25 @@ def test_after_a_restart_a_site_goes_on_with_its_messages_and_nobody_else_does(
     victim.pull()
     reply = victim.reply_to(name)
     victim.announce(reply)
-    known = Owners(port.link.folder / "owners.db", lambda root: set(get_all_nested_objects(reply)) | {root, name})
+    known = port.link.restarted().messages
     assert known.was_handed(victim.node_id, name)
     assert known.reply_to(name) == reply.object_id
     assert all(known.may_push(victim.node_id, part) for part in get_all_nested_objects(reply))
     assert not any(known.may_push(forger.node_id, part) for part in get_all_nested_objects(reply))
     assert known.may_pull(victim.node_id, name)
     assert not known.may_pull(forger.node_id, name)
-    known.close()
+    assert known.next_for(victim.node_id) is None
 
 
-def test_after_a_restart_a_name_is_looked_up_while_another_call_holds_the_database(link: Link) -> None:
-    """Two calls that wait for each other would stop the hospital link until its next restart."""
-    with_database, before = threading.Lock(), Owners(link.folder / "owners.db", lambda root: ())
-    before.handed(1, 9, "message", ["object"], 0)
-    before.close()
-
-    def names(root: str) -> tuple[str, ...]:
-        looks.set()
-        with with_database:
-            return ("object",)
-
-    looks, known = threading.Event(), Owners(link.folder / "owners.db", names)
-    with ThreadPoolExecutor(2) as calls:
-        with with_database:  # as a call does that stores a reply
-            pulls = calls.submit(known.may_pull, 1, "object")
-            assert looks.wait(10)
-            asks = calls.submit(known.reply_to, "message")
-            done, _ = wait([asks], timeout=10)
-        assert done == {asks}
-        assert pulls.result(10)
-    known.close()
-
-
-def test_of_each_site_the_newest_messages_are_remembered(link: Link) -> None:
-    known = Owners(link.folder / "owners.db", lambda root: ())
+def test_of_each_site_the_newest_messages_are_remembered_and_those_that_wait(port: Port, victim: Hospital) -> None:
+    names, known = list[str](), port.link.storage.messages
     for number in range(MOST_MESSAGES + 5):
-        known.handed(1, 9, f"message {number}", [f"object {number}"], 0)
-    known.handed(2, 9, "of another", ["object"], 0)
-    assert [number for number in range(MOST_MESSAGES + 5) if not known.may_pull(1, f"object {number}")] == [
-        0, 1, 2, 3, 4
-    ]  # fmt: skip
-    assert known.may_pull(2, "object")
-    known.close()
+        names.append(port.ask(victim, f"train {number}"))
+        victim.pull()
+        known.let_go(names[-1])
+    assert [name for name in names if not known.may_pull(victim.node_id, name)] == names[:5]
+    waiting = [port.ask(victim, f"wait {number}") for number in range(MOST_MESSAGES + 5)]
+    assert [victim.pull()[0] for _ in waiting] == waiting
 
 
 def test_a_stranger_does_not_have_the_database_read_for_each_of_its_calls() -> None:

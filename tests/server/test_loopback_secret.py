@@ -1,41 +1,21 @@
-"""Flower's APIs on loopback, called by another account of the machine: without the secret nothing is answered."""
+"""Our calls on loopback, made by another account of the machine: without the secret nothing is answered."""
 
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
-import httpx
+import grpc
 import pytest
-from flwr.proto.control_pb2 import (
-    ListNodesRequest,
-    ListRunsRequest,
-    RegisterNodeRequest,
-    StartRunRequest,
-    StopRunRequest,
-    UnregisterNodeRequest,
-)
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest, PushObjectRequest
-from flwr.proto.runtime_pb2 import (
-    AcquireTaskRequest,
-    GetNodesRequest,
-    PullAppMessagesRequest,
-    PullTaskInputRequest,
-    PushAppMessagesRequest,
-    PushTaskOutputRequest,
-    SendTaskHeartbeatRequest,
-)
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink import extensions
-from flwr.superlink import main as superlink_main
 
 from server.coordinator.folder import Coordinator, read_coordinator
-from server.deployment.superlink.local.loopback import HEADER, secret_file, secret_of
-from server.deployment.superlink.local.process import SuperLink, answers
-from server.deployment.superlink.run_client.control import Control
+from server.deployment.superlink.local.process import SuperLink
+from server.deployment.superlink.loopback.control import Control, SuperLinkGone, answers
+from server.deployment.superlink.loopback.protocol import CALLS, SERVICE
+from server.deployment.superlink.loopback.secret import HEADER, REFUSED, secret_file, secret_of
+from tests.network.flood import END_HEADERS, HEADERS, PREFACE, SETTINGS, announced, frame, headers
 from tests.network.real import flwr_server, free_ports
 
 pytestmark = pytest.mark.slow
@@ -56,68 +36,54 @@ def coordinator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinato
     link.stop()
 
 
-CONTROL: dict[str, Any] = {
-    "ListNodes": ListNodesRequest(),
-    "ListRuns": ListRunsRequest(),
-    "RegisterNode": RegisterNodeRequest(public_key=b"any", name="ghost"),
-    "UnregisterNode": UnregisterNodeRequest(node_id=1),
-    "StartRun": StartRunRequest(),
-    "StopRun": StopRunRequest(run_id=1),
-}
-RUNTIME: dict[str, Any] = {
-    "AcquireTask": AcquireTaskRequest(),
-    "GetNodes": GetNodesRequest(),
-    "PullTaskInput": PullTaskInputRequest(),
-    "PushTaskOutput": PushTaskOutputRequest(),
-    "SendTaskHeartbeat": SendTaskHeartbeatRequest(),
-    "PushMessages": PushAppMessagesRequest(),
-    "PullMessages": PullAppMessagesRequest(),
-    "PullObject": PullObjectRequest(),
-    "PushObject": PushObjectRequest(),
-    "ConfirmMessageReceived": ConfirmMessageReceivedRequest(),
-}
+@pytest.fixture
+def channel(coordinator: Coordinator) -> Iterator[grpc.Channel]:
+    """Anybody's connection."""
+    credentials = grpc.ssl_channel_credentials(coordinator.ca_certificate.read_bytes())
+    with grpc.secure_channel(coordinator.control_address, credentials) as made:
+        yield made
 
 
-@pytest.mark.parametrize("call", [*CONTROL, *RUNTIME])
-def test_a_call_without_the_secret_is_refused_whatever_it_asks(call: str, coordinator: Coordinator) -> None:
-    kind: Any = ControlHttpClient if call in CONTROL else RuntimeHttpClient
-    names = [RuntimeVersionHttpInterceptor("flwr CLI"), RuntimeTokenHttpInterceptor("guessed")]
-    client = kind.from_server_address(
-        coordinator.control_address, False, coordinator.ca_certificate.read_bytes(), names
-    )
-    with closing(client), pytest.raises(httpx.HTTPStatusError) as refused:
-        getattr(client, call)((CONTROL | RUNTIME)[call])
-    assert refused.value.response.status_code == 401
-    assert "only who can read the coordinator's folder" in refused.value.response.text
+def refused(channel: grpc.Channel, path: str, *metadata: tuple[str, Any]) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as error:
+        channel.unary_unary(path)(b"", metadata=metadata, timeout=20)
+    return error.value.code(), error.value.details() or ""
 
 
-PATHS = ["/health", "/docs", "/openapi.json", "/v1/control/list-nodes", "/v1/fleet/activate-node", "/v1/none", "/"]
+WITHOUT = (grpc.StatusCode.UNAUTHENTICATED, REFUSED)
+PATHS = [*(f"/{SERVICE}/{call}" for call in CALLS), f"/{SERVICE}/None", "/flwr.proto.Control/ListNodes", "/none"]
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("secret", [None, "", "0" * 64, "\u00fc"])
-def test_no_page_answers_without_the_secret_or_with_another(
-    path: str, secret: str | None, coordinator: Coordinator
+def test_a_call_without_the_secret_is_refused_and_nobody_learns_what_there_is(
+    path: str, channel: grpc.Channel, coordinator: Coordinator
 ) -> None:
-    headers = {} if secret is None else {HEADER: secret.encode()}
-    with httpx.Client(verify=False, trust_env=False) as client:
-        for method in ("GET", "POST", "OPTIONS", "HEAD"):
-            url = f"https://{coordinator.control_address}{path}"
-            assert client.request(method, url, headers=headers).status_code == 401
+    secret = secret_of(secret_file(coordinator))
+    assert refused(channel, path) == WITHOUT
+    for wrong in ("", "0" * 64, secret[:-1], secret.upper()):
+        assert refused(channel, path, (HEADER, wrong)) == WITHOUT
+    assert refused(channel, path, (HEADER, secret), (HEADER, secret)) == WITHOUT
 
 
-def test_a_body_is_not_waited_for_without_the_secret(coordinator: Coordinator) -> None:
+def test_with_the_secret_a_call_that_is_not_there_is_said_not_to_be(
+    channel: grpc.Channel, coordinator: Coordinator
+) -> None:
+    code, _ = refused(channel, "/none", (HEADER, secret_of(secret_file(coordinator))))
+    assert code == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_request_is_not_waited_for_without_the_secret(coordinator: Coordinator) -> None:
     context = ssl.create_default_context(cafile=str(coordinator.ca_certificate))
-    head = "POST /v1/control/start-run HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2147483648\r\n\r\n"
+    context.set_alpn_protocols(["h2"])
     plain = socket.create_connection(("127.0.0.1", coordinator.file.control_port), timeout=20)
     with context.wrap_socket(plain, server_hostname="localhost") as connection:
-        connection.sendall(head.encode())
-        assert connection.recv(1000).startswith(b"HTTP/1.1 401 ")
-
-
-def test_flower_asks_the_hook_that_we_fill() -> None:
-    assert {"extensions", "get_middleware"} <= set(superlink_main._get_middleware.__code__.co_names)
-    assert superlink_main.extensions is extensions
+        begun = PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0)
+        call = frame(HEADERS, END_HEADERS, 1, headers(f"/{SERVICE}/Push".encode()))
+        connection.sendall(begun + call + frame(0, 0, 1, announced(2**24)))
+        came, until = b"", time.monotonic() + 20
+        while REFUSED.replace(" ", "%20").encode() not in came and REFUSED.encode() not in came:
+            assert time.monotonic() < until, came
+            came += connection.recv(1000)
 
 
 def test_the_secret_is_readable_by_its_owner_only_and_not_what_calls_carry(coordinator: Coordinator) -> None:
@@ -130,3 +96,16 @@ def test_who_reads_the_folder_is_answered(coordinator: Coordinator) -> None:
     assert answers(coordinator)
     with closing(Control(coordinator)) as control:
         assert control.nodes() == []
+
+
+def test_who_has_another_secret_is_told_that_the_superlink_does_not_answer(coordinator: Coordinator) -> None:
+    path = secret_file(coordinator)
+    content = path.read_bytes()
+    path.write_bytes(b"another")
+    try:
+        assert not answers(coordinator)
+        with closing(Control(coordinator)) as control, pytest.raises(SuperLinkGone, match=REFUSED):
+            control.nodes()
+    finally:
+        path.write_bytes(content)
+    assert answers(coordinator)

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
-from flwr.proto.node_pb2 import Node
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from common.wire.fleet_protocol import Node, PullObjectResponse, PushObjectRequest
 from common.wire.protobuf import CONTENT_OF_PUSH, cut_out
 from server.deployment.superlink.objects import service
 from server.deployment.superlink.objects.files import ObjectFiles

@@ -10,7 +10,8 @@ from common.security.identity import SiteRequest, new_key, public_line
 from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import Coordinator, read_coordinator
 from server.deployment.serve import registered
-from server.deployment.superlink.run_client.control import Control, Node, flower_key
+from server.deployment.superlink.loopback.control import Control, Node, flower_key
+from server.deployment.superlink.storage.sites import Presence
 from tests.network.real import flwr_server
 
 
@@ -28,7 +29,7 @@ class Registrations:
         key = flower_key(public_key)
         assert key not in self.ever
         self.ever.add(key)
-        self.there.append(Node(len(self.ever), name, online=False, public_key=key))
+        self.there.append(Node(len(self.ever), name, Presence.NEVER, key))
 
     def unregister(self, node: Node) -> None:
         self.there.remove(node)
@@ -87,6 +88,6 @@ def test_a_site_whose_file_was_removed_is_turned_out(link: Link) -> None:
 def test_a_connection_is_told_of_as_the_superlink_sees_it(link: Link) -> None:
     link.admit("north", 0)
     link.settled()
-    link.registrations.there = [replace(node, online=True) for node in link.registrations.there]
+    link.registrations.there = [replace(node, state=Presence.CONNECTED) for node in link.registrations.there]
     (node,) = registered(link.coordinator, cast(Control, link.registrations))
     assert node.online

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import client_app
 from client.site.site import Site
@@ -21,6 +20,7 @@ from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.models.state import ModelState
 from common.wire.codec import R, Record, decode, encode
+from common.wire.flower_objects import act_as
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 
 METHODS = ("surgical", "partial_loss", "vanilla", "fedavg")
@@ -44,7 +44,7 @@ class Adversary:
     refusals: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message()
+        act_as(1, 1)  # read by Message()
         self.site = replace(self.site, folder=self.folder, durable=False, tell=lambda text: None)
         self._app = client_app(lambda context: self.site)
         self._runs = count(1)

@@ -1,125 +1,65 @@
-"""The SuperLink's process: Flower's own, with three of its costs taken out.
+"""The SuperLink's process: two ports on one storage.
 
-Flower keeps the content of messages inside SQLite, asks SQLite for a run's status and a node's key once for every
-5 MiB, and counts traffic there; SQLite's writers then sleep waiting for one another. What a round takes instead is in
-``docs/benchmarks.md``. What survives a crash stays the same: registrations, runs and messages in the database, content
-in files named by their SHA-256 beside it, verified at the next start.
+Hospitals reach one port, :mod:`server.deployment.superlink.fleet.server`, which speaks Flower's Fleet API. The other is
+on 127.0.0.1 and for the coordinator's own programs, :mod:`server.deployment.superlink.loopback.service`.
 
-The port for hospitals is served by us, :mod:`server.deployment.superlink.fleet.server`: Flower 1.39 has one of its own,
-1.40 to 1.42 only where an environment variable asks for it, and a later release may have none.
-
-    python -m server.deployment.superlink.program --state FOLDER --connections N --connections-per-address N ...
-
-The rest are the arguments of flower-superlink.
+    python -m server.deployment.superlink.program --state FOLDER --fleet ADDRESS --loopback ADDRESS ...
 """
 
-import importlib
-import os
+import argparse
+import logging
+import signal
 import sys
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
-from flwr.server.superlink.linkstate import linkstate_factory
-from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-from flwr.supercore.object_store import object_store_factory
-from flwr.supercore.run import RunStatus
-
-from server.deployment.superlink.fleet.server import FleetServer
-from server.deployment.superlink.local.loopback import ask_for_secret
+from server.deployment.superlink.fleet.server import serve_hospitals
+from server.deployment.superlink.local.database import FILE
 from server.deployment.superlink.local.process import CLOCK, OBJECTS
-from server.deployment.superlink.local.steady_clock import OF_THE_SUPERLINK, set_steady
+from server.deployment.superlink.local.steady_clock import clock
+from server.deployment.superlink.loopback.secret import SECRET, secret_of
+from server.deployment.superlink.loopback.service import serve_loopback
 from server.deployment.superlink.objects.files import ObjectFiles
-from server.deployment.superlink.objects.store import ObjectStore, OneAtATime
 from server.deployment.superlink.port_guard.guard import Guard
 from server.deployment.superlink.port_guard.strangers import Limits
+from server.deployment.superlink.storage.storage import Storage
 
-FRESH_S = 1.0
-"""For how long a run's status or a node's key is taken as it was: a revoked site is refused after at most so long."""
-
-superlink_command = importlib.import_module("flwr.superlink.cli.flower_superlink")  # a function has its name too
-V = TypeVar("V")
+GRACE_S = 1.0
+"""For calls that are going on when the process is told to stop."""
 
 
-class LinkState(OneAtATime, SqlLinkState):
-    """Flower's state that does not ask the database the same thing for every object."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._kept: dict[Any, tuple[float, Any]] = {}
-        self._cleaned = 0.0
-
-    def get_run_status(self, run_ids: set[int]) -> dict[int, RunStatus]:
-        return self._fresh(("run", frozenset(run_ids)), lambda: SqlLinkState.get_run_status(self, run_ids))
-
-    def get_node_id_by_public_key(self, public_key: bytes) -> int | None:
-        return self._fresh(("node", public_key), lambda: SqlLinkState.get_node_id_by_public_key(self, public_key))
-
-    def store_traffic(self, run_id: int, *, bytes_sent: int, bytes_recv: int) -> None:
-        """Not counted here: ``summary.json`` has the bytes of every site."""
-
-    def _cleanup_expired_task_tokens(self) -> None:
-        if time.monotonic() - self._cleaned > FRESH_S:
-            self._cleaned = time.monotonic()
-            super()._cleanup_expired_task_tokens()
-
-    def _fresh(self, key: Any, ask: Callable[[], V]) -> V:
-        when, value = self._kept.get(key, (0.0, None))
-        if value is None or time.monotonic() - when > FRESH_S:
-            value = ask()
-            self._kept[key] = (time.monotonic(), value)
-            if len(self._kept) > 10_000:
-                self._kept.clear()
-        return value  # type: ignore[no-any-return]
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    given = _parser().parse_args(arguments)
+    state: Path = given.state
+    secret = secret_of(state / SECRET)
+    certificates = given.authority.read_bytes(), given.certificate.read_bytes(), given.key.read_bytes()
+    storage = Storage.open(state / FILE, ObjectFiles(state / OBJECTS), clock(state / CLOCK))
+    guard = Guard(Limits(given.connections, given.connections_per_address))
+    hospitals, _ = serve_hospitals(given.fleet, storage, certificates, state, guard)
+    programs, _ = serve_loopback(given.loopback, storage, certificates, secret)
+    stop.wait()
+    for ended in [server.stop(GRACE_S) for server in (hospitals, programs)]:
+        ended.wait()
+    guard.stop()
+    storage.close()
 
 
-def _own_argument(name: str) -> str:
-    """Take one of ours from the command line; Flower knows it not."""
-    place = sys.argv.index(name)
-    value = sys.argv[place + 1]
-    del sys.argv[place : place + 2]
-    return value
-
-
-def with_hospital_link(hospitals: FleetServer) -> type[Any]:
-    """Flower's services with our port for hospitals in the place of its own, on the same database and objects."""
-
-    class Lifespan(superlink_command.SuperLinkLifespan):  # type: ignore[misc, name-defined]
-        """Begins and ends with Flower's HTTP server."""
-
-        link, _open = hospitals, None
-
-        def startup(self) -> None:
-            super().startup()
-            config = self.config
-            stores = self.state_factory, self.objectstore_factory
-            self._open = hospitals.run(config.fleet_api_address, *stores, config.certificates)
-
-        def shutdown(self) -> None:
-            if self._open:  # not where the port is in use
-                self._open.stop(grace=1)
-            super().shutdown()
-
-        def _start_fleet_api(self) -> None:
-            """Flower's own port stays closed."""
-
-    return Lifespan
-
-
-def main() -> None:
-    """Put ours in the place of Flower's, and run its program."""
-    state = Path(_own_argument("--state"))
-    guard = Guard(Limits(int(_own_argument("--connections")), int(_own_argument("--connections-per-address"))))
-    ObjectStore.files = ObjectFiles(state / OBJECTS)
-    set_steady(OF_THE_SUPERLINK, state / CLOCK)
-    vars(linkstate_factory)["SqlLinkState"] = LinkState
-    vars(object_store_factory)["SqlObjectStore"] = ObjectStore
-    vars(superlink_command)["SuperLinkLifespan"] = with_hospital_link(FleetServer(state, ObjectStore.files, guard))
-    ask_for_secret(state)
-    superlink_command.flower_superlink()
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("--state", "--authority", "--certificate", "--key"):
+        parser.add_argument(name, type=Path, required=True)
+    for name in ("--fleet", "--loopback"):
+        parser.add_argument(name, required=True)
+    for name in ("--connections", "--connections-per-address"):
+        parser.add_argument(name, type=int, required=True)
+    return parser
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     main()

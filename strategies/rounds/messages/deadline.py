@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from common.wire.flower_objects import come_from
+
 FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
 NODE_UNAVAILABLE = 5
@@ -114,7 +116,7 @@ class Outstanding:
             if _gone(reply) and time.monotonic() >= self.deadline - CLOCKS_DIFFER_S:
                 continue  # the deadline is here; the SuperLink saw it first
             node = message.metadata.dst_node_id
-            reply.metadata.__dict__["_src_node_id"] = node  # errors that the SuperLink makes come from node 1
+            come_from(reply, node)  # errors that the SuperLink makes come from node 1
             self.lost.pop(node, None)
             if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
                 self.lost[node] = message

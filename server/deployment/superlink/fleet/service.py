@@ -1,54 +1,42 @@
 """The hospital link: Flower's Fleet API, answered by us for the site whose key signed each call.
 
-The protocol is Flower's, on Flower's database and object store. What is different: the key that signed a call is the
-only word for who calls. A site activates itself, answers messages that were handed to it, once, and reaches the objects
-of its own messages. Flower's own servicer takes all of that from the body of the request.
+The protocol is Flower's, the storage is ours. What is different: the key that signed a call is the only word for who
+calls. A site activates itself, answers messages that were handed to it, once, and reaches the objects of its own
+messages. Flower's own servicer takes all of that from the body of the request.
 """
 
 import hashlib
-import threading
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import grpc
-from flwr.app.message.message import Message
-from flwr.common.constant import (
-    HEARTBEAT_MIN_INTERVAL,
-    SUPERLINK_NODE_ID,
-    Status,
-)
-from flwr.common.serde import fab_to_proto, message_from_proto, message_to_proto, run_to_proto
-from flwr.proto.fab_pb2 import GetFabRequest, GetFabResponse
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    ActivateNodeResponse,
-    DeactivateNodeRequest,
-    DeactivateNodeResponse,
-    PullMessagesRequest,
-    PullMessagesResponse,
-    PushMessagesRequest,
-    PushMessagesResponse,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest, SendNodeHeartbeatResponse
-from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
-    ConfirmMessageReceivedResponse,
-    PullObjectRequest,
-    PullObjectResponse,
-    PushObjectResponse,
-)
-from flwr.proto.run_pb2 import GetRunRequest, GetRunResponse
-from flwr.server.superlink.utils import check_abort
-from flwr.supercore.object_store import NoObjectInStoreError
 
-from common.wire.flower_objects import names_in
+from common.wire.fleet_protocol import (
+    COORDINATOR,
+    ActivateNodeResponse,
+    ConfirmMessageReceivedResponse,
+    DeactivateNodeResponse,
+    GetFabResponse,
+    GetRunResponse,
+    PullMessagesResponse,
+    PullObjectResponse,
+    PushMessagesResponse,
+    PushObjectResponse,
+    Result,
+    SendNodeHeartbeatResponse,
+    names_in,
+)
 from server.coordinator.connections import forget_sign_off, note_sign_off
 from server.deployment.superlink.fleet.authentication import Admitted, Caller, CallRefused
-from server.deployment.superlink.fleet.message_owners import Owners
-from server.deployment.superlink.objects.files import ObjectFiles, is_name
-from server.deployment.superlink.objects.service import Answers, Push, found
+from server.deployment.superlink.fleet.bundle import BUNDLE, BUNDLE_SHA256
+from server.deployment.superlink.objects.files import is_name
+from server.deployment.superlink.objects.service import Answers, Push
+from server.deployment.superlink.storage.messages import Acceptance, reply_from, told
+from server.deployment.superlink.storage.storage import Storage
 
+SHORTEST_INTERVAL_S = 10
+"""Between two signs of life, as in Flower."""
 MOST_OBJECTS = 10_000
 """Objects of one reply; a model of 150 MB has ten. The coordinator's run holds each reply to a far lower bound."""
 LONGEST_INTERVAL_S = 120
@@ -65,56 +53,44 @@ class Fleet:
     """The methods of the Fleet API that a site calls.
 
     Args:
-        state: Flower's ``LinkState`` of the calling thread.
-        store: Flower's object store of the calling thread.
-        files: Where contents lie.
-        owners: Which messages belong to which site.
+        storage: Sites, runs and messages.
         admitted: The keys that may call, for the names of sites.
         folder: The coordinator's ``state``, for the sites that signed off; None to note none.
     """
 
-    def __init__(
-        self,
-        state: Callable[[], Any],
-        store: Callable[[], Any],
-        files: ObjectFiles,
-        owners: Owners,
-        admitted: Admitted,
-        folder: Path | None = None,
-    ) -> None:
+    def __init__(self, storage: Storage, admitted: Admitted, folder: Path | None = None) -> None:
         self._folder = folder
-        self._state, self._store, self._files, self._owners, self._admitted = state, store, files, owners, admitted
-        self._answers = Answers(files)
-        self._one_at_a_time = threading.Lock()
+        self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
+        self._admitted, self._answers = admitted, Answers(storage.files)
 
     # ------------------------------------------------------------------ presence
 
-    def activate(self, caller: Caller, request: ActivateNodeRequest) -> ActivateNodeResponse:
+    def activate(self, caller: Caller, request: Any) -> Any:
         """Note that the calling site is there."""
         if request.public_key != caller.key:
             other = self._admitted.caller(request.public_key)
             raise _forged("the public key in the request did not sign the call", other.name if other else "")
         _refuse_odd_interval(request.heartbeat_interval)
-        if not self._state().activate_node(caller.node_id, request.heartbeat_interval):
+        if not self._sites.activate(caller.node_id, request.heartbeat_interval):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
         if self._folder is not None:
             forget_sign_off(self._folder, caller.name)
         return ActivateNodeResponse(node_id=caller.node_id)
 
-    def deactivate(self, caller: Caller, request: DeactivateNodeRequest) -> DeactivateNodeResponse:
+    def deactivate(self, caller: Caller, request: Any) -> Any:
         """Note that the calling site leaves."""
         self._refuse_another(caller, request.node_id)
-        if self._folder is not None:  # before Flower's state says so: a run that hears of it looks here for the reason
+        if self._folder is not None:  # before the storage says so: a run that hears of it looks here for the reason
             note_sign_off(self._folder, caller.name)
-        if not self._state().deactivate_node(caller.node_id):
+        if not self._sites.deactivate(caller.node_id):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
         return DeactivateNodeResponse()
 
-    def heartbeat(self, caller: Caller, request: SendNodeHeartbeatRequest) -> SendNodeHeartbeatResponse:
+    def heartbeat(self, caller: Caller, request: Any) -> Any:
         """Note a sign of life of the calling site."""
         self._refuse_another(caller, request.node.node_id)
         _refuse_odd_interval(request.heartbeat_interval)
-        known = self._state().acknowledge_node_heartbeat(caller.node_id, request.heartbeat_interval)
+        known = self._sites.heartbeat(caller.node_id, request.heartbeat_interval)
         return SendNodeHeartbeatResponse(success=known)
 
     def register(self, caller: Caller, request: Any) -> Any:
@@ -124,54 +100,35 @@ class Fleet:
 
     # ------------------------------------------------------------------ messages
 
-    def pull_messages(self, caller: Caller, request: PullMessagesRequest) -> PullMessagesResponse:
+    def pull_messages(self, caller: Caller, request: Any) -> Any:
         """Hand the calling site its next message."""
         self._refuse_another(caller, request.node.node_id)
-        state, answer = self._state(), PullMessagesResponse()
-        for message in state.get_message_ins(node_id=caller.node_id, limit=1):
-            metadata = message.metadata
-            try:
-                tree = self._store().get_object_tree(metadata.message_id)
-            except NoObjectInStoreError:
-                state.delete_messages(message_ins_ids={metadata.message_id})
-                continue
-            names = names_in(tree)
-            size = sum(map(self._files.size, names))
-            self._owners.handed(caller.node_id, metadata.run_id, metadata.message_id, names, size)
-            answer.messages_list.append(message_to_proto(message))
-            answer.message_object_trees.append(tree)
-        return answer
+        if (message := self._messages.next_for(caller.node_id)) is None:
+            return PullMessagesResponse()
+        proto, tree = told(message)
+        return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree])
 
-    def push_messages(self, caller: Caller, request: PushMessagesRequest) -> PushMessagesResponse:
+    def push_messages(self, caller: Caller, request: Any) -> Any:
         """Take the calling site's one reply to a message that was handed to it."""
         self._refuse_another(caller, request.node.node_id)
-        message, names = self._reply(caller, request)
-        metadata, state = message.metadata, self._state()
-        self._refuse_over(metadata.run_id)
-        asked, reply, tree = metadata.reply_to_message_id, metadata.message_id, request.message_object_trees[0]
-        with self._one_at_a_time, state.session():
-            session = state.start_session(metadata.run_id)
-            try:
-                stored, missing = state.store_message_and_object_tree(message, tree, session)
-            except ValueError as error:  # the tree contradicts one that is there
-                raise _forged(f"the reply's objects cannot be taken: {error}", run=metadata.run_id) from None
-            if stored:
-                self._owners.announced(caller.node_id, metadata.run_id, asked, reply, names)
-            elif self._owners.reply_to(asked) != reply:
-                reason = "nobody waits for this reply any more: its time is over, or its run"
-                raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=metadata.run_id)
-            elif reply in self._store():
-                # The reply was announced before and the run knows of it. The site lost the line in the middle of
-                # sending its objects: those that are still missing are asked for again.
-                missing = state.preregister_object_tree(tree, session)
-        return PushMessagesResponse(results={reply: 0}, objects_to_push=missing, session_id=session)
+        proto, tree = self._reply(caller, request)
+        said = proto.metadata
+        self._refuse_over(said.run_id)
+        outcome, missing = self._messages.answer(reply_from(proto, tree))
+        if outcome is Acceptance.ANOTHER_WAS_TAKEN:
+            raise self._answered_before(caller, said)
+        if outcome is Acceptance.NOBODY_WAITS:
+            reason = "nobody waits for this reply any more: its time is over, or its run"
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=said.run_id)
+        results = [Result(key=said.message_id, value=0)]
+        return PushMessagesResponse(results=results, objects_to_push=missing, session_id=said.message_id)
 
-    def confirm(self, caller: Caller, request: ConfirmMessageReceivedRequest) -> ConfirmMessageReceivedResponse:
+    def confirm(self, caller: Caller, request: Any) -> Any:
         """Let go of a message that was handed to the calling site."""
         self._refuse_another(caller, request.node.node_id)
-        name, owner = request.message_object_id, self._owners.owner_of(request.message_object_id)
-        if not self._owners.was_handed(caller.node_id, name):
-            if owner is None and not (is_name(name) and name in self._store()):
+        name, owner = request.message_object_id, self._messages.owner_of(request.message_object_id)
+        if not self._messages.was_handed(caller.node_id, name):
+            if owner is None and not self._messages.needs(name):
                 return ConfirmMessageReceivedResponse()  # it is gone already: said twice, or its run is over
             raise CallRefused(
                 grpc.StatusCode.PERMISSION_DENIED,
@@ -181,95 +138,95 @@ class Fleet:
                 run=request.run_id,
             )
         self._refuse_over(request.run_id)
-        self._store().delete(name)
+        self._messages.let_go(name)
         return ConfirmMessageReceivedResponse()
 
-    def _reply(self, caller: Caller, request: PushMessagesRequest) -> tuple[Message, Collection[str]]:
-        """The reply in a request, if it is one that the calling site may send; and the names of its objects."""
+    def _reply(self, caller: Caller, request: Any) -> tuple[Any, Any]:
+        """The reply in a request, if it is one that the calling site may send; and the tree of its objects."""
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise _forged("a call brings one reply and its one tree of objects")
         proto, tree = request.messages_list[0], request.message_object_trees[0]
         metadata = proto.metadata
         run, asked = metadata.run_id, metadata.reply_to_message_id
-        owner = self._owners.owner_of(asked) if asked else None
+        owner = self._messages.owner_of(asked) if asked else None
         if metadata.src_node_id != caller.node_id:
             raise _forged("the reply names another site as its source", self._name(metadata.src_node_id), run)
-        if not asked or metadata.dst_node_id != SUPERLINK_NODE_ID:
+        if not asked or metadata.dst_node_id != COORDINATOR:
             raise _forged("a site sends replies to the coordinator and nothing else", run=run)
-        if not self._owners.was_handed(caller.node_id, asked):
+        if not self._messages.was_handed(caller.node_id, asked):
             raise _forged("the reply answers a message that was not handed to this site", self._name(owner), run)
         if proto.HasField("error"):
             # The run reads the error in the reply's objects, and cuts it; here it would only fill the database.
             proto.error.reason = proto.error.reason[:LONGEST_REASON]
         if proto.ByteSize() > LONGEST_WORDS or tree.ByteSize() > MOST_OBJECTS * LONGEST_ENTRY:
             raise _forged("the reply's own fields are too long", run=run)
-        names = _names(tree, metadata.message_id)
-        first, owner = self._owners.reply_to(asked), self._owners.owner_of(metadata.message_id)
+        _refuse_odd_tree(tree, metadata.message_id)
+        first, owner = self._messages.reply_to(asked), self._messages.owner_of(metadata.message_id)
         if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
-            reason = "another reply to this message was taken before"
-            raise CallRefused(
-                grpc.StatusCode.ALREADY_EXISTS, reason, other=self._name(owner or caller.node_id), run=run
-            )
-        return message_from_proto(proto), names
+            raise self._answered_before(caller, metadata)
+        return proto, tree
+
+    def _answered_before(self, caller: Caller, said: Any) -> CallRefused:
+        owner = self._messages.owner_of(said.message_id)
+        reason = "another reply to this message was taken before"
+        other = self._name(caller.node_id if owner is None else owner)
+        return CallRefused(grpc.StatusCode.ALREADY_EXISTS, reason, other=other, run=said.run_id)
 
     # ------------------------------------------------------------------ runs
 
-    def get_run(self, caller: Caller, request: GetRunRequest) -> GetRunResponse:
+    def get_run(self, caller: Caller, request: Any) -> Any:
         """What is known of a run in which the calling site takes part."""
-        return GetRunResponse(run=run_to_proto(self._run(caller, request.node.node_id, request.run_id)))
+        self._refuse_foreign(caller, request.node.node_id, request.run_id)
+        found = GetRunResponse()
+        found.run.run_id, found.run.fab_hash = request.run_id, BUNDLE_SHA256
+        return found
 
-    def get_bundle(self, caller: Caller, request: GetFabRequest) -> GetFabResponse:
+    def get_bundle(self, caller: Caller, request: Any) -> Any:
         """The app bundle of a run in which the calling site takes part."""
-        run = self._run(caller, request.node.node_id, request.run_id)
-        bundle = self._state().get_fab(request.hash_str) if request.hash_str == run.fab_hash else None
-        if bundle is None:
+        self._refuse_foreign(caller, request.node.node_id, request.run_id)
+        if request.hash_str != BUNDLE_SHA256:
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "the run has no such app bundle", run=request.run_id)
-        return GetFabResponse(fab=fab_to_proto(bundle))
+        found = GetFabResponse()
+        found.fab.hash_str, found.fab.content = BUNDLE_SHA256, BUNDLE
+        return found
 
-    def _run(self, caller: Caller, node_id: int, run_id: int) -> Any:
+    def _refuse_foreign(self, caller: Caller, node_id: int, run_id: int) -> None:
+        """Raise :class:`CallRefused` unless the calling site takes part in a run that goes on."""
         self._refuse_another(caller, node_id)
-        if not self._owners.takes_part(caller.node_id, run_id):
+        if not self._messages.takes_part(caller.node_id, run_id):
             reason = "no message of this run was handed to this site"
             raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason, noted=True, run=run_id)
         self._refuse_over(run_id)
-        (run,) = self._state().get_run_info(run_ids=[run_id])
-        return run
 
     # ------------------------------------------------------------------ objects
 
-    def push_object(self, caller: Caller, push: Push) -> PushObjectResponse:
+    def push_object(self, caller: Caller, push: Push) -> Any:
         """Take an object of a reply that the calling site announced."""
         request, name = push.request, push.request.object_id
         self._refuse_another(caller, request.node.node_id)
-        if not self._owners.may_push(caller.node_id, name):
+        if not self._messages.may_push(caller.node_id, name):
             raise _forged("the object belongs to no reply of this site", run=request.run_id)
         self._refuse_over(request.run_id)
-        if name not in self._store() or hashlib.sha256(push.content).hexdigest() != name:
+        if not self._messages.needs(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
-        if not self._owners.takes(caller.node_id, name, len(push.content)):
+        if not self._messages.takes(caller.node_id, name, len(push.content)):
             raise CallRefused(
                 grpc.StatusCode.RESOURCE_EXHAUSTED,
                 "the reply weighs more than twice what was asked for",
                 noted=True,
                 run=request.run_id,
             )
-        self._files.write(name, push.content)
-        # Flower's store only notes that the object is there: its content is in the file.
-        stored = self._state().store_object(request.run_id, request.session_id, name, b"")
-        return PushObjectResponse(stored=stored)
+        return PushObjectResponse(stored=self._messages.keep(name, push.content))
 
-    def pull_object(self, caller: Caller, request: PullObjectRequest) -> bytes:
+    def pull_object(self, caller: Caller, request: Any) -> bytes:
         """Hand out an object of a message that was handed to the calling site: a ``PullObjectResponse`` as bytes."""
         self._refuse_another(caller, request.node.node_id)
-        if not self._owners.may_pull(caller.node_id, request.object_id):
+        if not self._messages.may_pull(caller.node_id, request.object_id):
             raise _forged("the object belongs to no message for this site", run=request.run_id)
         self._refuse_over(request.run_id)
         if answer := self._answers.of(request.object_id):
             return answer
-        content = self._state().get_object(request.run_id, request.object_id)
-        if content:  # its file was written since the look before
-            return found(content)
-        answer = PullObjectResponse(object_found=content is not None, object_available=False)
+        answer = PullObjectResponse(object_found=self._messages.needs(request.object_id), object_available=False)
         return bytes(answer.SerializeToString())
 
     # ------------------------------------------------------------------ refusals
@@ -283,8 +240,8 @@ class Fleet:
 
     def _refuse_over(self, run_id: int) -> None:
         """Raise :class:`CallRefused` unless somebody leads the run."""
-        if reason := check_abort(run_id, [Status.PENDING, Status.STARTING, Status.FINISHED], self._state()):
-            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, reason)
+        if not self._runs.goes_on(run_id):
+            raise CallRefused(grpc.StatusCode.PERMISSION_DENIED, "Run is finished.")
 
     def _name(self, node_id: int | None) -> str:
         return "" if node_id is None else self._admitted.name_of(node_id)
@@ -296,18 +253,13 @@ def _forged(reason: str, other: str = "", run: int = 0) -> CallRefused:
 
 
 def _refuse_odd_interval(interval: float) -> None:
-    if not HEARTBEAT_MIN_INTERVAL <= interval <= LONGEST_INTERVAL_S:
-        reason = f"signs of life come every {HEARTBEAT_MIN_INTERVAL} to {LONGEST_INTERVAL_S} s, not {interval:g}"
+    if not SHORTEST_INTERVAL_S <= interval <= LONGEST_INTERVAL_S:
+        reason = f"signs of life come every {SHORTEST_INTERVAL_S} to {LONGEST_INTERVAL_S} s, not {interval:g}"
         raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)
 
 
-def _names(tree: Any, root: str) -> Collection[str]:
-    """Names of all objects of a reply's tree.
-
-    Raises:
-        CallRefused: If its root is not the message, or a name is no SHA-256, or there are too many.
-    """
-    names = names_in(tree)
+def _refuse_odd_tree(tree: Any, root: str) -> None:
+    """Raise :class:`CallRefused` unless a tree's root is the message, and its names are few and SHA-256."""
+    names: Collection[str] = names_in(tree)
     if tree.object_id != root or not all(map(is_name, names)) or len(names) > MOST_OBJECTS:
         raise _forged("the tree of objects is not that of the reply")
-    return names

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 from server.coordinator.folder import Coordinator
+from server.deployment.superlink.storage.database import OURS, RELEASE, identity_of
 
 FILE = "superlink.db"
 BESIDE = ("", "-wal", "-shm", "-journal")
@@ -22,12 +23,12 @@ _PRIMARY = 0xFF
 
 
 def database(coordinator: Coordinator) -> Path:
-    """Where Flower's SuperLink keeps registrations, runs and messages."""
+    """Where the SuperLink keeps registrations, runs and messages."""
     return coordinator.state / FILE
 
 
 def set_aside_if_damaged(coordinator: Coordinator) -> str:
-    """Rename a damaged database, so that the SuperLink makes a new one.
+    """Rename a database that is damaged or of another release, so that the SuperLink makes a new one.
 
     Call it while no SuperLink runs on this folder.
 
@@ -35,15 +36,19 @@ def set_aside_if_damaged(coordinator: Coordinator) -> str:
         What happened, for a person; empty where the database is sound, locked, out of reach, or not there.
     """
     path = database(coordinator)
-    if not (problem := damage(path)):
+    kind, problem = "damaged", damage(path)
+    if not problem and (problem := of_another_release(path)):
+        kind = "of-another-release"
+    if not problem:
         return ""
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    aside = f"{FILE}.damaged-{stamp}"
+    aside = f"{FILE}.{kind}-{stamp}"
     for ending in BESIDE:
         if (part := path.with_name(FILE + ending)).exists():
             part.rename(path.with_name(aside + ending))
     return (
-        f"state/{FILE} is damaged ({problem}) and was renamed to {aside}; a new one is made from sites/. "
+        f"state/{FILE} is {kind.replace('-', ' ')} ({problem}) and was renamed to {aside}; "
+        "a new one is made from sites/. "
         "Hospitals connect again by themselves; a run that was under way goes on from its last checkpoint"
     )
 
@@ -62,3 +67,16 @@ def damage(path: Path) -> str:
         code = getattr(error, "sqlite_errorcode", 0)
         return str(error) if code & _PRIMARY in _DAMAGE else ""
     return "" if found == ["ok"] else " ".join(found[0].split())
+
+
+def of_another_release(path: Path) -> str:
+    """Why a sound database is not one that this release reads; empty where it is, or where that cannot be told now."""
+    if not path.exists():
+        return ""
+    try:
+        application, release = identity_of(path)
+    except sqlite3.Error:
+        return ""
+    if application != OURS:
+        return "it is Flower's own, which an earlier release of Polyclinic used"
+    return "" if release == RELEASE else f"its number is {release}, not {RELEASE}"

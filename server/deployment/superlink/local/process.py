@@ -2,13 +2,10 @@
 
 import os
 import secrets
-import ssl
 import subprocess
 import sys
 import time
 from pathlib import Path
-
-import httpx
 
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import write_atomically
@@ -18,8 +15,8 @@ from server.coordinator.before_start import faults_of_ports
 from server.coordinator.folder import Coordinator
 from server.deployment.processes.child_process import with_this_process
 from server.deployment.superlink.local.bounded_log import BoundedLog, pump
-from server.deployment.superlink.local.database import database
-from server.deployment.superlink.local.loopback import HEADER, secret_file, secret_of
+from server.deployment.superlink.loopback.control import answers
+from server.deployment.superlink.loopback.secret import secret_file
 
 OBJECTS, CLOCK = "objects", "clock.json"
 """In the coordinator's ``state``."""
@@ -51,7 +48,7 @@ class SuperLink:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(coordinator),
+            env={**os.environ, **LARGE_BUFFERS},
             preexec_fn=with_this_process(),
         )
         assert self._process.stdout is not None
@@ -83,21 +80,17 @@ class SuperLink:
 
 
 def command(coordinator: Coordinator) -> list[str]:
-    """How the SuperLink is started: one port for hospitals, everything else on loopback."""
+    """How the SuperLink is started: one port for hospitals, one on loopback for our own programs."""
     authority = coordinator.authority
     return [
         *(sys.executable, "-P", "-m", "server.deployment.superlink.program"),
         *("--state", str(coordinator.state.resolve())),
         *("--connections", str(coordinator.file.connections)),
         *("--connections-per-address", str(coordinator.file.connections_per_address)),
-        *("--host", "127.0.0.1", "--port", str(coordinator.file.control_port)),
-        *("--fleet-api-type", "grpc-rere", "--fleet-api-address", coordinator.fleet_address),
-        *("--ssl-ca-certfile", str(coordinator.ca_certificate.resolve())),
-        *("--ssl-certfile", str((authority / "server.crt").resolve())),
-        *("--ssl-keyfile", str((authority / "server.key").resolve())),
-        *("--enable-supernode-auth", "--database", str(database(coordinator).resolve())),
-        *("--isolation", "process", "--superexec-auth-secret-file", str(secret_file(coordinator).resolve())),
-        "--disable-runtime-dependency-installation",
+        *("--fleet", coordinator.fleet_address, "--loopback", coordinator.control_address),
+        *("--authority", str(coordinator.ca_certificate.resolve())),
+        *("--certificate", str((authority / "server.crt").resolve())),
+        *("--key", str((authority / "server.key").resolve())),
     ]
 
 
@@ -106,34 +99,6 @@ def object_folder(coordinator: Coordinator) -> Path:
     return coordinator.state / OBJECTS
 
 
-def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
-    """Whether the SuperLink of this folder answers on loopback, now or within this time."""
-    until = time.monotonic() + within_s
-    while not (well := _answers(coordinator)) and time.monotonic() < until:
-        time.sleep(0.2)
-    return well
-
-
-def _answers(coordinator: Coordinator) -> bool:
-    try:
-        context = ssl.create_default_context(cafile=str(coordinator.ca_certificate))
-        url = f"https://{coordinator.control_address}/health"
-        secret = secret_of(path) if (path := secret_file(coordinator)).exists() else ""
-        return httpx.get(url, headers={HEADER: secret}, verify=context, timeout=2, trust_env=False).is_success
-    except (httpx.HTTPError, OSError):
-        return False
-
-
 def clock_file(coordinator: Coordinator) -> Path:
     """What :mod:`server.deployment.superlink.local.steady_clock` shares between the SuperLink and its runs."""
     return coordinator.state / CLOCK
-
-
-def _environment(coordinator: Coordinator) -> dict[str, str]:
-    home = str((coordinator.state / "flwr").resolve())
-    return {
-        **os.environ,
-        **LARGE_BUFFERS,
-        "FLWR_HOME": home,
-        "FLWR_LOG_LEVEL": os.environ.get("FLWR_LOG_LEVEL", "WARNING"),
-    }

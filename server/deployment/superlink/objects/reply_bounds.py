@@ -6,12 +6,11 @@ than its request holds or asks for, but for the room left here. A single call is
 place of the 2 GiB of Flower 1.39.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from flwr.app import ConfigRecord, RecordDict
-
-from common.wire.flower_objects import CHUNK_BYTES
+from common.wire.fleet_protocol import CHUNK_BYTES
 
 MORE_BYTES = 16 * 2**20
 """For statistics and figures, with the model's parts or without."""
@@ -20,10 +19,10 @@ LARGEST_CALL = CHUNK_BYTES + 2**20
 """A chunk of an array, and room for what is around it: nothing else of a message is as large."""
 
 
-def asked_for(content: RecordDict) -> int:
+def asked_for(content: Mapping[str, Any]) -> int:
     """Bytes that a request asks for which it does not hold itself: a masked update, under secure aggregation."""
     fields = content.get("fields")
-    numbers = fields.get("numbers", 0) if isinstance(fields, ConfigRecord) else 0
+    numbers = fields.get("numbers", 0) if isinstance(fields, Mapping) else 0
     return 4 * numbers if isinstance(numbers, int) else 0
 
 

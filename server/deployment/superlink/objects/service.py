@@ -8,9 +8,9 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
-from flwr.proto.message_pb2 import PullObjectResponse, PushObjectRequest
-
+from common.wire.fleet_protocol import PullObjectResponse, PushObjectRequest
 from common.wire.protobuf import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 from server.deployment.superlink.objects.files import ObjectFiles
 
@@ -22,7 +22,7 @@ FOUND = PullObjectResponse(object_found=True, object_available=True).SerializeTo
 class Push:
     """A PushObjectRequest, its content apart."""
 
-    request: PushObjectRequest
+    request: Any
     content: memoryview
 
 

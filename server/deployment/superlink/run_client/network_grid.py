@@ -2,31 +2,21 @@
 
 import itertools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flwr.app import Error, Message, Metadata
-from flwr.app.message import make_message, remove_content_from_message
-from flwr.common.constant import ErrorCode
-from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest, PushAppMessagesRequest
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_push_object_fn_protobuf
-from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
-from flwr.supercore.runtime import RuntimeHttpClient
-from flwr.superlink.grid import HttpGrid
+from flwr.app import Error, Message, RecordDict
+from flwr.serverapp import Grid
 
-from common.wire.flower_objects import cut, message_of, names_in
-from server.coordinator.connections import read_sign_offs
-from server.coordinator.folder import Coordinator
-from server.deployment.superlink.local.loopback import SecretInterceptor
+from common.wire.fleet_protocol import names_in
+from common.wire.flower_objects import envelope, message_of, name_as, taken_apart
+from server.deployment.superlink.loopback.control import Announced, Control
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.reply_bounds import Bound, asked_for
-from server.deployment.superlink.run_client.retry import retrying
 from server.deployment.superlink.run_client.signing import Signing
-from strategies.rounds.messages.deadline import REFUSED_REPLY
+from server.deployment.superlink.storage.messages import Lack
+from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
@@ -34,93 +24,105 @@ AT_A_TIME = 4
 UPLOAD_STALL_S = 120.0
 """How long nothing more of a reply that has been announced may arrive before it counts as cut off: the time that a
 site gives one call."""
+_LACKS = {
+    Lack.MESSAGE_GONE: (MESSAGE_GONE[0], "the time of this message is over"),
+    Lack.SITE_GONE: (NODE_UNAVAILABLE, "the site is not connected"),
+}
 
 
-class NetworkGrid(HttpGrid):
-    """Flower's Grid, with the names under which sites are registered; contents go through files, not through HTTP."""
+class NetworkGrid(Grid):
+    """Flower's Grid over the SuperLink; contents go through files, everything else through calls on loopback.
 
-    def __init__(self, coordinator: Coordinator, token: str, *, files: ObjectFiles, signing: Signing) -> None:
-        address, certificate = coordinator.control_address, coordinator.ca_certificate.read_bytes()
-        super().__init__(address, False, certificate, token=token)
-        self._retry_invoker = retrying()
-        version, task = RuntimeVersionHttpInterceptor("flwr-serverapp"), RuntimeTokenHttpInterceptor(token)
-        ours: list[Any] = [version, task, SecretInterceptor(coordinator)]  # Flower's own client has the first two
-        self._client = RuntimeHttpClient.from_server_address(
-            address, False, certificate, ours, retry_invoker=self._retry_invoker
-        )
+    Args:
+        run: Its number.
+        clock: The steady clock that the SuperLink goes by.
+        signed_off: Site -> when its operator stopped it.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        run: int,
+        *,
+        files: ObjectFiles,
+        signing: Signing,
+        clock: Callable[[], float],
+        signed_off: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        self._signed_off = signed_off
+        self._control, self._run, self._clock = control, run, clock
         self._files, self._signing = files, signing
+        self._asked: dict[str, _Asked] = {}  # by the name of the message
         self._announced: dict[str, _Announced] = {}  # by the message that is answered
-        self._bounds: dict[str, Bound] = {}  # the same
-        self._asked: dict[str, int] = {}  # the same: the node that it was sent to
-        self._state = coordinator.state
-
-    @property
-    def runtime(self) -> RuntimeHttpClient:
-        """Flower's Runtime API, as this run's task may use it."""
-        return self._runtime_client
-
-    def patience(self, tries: int) -> None:
-        """Limit the tries of every call from now on."""
-        self._retry_invoker.max_tries = tries
 
     def registered(self) -> Mapping[int, str]:
         """Names of all sites that may take part by node, connected or not."""
         return {node: site.name for node, site in self._signing.sites().items()}
 
+    def set_run(self, run: Any) -> None:
+        raise NotImplementedError("this Grid has no Flower run")
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError("this Grid has no Flower run")
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        raise NotImplementedError("use Message(...)")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """The sites that are connected."""
+        return [node.node_id for node in self._control.nodes() if node.online]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages, and wait for their replies."""
+        pending, until = set(self.push_messages(messages)), time.monotonic() + (timeout or float("inf"))
+        replies = list[Message]()
+        while pending and time.monotonic() < until:
+            came = self.pull_messages(pending)
+            replies += came
+            pending -= {reply.metadata.reply_to_message_id for reply in came}
+            time.sleep(0 if came else ARRIVING_S)
+        return replies
+
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Sign messages, each for the site that it goes to, and send them."""
-        sent = list(messages)
-        for message in sent:
-            self._signing.sign(message)
-        return super().push_messages(sent)
+        """Sign messages, each for the site that it goes to; put their objects into files, and announce them.
 
-    def _try_push_messages(self, run_id: int, messages: Iterable[Message]) -> list[str]:
-        """Put all objects into the files but one, announce the messages, then that one and what is missing still.
-
-        With nothing missing at all, Flower would keep its record of the announcement for ever.
+        Returns:
+            The names of those that were taken: a site that is no longer registered gets none.
         """
-        sent = list(messages)
-        for message in sent:
-            cut(message)
-        of_messages = [get_all_nested_objects(message) for message in sent]
-        objects = {name: found for below in of_messages for name, found in below.items()}
-        sizes = {name: len(found.deflate()) for name, found in objects.items()}
-        last = sent[0].object_id if sent else ""
-        for name, found in objects.items():
-            if name != last:
-                self._files.write(name, found.deflate())
-        answer = self.runtime.PushMessages(
-            PushAppMessagesRequest(
-                messages_list=[message_to_proto(remove_content_from_message(message)) for message in sent],
-                message_object_trees=[get_object_tree(message) for message in sent],
-            )
-        )
-        announce = make_push_object_fn_protobuf(self.runtime.PushObject, self.node, run_id, answer.session_id)
-        for name in dict.fromkeys(answer.objects_to_push):
-            self._files.write(name, objects[name].deflate())
-            announce(name, b"")
-        bounds = (
-            Bound.on_reply_to([sizes[name] for name in below], asked_for(message.content))
-            for message, below in zip(sent, of_messages, strict=True)
-        )
-        self._bounds |= dict(zip(answer.message_ids, bounds, strict=True))
-        nodes = (message.metadata.dst_node_id for message in sent)
-        self._asked |= dict(zip(answer.message_ids, nodes, strict=True))
-        for message in sent:
+        announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
+        for message in messages:
+            message.metadata.created_at = self._clock()
+            self._signing.sign(message)
+            tree, parts = taken_apart(message)
+            for name, content in parts.items():
+                if name not in contents:
+                    self._files.write(name, content)
+            contents |= parts
+            announced.append((envelope(message), tree))
+            bound = Bound.on_reply_to([len(content) for content in parts.values()], asked_for(message.content))
+            self._asked[message.metadata.message_id] = _Asked(_without_content(message), bound)
             self._signing.note_sent(message)
-        return list(answer.message_ids)
+        taken, missing = self._control.push(self._run, announced)
+        while missing:  # a message of before let go of them meanwhile
+            for name in missing:
+                self._files.write(name, contents[name])
+            taken, missing = self._control.push(self._run, announced)
+        return taken
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Fetch the replies that are complete; one whose content is still on its way waits for the next call.
 
-        Flower's own waits here, seconds at a time, for the one that is being uploaded. Where all have been announced,
-        a look at the files is cheap, and is repeated for a moment.
+        Where all have been announced, a look at the files is cheap, and is repeated for a moment.
         """
         wanted = list(message_ids)
-        if asked := [name for name in wanted if name not in self._announced]:  # it forgets what it has told once
-            answer = self.runtime.PullMessages(PullAppMessagesRequest(message_ids=asked))
-            for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-                self._announced[proto.metadata.reply_to_message_id] = _Announced(proto, names_in(tree))
+        lacking = list[Message]()
+        if asked := [name for name in wanted if name not in self._announced]:
+            for found in self._control.replies(self._run, asked):
+                if found.lack is None:
+                    self._announced[found.asked] = _Announced(found, names_in(found.tree))
+                else:
+                    lacking.append(self._lacking(found.asked, found.lack))
         here, until = self._here(wanted), time.monotonic() + ARRIVING_S
         while not here and not asked and time.monotonic() < until:
             time.sleep(LOOK_S)
@@ -128,7 +130,7 @@ class NetworkGrid(HttpGrid):
         few = dict(itertools.islice(here.items(), AT_A_TIME))
         for name in few:
             del self._announced[name]
-        return [self._fetched(one) for one in few.values()]
+        return [*lacking, *(self._fetched(one) for one in few.values())]
 
     def _here(self, wanted: Iterable[str]) -> dict[str, "_Announced"]:
         return {name: one for name in wanted if (one := self._announced.get(name)) and self._arrived(one)}
@@ -140,43 +142,55 @@ class NetworkGrid(HttpGrid):
             came = set(announced.missing) - set(missing)
             announced.size += sum(self._files.size(name) for name in came)
             announced.missing, announced.since = missing, time.monotonic()
-        if bound := self._bounds.get(announced.proto.metadata.reply_to_message_id):
-            announced.fault = bound.fault(len(announced.names), announced.size)
+        if asked := self._asked.get(announced.asked):
+            announced.fault = asked.bound.fault(len(announced.names), announced.size)
         return bool(announced.fault) or not missing or time.monotonic() - announced.since > UPLOAD_STALL_S
 
     def _fetched(self, announced: "_Announced") -> Message:
-        proto = announced.proto
-        self._bounds.pop(proto.metadata.reply_to_message_id, None)
-        node = self._asked.pop(proto.metadata.reply_to_message_id, 0)
-        if announced.fault:
-            self._let_go(proto)
-            return _error_reply(proto, REFUSED_REPLY, announced.fault)
-        if announced.missing:
+        name, said = announced.asked, announced.found.envelope.metadata
+        if announced.missing and not announced.fault:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
-            return _error_reply(proto, ErrorCode.NODE_UNAVAILABLE, reason)
-        message_id = proto.metadata.message_id
+            return self._error(name, NODE_UNAVAILABLE, reason)
+        fault, message = announced.fault, None
         try:
-            message = message_of(message_id, {name: self._files.view(name) or b"" for name in announced.names})
+            contents = {one: self._files.view(one) or b"" for one in announced.names} if not fault else {}
+            message = message_of(said.message_id, contents) if not fault else None
         except ValueError as error:
-            message = _error_reply(proto, REFUSED_REPLY, f"its reply cannot be read: {error}")
-        self._let_go(proto)
-        if message.has_error() and message.error.code == ErrorCode.NODE_UNAVAILABLE and (why := self._stopped(node)):
-            return _error_reply(proto, ErrorCode.NODE_UNAVAILABLE, why)
+            fault = f"its reply cannot be read: {error}"
+        self._control.let_go([said.message_id])
         # An error holds no record, and is not signed: it counts for nothing but words.
-        fault = self._signing.fault(proto.metadata.reply_to_message_id, message) if message.has_content() else ""
-        return _error_reply(proto, REFUSED_REPLY, fault) if fault else message
+        if message is not None and message.has_content():
+            fault = self._signing.fault(name, message)
+        if fault or message is None:
+            return self._error(name, REFUSED_REPLY, fault)
+        self._asked.pop(name, None)
+        return message
 
-    def _stopped(self, node: int) -> str:
-        """That a site's operator stopped it, in words, where the site said so when it left; empty of a lost one."""
-        when = read_sign_offs(self._state).get(self.registered().get(node, ""), "")
-        return f"stopped by its operator at {when}" if when else ""
+    def _lacking(self, name: str, lack: Lack) -> Message:
+        """An error in the place of a reply that will not come; a site that was stopped said so when it left."""
+        code, reason = _LACKS[lack]
+        asked = self._asked.get(name)
+        if lack is Lack.SITE_GONE and asked is not None:
+            site = self.registered().get(asked.message.metadata.dst_node_id, "")
+            if when := self._signed_off().get(site):
+                reason = f"stopped by its operator at {when}"
+        return self._error(name, code, reason)
 
-    def _let_go(self, proto: Any) -> None:
-        """Tell the SuperLink that a reply's content is not needed any more."""
-        message_id = proto.metadata.message_id
-        self.runtime.ConfirmMessageReceived(
-            ConfirmMessageReceivedRequest(node=self.node, run_id=self.run.run_id, message_object_id=message_id)
-        )
+    def _error(self, name: str, code: int, reason: str) -> Message:
+        """An error in the place of a reply that is of no use, or will not come."""
+        asked = self._asked.pop(name, None)
+        if asked is None:  # nothing of this run
+            asked = _Asked(Message(RecordDict(), 0, "train", ttl=1.0), Bound(0, 0))
+            name_as(asked.message, name)
+        return Message(Error(code, reason), reply_to=asked.message)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A message that was sent, without its content, and what its reply may weigh."""
+
+    message: Message
+    bound: Bound
 
 
 @dataclass
@@ -187,7 +201,7 @@ class _Announced:
         fault: Why it is refused, no matter what else of it comes.
     """
 
-    proto: Any
+    found: Announced
     names: list[str]
     since: float = field(default_factory=time.monotonic)
     size: int = 0
@@ -197,19 +211,14 @@ class _Announced:
     def __post_init__(self) -> None:
         self.missing = [*self.names, ""]  # the empty name: not looked at yet
 
+    @property
+    def asked(self) -> str:
+        """The message that it answers."""
+        return self.found.asked
 
-def _error_reply(proto: Any, code: int, reason: str) -> Message:
-    """An error in the place of a reply that is of no use, as Flower's own Grid makes it."""
-    came = proto.metadata
-    metadata = Metadata(
-        run_id=came.run_id,
-        message_id="",
-        src_node_id=came.src_node_id,
-        dst_node_id=came.dst_node_id,
-        reply_to_message_id=came.reply_to_message_id,
-        group_id=came.group_id,
-        ttl=came.ttl,
-        message_type=came.message_type,
-        created_at=came.created_at,
-    )
-    return make_message(metadata=metadata, error=Error(code, reason))
+
+def _without_content(message: Message) -> Message:
+    said = message.metadata
+    kept = Message(RecordDict(), said.dst_node_id, said.message_type, ttl=said.ttl, group_id=said.group_id)
+    name_as(kept, said.message_id)
+    return kept

@@ -1,7 +1,7 @@
 """A run's requests signed for the site that each is for; replies held to the keys that the sites were admitted with.
 
-The keys are those of the coordinator's own files, ``sites/NAME.toml``: what Flower's database says of keys counts for
-nothing here.
+The keys are those of the coordinator's own files, ``sites/NAME.toml``: what the SuperLink's database says of keys
+counts for nothing here.
 """
 
 import secrets
@@ -67,7 +67,7 @@ class Signing:
         """Sign a request for the site that it goes to; a site that was revoked meanwhile gets it unsigned."""
         site = self._site(message.metadata.dst_node_id)
         if site is None:
-            return  # Flower does not deliver it
+            return  # the SuperLink does not deliver it
         run, server_round, record = about(message.content)
         statement = RequestStatement(
             site=site.name,

@@ -1,0 +1,133 @@
+"""The messages of the hospital link: Flower's Fleet API (1.39 to 1.42) by its field numbers, in classes of our own.
+
+Flower's own classes are made from files that it moves and changes between releases; what travels is the numbers below,
+and a test compares them with those of the installed Flower. Fields that neither side reads are left out: protobuf
+steps over them.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+SERVICE = "flwr.proto.Fleet"
+COORDINATOR = 1
+"""Flower's number of the SuperLink itself, as source and destination of messages."""
+CHUNK_BYTES = 16 * 2**20
+"""Largest part of an array that travels as one object; Flower's own 5 MiB make three times as many calls."""
+
+MESSAGES = """
+Node: 1 uint64 node_id
+Error: 1 sint64 code, 2 string reason
+RecordDict:
+Metadata: 1 uint64 run_id, 2 string message_id, 3 uint64 src_node_id, 4 uint64 dst_node_id, \
+5 string reply_to_message_id, 6 string group_id, 7 double ttl, 8 string message_type, 9 double created_at
+Message: 1 Metadata metadata, 2 RecordDict content, 3 Error error
+ObjectTree: 1 string object_id, 2 ObjectTree* children
+Run: 1 uint64 run_id, 5 string fab_hash
+Fab: 1 string hash_str, 2 bytes content
+ActivateNodeRequest: 1 bytes public_key, 2 double heartbeat_interval
+ActivateNodeResponse: 1 uint64 node_id
+DeactivateNodeRequest: 1 uint64 node_id
+DeactivateNodeResponse:
+SendNodeHeartbeatRequest: 1 Node node, 2 double heartbeat_interval
+SendNodeHeartbeatResponse: 1 bool success
+PullMessagesRequest: 1 Node node
+PullMessagesResponse: 2 Message* messages_list, 3 ObjectTree* message_object_trees
+PushMessagesRequest: 1 Node node, 2 Message* messages_list, 3 ObjectTree* message_object_trees
+Result: 1 string key, 2 uint32 value
+PushMessagesResponse: 2 Result* results, 3 string* objects_to_push, 4 string session_id
+GetRunRequest: 1 Node node, 2 uint64 run_id
+GetRunResponse: 1 Run run
+GetFabRequest: 1 Node node, 2 string hash_str, 3 uint64 run_id
+GetFabResponse: 1 Fab fab
+PushObjectRequest: 1 Node node, 2 uint64 run_id, 3 string object_id, 4 bytes object_content, 5 string session_id
+PushObjectResponse: 1 bool stored
+PullObjectRequest: 1 Node node, 2 uint64 run_id, 3 string object_id
+PullObjectResponse: 1 bool object_found, 2 bool object_available, 3 bytes object_content
+ConfirmMessageReceivedRequest: 1 Node node, 2 uint64 run_id, 3 string message_object_id
+ConfirmMessageReceivedResponse:
+"""
+"""One line a message: its fields' numbers, types and names; a star marks what may be there many times."""
+
+_FIELD = descriptor_pb2.FieldDescriptorProto
+_KINDS = {
+    "uint32": _FIELD.TYPE_UINT32,
+    "uint64": _FIELD.TYPE_UINT64,
+    "sint64": _FIELD.TYPE_SINT64,
+    "string": _FIELD.TYPE_STRING,
+    "bytes": _FIELD.TYPE_BYTES,
+    "bool": _FIELD.TYPE_BOOL,
+    "double": _FIELD.TYPE_DOUBLE,
+}
+
+
+def classes(package: str, messages: str) -> dict[str, Any]:
+    """Make protobuf's classes from lines in the form of :data:`MESSAGES`.
+
+    Args:
+        package: A name that nothing else has; it does not travel.
+
+    Returns:
+        Name -> class.
+    """
+    file = descriptor_pb2.FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto3")
+    for line in messages.strip().splitlines():
+        name, _, fields = line.partition(":")
+        message = file.message_type.add(name=name)
+        for field in filter(None, map(str.strip, fields.split(","))):
+            number, kind, title = field.split()
+            label = _FIELD.LABEL_REPEATED if kind.endswith("*") else _FIELD.LABEL_OPTIONAL
+            added = message.field.add(name=title, number=int(number), label=label)
+            if (kind := kind.rstrip("*")) in _KINDS:
+                added.type = _KINDS[kind]
+            else:
+                added.type, added.type_name = _FIELD.TYPE_MESSAGE, f".{package}.{kind}"
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    made: dict[str, Any] = message_factory.GetMessageClassesForFiles([file.name], pool)
+    return made
+
+
+_CLASSES = {name.rpartition(".")[2]: made for name, made in classes("polyclinic.fleet", MESSAGES).items()}
+
+Node: Any = _CLASSES["Node"]
+ErrorFields: Any = _CLASSES["Error"]
+RecordDictFields: Any = _CLASSES["RecordDict"]
+MetadataFields: Any = _CLASSES["Metadata"]
+Envelope: Any = _CLASSES["Message"]
+ObjectTree: Any = _CLASSES["ObjectTree"]
+RunFields: Any = _CLASSES["Run"]
+Bundle: Any = _CLASSES["Fab"]
+ActivateNodeRequest: Any = _CLASSES["ActivateNodeRequest"]
+ActivateNodeResponse: Any = _CLASSES["ActivateNodeResponse"]
+DeactivateNodeRequest: Any = _CLASSES["DeactivateNodeRequest"]
+DeactivateNodeResponse: Any = _CLASSES["DeactivateNodeResponse"]
+SendNodeHeartbeatRequest: Any = _CLASSES["SendNodeHeartbeatRequest"]
+SendNodeHeartbeatResponse: Any = _CLASSES["SendNodeHeartbeatResponse"]
+PullMessagesRequest: Any = _CLASSES["PullMessagesRequest"]
+PullMessagesResponse: Any = _CLASSES["PullMessagesResponse"]
+PushMessagesRequest: Any = _CLASSES["PushMessagesRequest"]
+Result: Any = _CLASSES["Result"]
+PushMessagesResponse: Any = _CLASSES["PushMessagesResponse"]
+GetRunRequest: Any = _CLASSES["GetRunRequest"]
+GetRunResponse: Any = _CLASSES["GetRunResponse"]
+GetFabRequest: Any = _CLASSES["GetFabRequest"]
+GetFabResponse: Any = _CLASSES["GetFabResponse"]
+PushObjectRequest: Any = _CLASSES["PushObjectRequest"]
+PushObjectResponse: Any = _CLASSES["PushObjectResponse"]
+PullObjectRequest: Any = _CLASSES["PullObjectRequest"]
+PullObjectResponse: Any = _CLASSES["PullObjectResponse"]
+ConfirmMessageReceivedRequest: Any = _CLASSES["ConfirmMessageReceivedRequest"]
+ConfirmMessageReceivedResponse: Any = _CLASSES["ConfirmMessageReceivedResponse"]
+
+
+def names_in(tree: Any) -> list[str]:
+    """Names of all objects of a tree, leaves first."""
+    return list(_names(tree))
+
+
+def _names(tree: Any) -> Iterator[str]:
+    for child in tree.children:
+        yield from _names(child)
+    yield tree.object_id

@@ -1,0 +1,52 @@
+"""The hospital link's messages are those of the installed Flower: same numbers, kinds and names."""
+
+import importlib
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import FieldDescriptor
+
+from client.connection.fleet_client import _ANSWERS
+from common.wire import fleet_protocol
+from common.wire.fleet_protocol import COORDINATOR, MESSAGES
+
+FLOWERS = ("fleet", "message", "node", "error", "run", "fab", "heartbeat", "recorddict")
+MAP_ENTRIES = {"Result": ("PushMessagesResponse", "results")}
+"""What Flower calls a map travels as a list of entries."""
+OURS = [line.partition(":")[0] for line in MESSAGES.strip().splitlines()]
+
+
+def flowers(name: str) -> Any:
+    """Flower's message of this name."""
+    if name in MAP_ENTRIES:
+        owner, field = MAP_ENTRIES[name]
+        return flowers(owner).fields_by_name[field].message_type
+    modules = [importlib.import_module(f"flwr.proto.{module}_pb2") for module in FLOWERS]
+    found = [getattr(module, name).DESCRIPTOR for module in modules if hasattr(module, name)]
+    assert found, f"Flower {version('flwr')} has no message {name} any more"
+    return found[0]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_field_has_the_number_and_kind_that_it_has_in_flower(name: str) -> None:
+    theirs = {field.name: field for field in flowers(name).fields}
+    for field in fleet_protocol._CLASSES[name].DESCRIPTOR.fields:
+        assert field.name in theirs, f"Flower {version('flwr')}: {name} has no {field.name} any more"
+        other = theirs[field.name]
+        same = (field.number, field.type, field.label) == (other.number, other.type, other.label)
+        assert same, f"Flower {version('flwr')}: {name}.{field.name} is another field now"
+        if field.type == FieldDescriptor.TYPE_MESSAGE and name not in MAP_ENTRIES:
+            assert field.message_type.name in (other.message_type.name, *MAP_ENTRIES)
+
+
+def test_the_calls_are_flowers() -> None:
+    (service,) = importlib.import_module("flwr.proto.fleet_pb2").DESCRIPTOR.services_by_name.values()
+    calls = {method.name: method.output_type.name for method in service.methods}
+    assert service.full_name == fleet_protocol.SERVICE
+    assert {name: calls[name] for name in _ANSWERS} == {name: one.DESCRIPTOR.name for name, one in _ANSWERS.items()}
+    assert {"PushObject", "PullObject"} < calls.keys()
+
+
+def test_the_superlinks_own_number_is_flowers() -> None:
+    assert importlib.import_module("flwr.common.constant").SUPERLINK_NODE_ID == COORDINATOR

@@ -1,0 +1,136 @@
+"""What we use of Flower beyond its public packages: counted, listed, and each one still what we take it for."""
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("client", "common", "polyclinic", "server", "strategies")
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
+NAMES = {
+    "flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": "common/wire/flower_objects.py",
+    "flwr.app.message.arraychunk: ArrayChunk": "common/wire/flower_objects.py",
+    "flwr.supercore.inflatable.inflatable_object: no_object_id_recompute": "common/wire/flower_objects.py",
+    "flwr.supercore.inflatable.inflatable_utils: inflate_object_from_contents": "common/wire/flower_objects.py",
+    "flwr.supercore.task_identity: TaskIdentity": "common/wire/flower_objects.py",
+    "flwr.common.secure_aggregation.crypto.shamir: combine_shares": "strategies/privacy/secure_aggregation/crypto.py",
+    "flwr.common.secure_aggregation.crypto.shamir: create_shares": "strategies/privacy/secure_aggregation/crypto.py",
+    "flwr.common.secure_aggregation.crypto.symmetric_encryption: decrypt": (
+        "strategies/privacy/secure_aggregation/crypto.py"
+    ),
+    "flwr.common.secure_aggregation.crypto.symmetric_encryption: encrypt": (
+        "strategies/privacy/secure_aggregation/crypto.py"
+    ),
+    "flwr.common.secure_aggregation.crypto.symmetric_encryption: generate_shared_key": (
+        "strategies/privacy/secure_aggregation/crypto.py"
+    ),
+}
+"""Private names, and the one file that has each."""
+UNDERSCORED = {"_chunks", "_message_id", "_src_node_id"}
+"""Attributes of Flower's objects, in ``common/wire/flower_objects.py`` only."""
+MOST = 15
+PATCHED = re.compile(r"vars\(importlib.import_module\('(flwr[\w.]*)'\)\)")
+FLOWER = f"Flower {version('flwr')} is not what we were written for:"
+
+
+def used(path: Path) -> Iterator[str]:
+    """Module and name of everything that a file takes from Flower's private modules."""
+    text = path.read_text(encoding="utf-8")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "flwr")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "flwr":
+            if node.module not in PUBLIC:
+                yield from (f"{node.module}: {alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Subscript) and (put := PATCHED.match(ast.unparse(node))):
+            yield f"{put[1]}: {ast.literal_eval(node.slice)}"
+
+
+def files() -> Iterator[Path]:
+    for package in PACKAGES:
+        yield from (ROOT / package).rglob("*.py")
+
+
+def test_at_most_fifteen_private_names_each_in_one_file() -> None:
+    found = {(name, str(path.relative_to(ROOT))) for path in files() for name in used(path)}
+    assert found == set(NAMES.items())
+    assert len(NAMES) + len(UNDERSCORED) <= MOST
+
+
+def test_no_other_file_reaches_into_flowers_objects() -> None:
+    reaching = re.compile("|".join(rf'"{name}"' for name in UNDERSCORED))
+    found = {str(path.relative_to(ROOT)) for path in files() if reaching.search(path.read_text(encoding="utf-8"))}
+    assert found == {"common/wire/flower_objects.py"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_flower_has_the_name_where_we_look_for_it(name: str) -> None:
+    module, _, attribute = name.partition(": ")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise AssertionError(f"{FLOWER} {module} is gone ({error}); {NAMES[name]} needs {attribute}") from None
+    assert hasattr(found, attribute), f"{FLOWER} {module} has no {attribute}; {NAMES[name]} needs it"
+
+
+def taken(name: str) -> Any:
+    module, _, attribute = name.partition(": ")
+    return getattr(importlib.import_module(module), attribute)
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("flwr.supercore.inflatable.inflatable_object: no_object_id_recompute", []),
+        (
+            "flwr.supercore.inflatable.inflatable_utils: inflate_object_from_contents",
+            ["object_id", "object_contents", "keep_object_contents", "objects"],
+        ),
+        ("flwr.app.message.arraychunk: ArrayChunk", ["data"]),
+        ("flwr.common.secure_aggregation.crypto.shamir: combine_shares", ["share_list"]),
+        ("flwr.common.secure_aggregation.crypto.shamir: create_shares", ["secret", "threshold", "num"]),
+        ("flwr.common.secure_aggregation.crypto.symmetric_encryption: encrypt", ["key", "plaintext"]),
+        ("flwr.common.secure_aggregation.crypto.symmetric_encryption: decrypt", ["key", "ciphertext"]),
+        (
+            "flwr.common.secure_aggregation.crypto.symmetric_encryption: generate_shared_key",
+            ["private_key", "public_key"],
+        ),
+    ],
+)
+def test_it_takes_what_we_give_it(name: str, parameters: list[str]) -> None:
+    found = list(inspect.signature(taken(name)).parameters)
+    assert found == parameters, f"{FLOWER} {name} takes {found}"
+
+
+def test_message_fills_its_metadata_from_the_identity_that_we_set() -> None:
+    from flwr.app import Message, RecordDict
+
+    from common.wire.flower_objects import act_as, come_from, name_as
+
+    act_as(7, 9)
+    message = Message(RecordDict(), 3, "train")
+    said = message.metadata
+    assert (said.src_node_id, said.run_id) == (7, 9), f"{FLOWER} Message() takes its identity from elsewhere"
+    name_as(message, "named")
+    come_from(message, 5)
+    assert (said.message_id, said.src_node_id) == ("named", 5), f"{FLOWER} Metadata keeps its values elsewhere"
+    act_as(1, 1)
+
+
+def test_flowers_arrays_are_cut_where_we_say() -> None:
+    import numpy as np
+    from flwr.app import Array
+
+    from common.wire.fleet_protocol import CHUNK_BYTES
+
+    assert taken("flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE") == CHUNK_BYTES
+    array = Array(np.zeros(3, np.float32))
+    array.deflate()
+    assert "_chunks" in vars(array), f"{FLOWER} Array keeps its chunks elsewhere"
