@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from client.site.site_file import Settings
 from common.data.base.image_set import ImageSet, Skipped, are_known
-from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
+from common.data.base.spec import CompositesSpec, DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
 from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.images.reading import ImageForm
 from common.data.load import load, open_table
@@ -77,7 +77,7 @@ def open_source(settings: Settings) -> Source:
         BadInput: With every fault.
     """
     spec = settings.file.data
-    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | PluginSpec):
+    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginSpec):
         return _of_arrays(settings)
     table = open_table(spec, settings.folder)
     heads = dicom_heads(table.files)
