@@ -1,7 +1,7 @@
 """The benchmark's page as Markdown, and the sentences that both forms of it share."""
 
 from common.system.formatting import counted, listed
-from server.analysis.benchmark.results import BenchmarkResult, BlockResult, Entry, MethodResult
+from server.analysis.benchmark.results import BenchmarkResult, BlockResult, Entry, MethodOverBlocks
 from server.reporting.wording import number, probability, signed
 
 
@@ -79,13 +79,13 @@ def _scored_sentence(block: BlockResult) -> str:
     return f"{scored}; trained and not scored, for too few: {rare}."
 
 
-def interval(method: MethodResult) -> str:
+def interval(method: MethodOverBlocks) -> str:
     """Mean AUROC with the half width of its interval, where that is known."""
     width = "" if method.half_width is None else f" ± {number(method.half_width)}"
     return number(method.auroc) + width
 
 
-def against(result: BenchmarkResult, method: MethodResult) -> str:
+def against(result: BenchmarkResult, method: MethodOverBlocks) -> str:
     """The paired test against the reference."""
     if method.label == result.reference:
         return "reference"
@@ -96,7 +96,7 @@ def against(result: BenchmarkResult, method: MethodResult) -> str:
     return f"{signed(method.test.mean_difference)}, {probability(method.test.holm_p)}"
 
 
-def rank(result: BenchmarkResult, method: MethodResult) -> str:
+def rank(result: BenchmarkResult, method: MethodOverBlocks) -> str:
     """The mean rank, where the method is ranked."""
     return f"{result.ranking.ranks[method.label]:.2f}" if method.label in result.ranking.ranks else "–"
 
@@ -113,7 +113,7 @@ def amount(value: float | None) -> str:
     return "–" if value is None else f"{value:.0f}"
 
 
-def _row(result: BenchmarkResult, method: MethodResult) -> list[str]:
+def _row(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
     return [
         method.label,
         rank(result, method),

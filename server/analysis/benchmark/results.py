@@ -8,7 +8,7 @@ import numpy as np
 
 from server.analysis.benchmark.lines import ClassResult, ResultLine
 from server.analysis.benchmark.ranking import Ranking, ranking
-from server.analysis.benchmark.spec import Plan
+from server.analysis.benchmark.spec import FormPlan
 from server.analysis.statistics import PairedTest, corrected, paired_test
 
 NORMAL = 1.96
@@ -58,7 +58,7 @@ class BlockResult:
 
 
 @dataclass(frozen=True)
-class MethodResult:
+class MethodOverBlocks:
     """One method over the blocks that all ranked methods have.
 
     Attributes:
@@ -97,7 +97,7 @@ class BenchmarkResult:
     wanted: int
     blocks: tuple[BlockResult, ...]
     blocks_wanted: int
-    methods: tuple[MethodResult, ...]
+    methods: tuple[MethodOverBlocks, ...]
     ranking: Ranking
     codes: Mapping[str, int]
     not_run: tuple[str, ...]
@@ -117,7 +117,7 @@ def rates_of(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
     return {method: min(tried)[1] for method, tried in found.items()}
 
 
-def result_of(plan: Plan, form: str, lines: Mapping[str, ResultLine], wanted: int) -> BenchmarkResult:
+def result_of(plan: FormPlan, form: str, lines: Mapping[str, ResultLine], wanted: int) -> BenchmarkResult:
     """Everything that the lines say, as far as they go.
 
     Args:
@@ -150,7 +150,7 @@ def result_of(plan: Plan, form: str, lines: Mapping[str, ResultLine], wanted: in
     )
 
 
-def _block(plan: Plan, block: Block, lines: Iterable[ResultLine]) -> BlockResult:
+def _block(plan: FormPlan, block: Block, lines: Iterable[ResultLine]) -> BlockResult:
     of_block = [line for line in lines if (line.data, line.pattern) == block and not line.tuning]
     of_method: dict[str, dict[int, ResultLine]] = {}
     for line in of_block:
@@ -230,14 +230,14 @@ def _independent(errors: Sequence[float]) -> float:
     return float(np.sqrt(np.sum(np.square(errors)))) / len(errors)
 
 
-def _method(plan: Plan, label: str, shared: Sequence[BlockResult], lines: Iterable[ResultLine]) -> MethodResult:
+def _method(plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[ResultLine]) -> MethodOverBlocks:
     entries = [(block.data, block.entries[label]) for block in shared if label in block.entries]
     runs = [line for line in lines if line.method == label]
     means = [
         float(np.mean([getattr(entry, name) for _, entry in entries])) if entries else None
         for name in ("auroc", "average_precision", "balanced_accuracy")
     ]
-    return MethodResult(
+    return MethodOverBlocks(
         label=label,
         auroc=means[0],
         half_width=half_width(entries),
@@ -250,7 +250,7 @@ def _method(plan: Plan, label: str, shared: Sequence[BlockResult], lines: Iterab
 
 
 def half_width(entries: Sequence[tuple[str, Entry]]) -> float | None:
-    """Of the 95 % interval of a mean over blocks; None where a block has one seed, or unknown errors.
+    """Half the width of the 95 % interval of a mean over blocks; None where a block has one seed or unknown errors.
 
     Blocks of one data set are tested on the same patients: their errors add up as they are. Data sets are independent
     of one another, and so are seeds.
@@ -265,7 +265,9 @@ def half_width(entries: Sequence[tuple[str, Entry]]) -> float | None:
     return float(NORMAL * np.sqrt(variance))
 
 
-def _tested(plan: Plan, methods: Sequence[MethodResult], shared: Sequence[BlockResult]) -> list[MethodResult]:
+def _tested(
+    plan: FormPlan, methods: Sequence[MethodOverBlocks], shared: Sequence[BlockResult]
+) -> list[MethodOverBlocks]:
     """Each ranked method against the reference, paired over blocks; Holm's family is all of them."""
     reference, generator = plan.benchmark.reference, np.random.default_rng(0)
     others = [one.label for one in methods if not one.beyond and one.label != reference] if shared else []

@@ -161,7 +161,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
+class FormPlan:
     """The runs of one form.
 
     Attributes:
@@ -173,7 +173,7 @@ class Plan:
     form: Form
 
     @classmethod
-    def of(cls, folder: Path, form: str) -> "Plan":
+    def of(cls, folder: Path, form: str) -> "FormPlan":
         """Read the benchmark in a folder, in this form.
 
         Raises:

@@ -32,7 +32,7 @@ def _methods(axes: Axes, ranking: Ranking) -> None:
 
 
 def _cliques(axes: Axes, ranking: Ranking) -> None:
-    """Bars below the methods, each from the first to the last of those that are not told apart."""
+    """Bars below the methods, each from the first to the last of those that are not distinguished."""
     for row, group in enumerate(ranking.cliques, start=len(ranking.ranks) + 1):
         ends = [ranking.ranks[group[0]], ranking.ranks[group[-1]]]
         axes.plot(ends, [row, row], color=VERMILION, linewidth=4, solid_capstyle="butt")

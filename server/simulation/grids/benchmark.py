@@ -16,7 +16,7 @@ from common.errors import BadInput, Fault
 from common.system.formatting import duration
 from server.analysis.benchmark.lines import ResultLine, append_line, code_version, line_of, read_lines
 from server.analysis.benchmark.results import BenchmarkResult, rates_of, result_of
-from server.analysis.benchmark.spec import Plan, Planned
+from server.analysis.benchmark.spec import FormPlan, Planned
 from server.reporting.benchmark_text import as_markdown
 from server.reporting.pages.benchmark import write_benchmark_report
 from server.runs.reader import read_run
@@ -54,7 +54,7 @@ def run_benchmark(wish: Wish, console: Console) -> BenchmarkResult:
         BadInput: With the faults of the benchmark's files; or if another process is at work on the results.
         FailedRuns: If a run fails; the others are finished and the page is written first.
     """
-    plan = Plan.of(wish.folder, wish.form)
+    plan = FormPlan.of(wish.folder, wish.form)
     wish.out.mkdir(parents=True, exist_ok=True)
     with _alone_with(wish.results):
         work = _Work(plan, wish, console)
@@ -69,7 +69,7 @@ def run_benchmark(wish: Wish, console: Console) -> BenchmarkResult:
     return result
 
 
-def write_pages(plan: Plan, wish: Wish) -> BenchmarkResult:
+def write_pages(plan: FormPlan, wish: Wish) -> BenchmarkResult:
     """Write the page of what is there, in both forms."""
     lines = read_lines(wish.results)
     wanted = list(all_runs(plan, lines.values()))
@@ -80,7 +80,7 @@ def write_pages(plan: Plan, wish: Wish) -> BenchmarkResult:
     return result
 
 
-def all_runs(plan: Plan, lines: Iterable[ResultLine]) -> Iterator[Planned]:
+def all_runs(plan: FormPlan, lines: Iterable[ResultLine]) -> Iterator[Planned]:
     """The runs of the plan, as far as they are known: results need the learning rates that the lines choose."""
     known = list(lines)
     for data in plan.data_sets():
@@ -92,13 +92,13 @@ def all_runs(plan: Plan, lines: Iterable[ResultLine]) -> Iterator[Planned]:
             yield from plan.results(data, pattern, rates)
 
 
-def wanted_runs(plan: Plan) -> int:
+def wanted_runs(plan: FormPlan) -> int:
     """The number of all runs, those whose learning rate is not known yet among them."""
     tuning = sum(len(plan.methods(data)) for data in plan.data_sets()) * len(plan.benchmark.learning_rates)
     return tuning + sum(len(plan.methods(data)) * plan.form.seeds for data, _ in plan.form.blocks)
 
 
-def estimate(plan: Plan, lines: Sequence[ResultLine]) -> list[str]:
+def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
     """What the whole form costs by the CPU seconds of the runs that are there, method by method.
 
     A run is taken to cost what the method's runs on the same data set cost on average; where there is none, the mean
@@ -123,7 +123,7 @@ def estimate(plan: Plan, lines: Sequence[ResultLine]) -> list[str]:
     ]
 
 
-def _times(plan: Plan) -> Iterator[tuple[str, int]]:
+def _times(plan: FormPlan) -> Iterator[tuple[str, int]]:
     """How often each method is run on a data set: to choose its learning rate, then block by block."""
     yield from ((data, len(plan.benchmark.learning_rates)) for data in plan.data_sets())
     yield from ((data, plan.form.seeds) for data, _ in plan.form.blocks)
@@ -135,7 +135,7 @@ def tell_estimate(wish: Wish, console: Console) -> None:
     Raises:
         BadInput: With the faults of the benchmark's files.
     """
-    plan = Plan.of(wish.folder, wish.form)
+    plan = FormPlan.of(wish.folder, wish.form)
     beside = sorted({wish.results, *wish.folder.glob("*.jsonl")})
     lines = [line for path in beside for line in read_lines(path).values()]
     for sentence in estimate(plan, lines):
@@ -159,7 +159,7 @@ def _alone_with(results: Path) -> Iterator[None]:
 class _Work:
     """The runs that are missing, some at a time."""
 
-    plan: Plan
+    plan: FormPlan
     wish: Wish
     console: Console
     failures: list[str] = field(default_factory=list)
