@@ -102,7 +102,9 @@ class EvaluationSection(Section):
             part, so that AUROCs over all sites' images can be told; a hospital's policy decides whether it answers.
         sensitivity: A second threshold of each class is the highest with at least this sensitivity on the sites'
             validation images; the first is Youden's.
-        result: The model that a run ends with: ``best`` by validation loss, or that of the ``last`` round.
+        result: The model that a run ends with: the ``best`` one on validation, or that of the ``last`` round.
+        criterion: What the best round is chosen by: the ``method``'s own criterion, the sites' mean validation
+            ``auroc``, or their mean validation ``loss``.
         metrics: Metrics of plug-ins, computed of each class on test images beside ours.
         sample_grid: Whether the report of a simulation shows some test images; None does where they are nobody's.
     """
@@ -111,6 +113,7 @@ class EvaluationSection(Section):
     pooled: bool = True
     sensitivity: float = Field(0.9, gt=0, le=1)
     result: Literal["best", "last"] = "best"
+    criterion: Literal["method", "auroc", "loss"] = "method"
     metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None
 

@@ -51,7 +51,7 @@ Progress = Annotated[
     ),
 ]
 TrackTo = Annotated[Track | None, typer.Option("--track", help="Tell the figures of every round to MLflow too.")]
-GOES_ON = ("run", "compare", "study")
+GOES_ON = ("run", "compare", "study", "benchmark")
 """Commands that go on where they were stopped."""
 Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]
 
@@ -135,7 +135,7 @@ def compare(
 
     for one in experiments:
         read_early(one, _with_backend(overrides, backend))  # before torch is imported
-    from server.simulation.compare import run_comparison
+    from server.simulation.grids.compare import run_comparison
 
     run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
 
@@ -161,10 +161,47 @@ def study(
     from server.analysis.study.spec import read_study
 
     read_study(folder, quick=quick)  # before torch is imported
-    from server.simulation.study import run_study
+    from server.simulation.grids.study import run_study
 
     settings = _with_backend(overrides, backend)
     run_study(folder, out, settings, console, seeds=seeds, jobs=jobs, quick=quick, progress=form)
+
+
+@app.command()
+def benchmark(
+    folder: Annotated[Path, typer.Argument(help="Folder with a benchmark.toml.")] = Path("experiments/benchmark"),
+    form: Annotated[str, typer.Option("--form", help="small (minutes), published (hours) or full (days).")] = "small",
+    out: Annotated[Path, typer.Option("--out", help="Folder for the page.")] = Path("runs/benchmark"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", help="File of finished runs, one line each; FORM.jsonl in --out by default."),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at a time, a core each.")] = 1,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", min=0, help="No run begins after that; 0 only writes the page."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run anew what was made with other code.")] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what the form costs by the rates of finished runs; run nothing.")
+    ] = False,
+) -> None:
+    """Run the reference benchmark: data sets x label patterns x all methods x seeds, and write its page.
+
+    What is finished is kept in the results file, so the same line goes on where it was stopped.
+
+    Example: flwr-sim benchmark --form small --workers 2 --out runs/benchmark
+    """
+    from server.analysis.benchmark.spec import read_benchmark
+
+    read_benchmark(folder)  # before torch is imported
+    from server.simulation.grids.benchmark import Wish, run_benchmark, tell_estimate
+
+    wish = Wish(folder, form, results or out / f"{form}.jsonl", out, workers, minutes, again)
+    if estimate:
+        tell_estimate(wish, console)
+    else:
+        run_benchmark(wish, console)
 
 
 @app.command()

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from client.site.site_file import Settings
 from common.data.base.image_set import ImageSet, Skipped, are_known
-from common.data.base.spec import DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
+from common.data.base.spec import CompositesSpec, DigitsSpec, MixtureSpec, NpzSpec, PhantomSpec, PluginSpec
 from common.data.base.spec_tables import DicomwebSpec
 from common.data.images.headers import dicom_heads, dicom_patients
 from common.data.images.reading import ImageForm
@@ -88,7 +88,7 @@ def open_source(settings: Settings) -> Source:
         BadInput: With every fault.
     """
     spec = settings.file.data
-    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | PluginSpec):
+    if isinstance(spec, NpzSpec | MixtureSpec | DigitsSpec | PhantomSpec | CompositesSpec | PluginSpec):
         return _of_arrays(settings)
     if isinstance(spec, DicomwebSpec):
         return _of_archive(spec, settings.folder)

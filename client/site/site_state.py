@@ -37,7 +37,7 @@ class Memory:
         round: That round; 0 before the first.
         parts: The groups that never leave the site, as trained in that round.
         evaluated: The same as they were when the round began, and the round they are from.
-        best: The same of the best round so far, its round, and (where each site chooses) its validation loss.
+        best: The same of the best round so far, its round, and (where each site chooses) its loss or 1 - AUROC.
         optimizer: State of the optimiser, by ``parameter/key``.
         notes: What the method noted down, such as FedMLP's tags.
         unsent: What rounding took from the updates so far, to go with the next one.

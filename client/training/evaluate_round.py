@@ -9,7 +9,7 @@ from client.site.disclosure import told_metrics
 from client.site.site import Site
 from client.training.correct_counts import NOT_TESTED, counts_right_images, tally_of
 from client.training.model_and_images import Work, put, unpack, validated
-from client.training.personal_parts import parts_in_best_round
+from client.training.personal_parts import loss_here, parts_in_best_round
 from client.training.score_release import of_test, of_validation, told_scores
 from client.training.told_validation import ToldFigures
 from common.metrics.multi_label import ClassMetrics, per_class
@@ -49,7 +49,8 @@ def _put_best(work: Work, request: EvaluateRequest, validation: Examples, curren
     """Put this site's own parts of the best round in place; return how good the network is with them."""
     memory, method = work.memory, work.method
     if method.selection == "site":
-        better = current.loss is not None and current.loss < memory.best_loss  # False where the last round diverged
+        loss = loss_here(work, current)
+        better = loss is not None and loss < memory.best_loss  # False where the last round diverged
         best = memory.parts if better else memory.best
     else:
         best = parts_in_best_round(memory, request, memory.parts) or memory.parts

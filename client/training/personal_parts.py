@@ -15,6 +15,7 @@ from common.wire.records import (
 )
 from strategies.base.method import Method
 from strategies.local.optimisation import optimizer_arrays
+from strategies.local.training import Validation
 
 
 def own_parts(state: ModelState, method: Method) -> Groups:
@@ -38,7 +39,7 @@ class Kept:
 def keep(
     work: Work,
     request: TrainRequest,
-    validation_loss: float | None,
+    found: Validation,
     trained: ModelState,
     kept: Kept,
 ) -> None:
@@ -49,7 +50,7 @@ def keep(
         return
     before = own_parts(work.received, method)
     if method.selection == "site":
-        memory = _chosen_here(memory, before, request.round - 1, validation_loss)
+        memory = _chosen_here(memory, before, request.round - 1, loss_here(work, found))
     elif (best := parts_in_best_round(memory, request, before)) is not None:
         memory = replace(memory, best=best, best_round=request.best)
     work.folder.keep(
@@ -74,6 +75,15 @@ def parts_in_best_round(memory: Memory, request: TrainRequest | EvaluateRequest,
     if memory.round == request.counted <= request.best:
         return now
     return {memory.best_round: memory.best, memory.evaluated_round: memory.evaluated}.get(request.best)
+
+
+def loss_here(work: Work, found: Validation) -> float | None:
+    """What counts as the loss of a model where the site chooses by itself; None where the model cannot be judged.
+
+    It is 1 minus the AUROC if that is the run's criterion and the site's validation part shows both kinds of image.
+    """
+    auroc = found.mean_auroc if work.method.chosen_by(work.plan.evaluation) == "auroc" else None
+    return found.loss if auroc is None else 1 - auroc
 
 
 def _chosen_here(memory: Memory, parts: Groups, server_round: int, loss: float | None) -> Memory:

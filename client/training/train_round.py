@@ -50,7 +50,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
         update, statistics = shield.reply(update, statistics)
     update, unsent = compressed(update, work.memory.unsent, work.method.parameters.compress_update)
     if not request.ranks:
-        keep(work, request, found.loss, result.state, Kept(result.optimizer, result.notes, unsent))
+        keep(work, request, found, result.state, Kept(result.optimizer, result.notes, unsent))
     return TrainReply(
         run=request.run,
         round=request.round,

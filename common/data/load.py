@@ -5,6 +5,7 @@ from pathlib import Path
 from common.data.base.image_set import Splits
 from common.data.base.spec import (
     ChexpertSpec,
+    CompositesSpec,
     DataSpec,
     DigitsSpec,
     MimicSpec,
@@ -16,6 +17,7 @@ from common.data.base.spec import (
 )
 from common.data.base.spec_tables import DicomwebSpec, FolderSpec
 from common.data.images.reading import IN_MEMORY, ImageStore
+from common.data.sources.composites import composite_faults, load_composites
 from common.data.sources.digits import load_digits
 from common.data.sources.folder import open_folder
 from common.data.sources.mixture import load_mixture, mixture_faults
@@ -40,6 +42,8 @@ def faults(spec: DataSpec, base: Path) -> list[Fault]:
         match spec:
             case NpzSpec():
                 open_npz(spec, base)
+            case CompositesSpec():
+                return composite_faults(spec, base)
             case MixtureSpec():
                 return mixture_faults(spec, base)
             case PluginSpec():
@@ -66,6 +70,8 @@ def load(spec: DataSpec, base: Path, store: ImageStore = IN_MEMORY) -> Splits:
     match spec:
         case NpzSpec():
             return load_npz(spec, base, store)
+        case CompositesSpec():
+            return load_composites(spec, base, store)
         case MixtureSpec():
             return load_mixture(spec, base, store)
         case DigitsSpec():

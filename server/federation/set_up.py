@@ -33,7 +33,13 @@ class Place(Protocol):
 
 
 def lead(
-    place: Place, file: ExperimentFile, out: Path, *, track: Track | None = None, resume: bool = False
+    place: Place,
+    file: ExperimentFile,
+    out: Path,
+    *,
+    track: Track | None = None,
+    resume: bool = False,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Run an experiment into the folder ``out``; return its summary.
 
@@ -41,9 +47,10 @@ def lead(
         track: Where figures go beside the run folder.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, return its summary, and
             write the pages that are missing.
+        pages: Write report and model card: to draw them may take longer than a small run.
     """
     if (summary := finished(out, file.experiment, resume=resume)) is not None:
-        if not (out / "report.html").is_file():  # it was stopped after its summary
+        if pages and not (out / "report.html").is_file():  # it was stopped after its summary
             write_pages(out)
         return summary
     store = store_for(track)
@@ -51,7 +58,8 @@ def lead(
     with place.alone(), opened(out, file.experiment, resume=resume, durable=place.durable) as opening:
         with tracked(opening.folder, file.experiment, store, place.tell):
             summary = place.run(opening)
-        write_pages(out)
+        if pages:
+            write_pages(out)
     return summary
 
 

@@ -1,1 +1,1 @@
-"""All sites on one machine: inline and on Ray, comparisons, studies, the demo."""
+"""All sites on one machine: inline and on Ray, grids of runs, the demo."""

@@ -54,6 +54,7 @@ def simulate(
     resume: bool = False,
     web_port: int | None = None,
     progress: ProgressForm = ProgressForm.auto,
+    pages: bool = True,
 ) -> dict[str, Any]:
     """Run a simulated experiment into the folder ``out``; return its summary.
 
@@ -61,12 +62,13 @@ def simulate(
         web_port: Of a live view, 0 for any; None for no view.
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
         progress: How it is shown how far the run is; never on a quiet console.
+        pages: Write report and model card.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    return lead(OneMachine(file, console, web_port, progress), file, out, track=track, resume=resume)
+    return lead(OneMachine(file, console, web_port, progress), file, out, track=track, resume=resume, pages=pages)
 
 
 class OneMachine:

@@ -23,6 +23,7 @@ class Cell:
         overrides: As after ``--set``, the seed among them.
         label: The experiment's name in the table of progress.
         track: Where the run's figures go beside its folder.
+        pages: Whether the run writes its report and its model card.
     """
 
     experiment: Path
@@ -30,6 +31,7 @@ class Cell:
     overrides: tuple[str, ...]
     label: str
     track: Track | None = None
+    pages: bool = True
 
     @cached_property
     def file(self) -> ExperimentFile:

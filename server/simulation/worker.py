@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -46,16 +47,22 @@ def _callers_script_hidden() -> Iterator[None]:
 
 def run_apart(cell: Cell) -> str:
     """Run a cell into the folder of what is unfinished; return why it failed, or an empty string."""
+    return run_measured(cell)[0]
+
+
+def run_measured(cell: Cell) -> tuple[str, float]:
+    """:func:`run_apart`, with the CPU seconds that the run took; 0 where its process ended before it could tell."""
     receiving, sending = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_run, args=(cell, sending))
     with _STARTING, _callers_script_hidden():
         process.start()
     sending.close()
     try:
-        return str(receiving.recv())
+        failure, seconds = receiving.recv()
+        return str(failure), float(seconds)
     except EOFError:
         process.join()
-        return f"the run's process ended with exit code {process.exitcode}"
+        return f"the run's process ended with exit code {process.exitcode}", 0.0
     finally:
         process.join()
         receiving.close()
@@ -66,11 +73,12 @@ def _run(cell: Cell, sending: Connection) -> None:
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
+    failure, began = "", time.process_time()  # a forked process counts from its parent's
     try:
-        simulate(read_experiment(cell.experiment, cell.overrides), cell.unfinished, Console(quiet=True), cell.track)
+        file, quiet = read_experiment(cell.experiment, cell.overrides), Console(quiet=True)
+        simulate(file, cell.unfinished, quiet, cell.track, pages=cell.pages)
     except (BadInput, RunStopped) as error:
-        sending.send(str(error))
+        failure = str(error)
     except Exception:  # a process's edge
-        sending.send(traceback.format_exc())
-    else:
-        sending.send("")
+        failure = traceback.format_exc()
+    sending.send((failure, time.process_time() - began))

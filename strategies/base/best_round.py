@@ -1,5 +1,10 @@
 """Which of two models is better, by losses that the sites state: the mean decides, the majority has a veto.
 
+What counts as a site's loss is the *criterion* of the run. ``auroc``: 1 minus the mean AUROC over the site's own
+classes on its validation part, which is the share of pairs that the model ranks wrongly. ``loss``: the plain validation
+loss. A method that trains adjusted or weighted logits does not minimise the plain loss, which may rise while the
+ranking improves. One rule serves both, for both are 0 at best and grow as a model gets worse.
+
 The rule of the paper's code is the lowest uniform mean (specs 1.4). Alone it lets one site choose: who states 0 for one
 model, or a huge loss for all others, moves the mean as far as it likes. So each site's loss is also compared with the
 lowest that the same site ever stated: their ratio is the site's *regret* for a model, 1 at its own best. A model's
@@ -22,17 +27,35 @@ Where the honest sites agree about which models are good, the chosen one is so w
 """
 
 from collections.abc import Mapping
+from typing import Literal
 
 from strategies.aggregation.mean import running_sum
+from strategies.base.round_record import FederationValidation
 
 FEWEST = 3
 """Sites of which a majority can outvote one."""
 TOLERATED = 1.25
 """Honest losses near their lowest go up and down by some percent from round to round; the mean settles those."""
 SMALL = 0.02
-"""Added to both losses of a ratio, in nats: below it a ratio says nothing."""
+"""Added to both losses of a ratio, in nats or in shares of pairs: below it a ratio says nothing."""
 
 Losses = Mapping[str, float]
+Criterion = Literal["auroc", "loss"]
+
+
+def criterion_possible(wanted: Criterion, found: FederationValidation) -> Criterion:
+    """The criterion of a run, settled by what sites state of its first judged model.
+
+    It is ``loss`` where not more than half of the sites that state a loss have an AUROC: their validation parts show
+    one kind of image only, and the few others, of which one may lie, would decide alone.
+    """
+    with_auroc = found.auroc.keys() & found.loss.keys()
+    return wanted if 2 * len(with_auroc) > len(found.loss) else "loss"
+
+
+def losses_by(criterion: Criterion, found: FederationValidation) -> Losses:
+    """What counts as each site's loss by this criterion; a site that has no AUROC judges nothing by it."""
+    return {site: 1 - auroc for site, auroc in found.auroc.items()} if criterion == "auroc" else found.loss
 
 
 def is_better(now: Losses, before: Losses, lowest: Losses) -> bool:

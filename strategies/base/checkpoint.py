@@ -14,6 +14,7 @@ from safetensors.numpy import load, save
 from common.models.state import ModelState
 from common.system.toml import Section
 from common.wire.records import Groups, below
+from strategies.base.best_round import Criterion
 from strategies.base.state import FederationState
 from strategies.rounds.guard.memory import GuardMemory
 
@@ -26,6 +27,7 @@ class _Facts(Section):
     best_round: int
     best_losses: dict[str, float]
     lowest_losses: dict[str, float] = Field(default_factory=dict)
+    criterion: Criterion | None = None
     counted: dict[str, int]
     left_out: dict[str, str]
     class_names: tuple[str, ...]
@@ -39,6 +41,7 @@ def to_bytes(state: FederationState) -> bytes:
         "best_round": state.best_round,
         "best_losses": dict(state.best_losses),
         "lowest_losses": dict(state.lowest_losses),
+        "criterion": state.criterion,
         "counted": dict(state.counted),
         "left_out": dict(state.left_out),
         "class_names": list(state.model.head.class_names),
@@ -69,6 +72,8 @@ def of_bytes(content: bytes) -> FederationState:
             best_losses=MappingProxyType(facts.best_losses),
             # An earlier release did not write them: the best model's own are a beginning.
             lowest_losses=MappingProxyType(facts.lowest_losses or facts.best_losses),
+            # An earlier release knew validation losses only: a run that began with them goes on with them.
+            criterion=facts.criterion or ("loss" if facts.best_losses else None),
             counted=MappingProxyType(facts.counted),
             moments=MappingProxyType(below("moments", tensors)),
             statistics=MappingProxyType(below("statistics", tensors)),

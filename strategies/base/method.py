@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from flwr.serverapp.strategy import Strategy
 from pydantic import BaseModel, ConfigDict, Field
 
-from common.config import TrainingSection
+from common.config import EvaluationSection, TrainingSection
 from common.contract import LabelContract
 from common.data.base.image_set import Splits
 from common.errors import BadInput, Fault, quoted
@@ -18,6 +18,7 @@ from common.wire.records import NO_ARRAYS, Arrays, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import Moments, ServerOptimizer
+from strategies.base.best_round import Criterion
 from strategies.base.round_context import RoundContext
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss, Missing, loss_for
@@ -148,7 +149,7 @@ class Method(Strategy):
             round is decided.
         full_coverage: Refuse a run in which a site does not annotate every class.
         multi_class: Whether the method serves tasks in which classes exclude one another.
-        selection: Who picks the best round: the federation by mean validation loss, or each site for itself.
+        selection: Who picks the best round: the federation by the sites' mean, or each site for itself.
         sequential: Whether the model goes from hospital to hospital instead of being averaged.
         hospitals_train: Whether hospitals train at all.
         ranks_sites: Whether every site trains once before round 1, to be put into an order.
@@ -207,6 +208,19 @@ class Method(Strategy):
             BadInput: If a plug-in is named that is not installed.
         """
         return chosen_loss(spec, self.loss, self.task, self.counts_missing_as, examples.labels)
+
+    @property
+    def criterion(self) -> Criterion:
+        """What the best round is chosen by, where the experiment does not say: ranking, if classes are yes or no.
+
+        Several methods train adjusted or weighted logits, of which the plain loss says little; and ranking is what
+        the papers compare. Where classes exclude one another it is the loss, as in UniFed (specs 2.4).
+        """
+        return "auroc" if self.task == "multi_label" else "loss"
+
+    def chosen_by(self, evaluation: EvaluationSection) -> Criterion:
+        """The criterion of a run: the experiment's, or the method's own where it names none."""
+        return self.criterion if evaluation.criterion == "method" else evaluation.criterion
 
     @property
     def pooled(self) -> Pooled:

@@ -16,8 +16,9 @@ from common.wire.records import (
 )
 from strategies.aggregation.mean import FlatMean, HeadMean, HeadSum, RowsMean, RunningMean, moved
 from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
-from strategies.base.best_round import is_better, lowest_of
+from strategies.base.best_round import Criterion, criterion_possible, is_better, losses_by, lowest_of
 from strategies.base.method import Method, Weighting, Weights
+from strategies.base.round_record import FederationValidation
 from strategies.rounds.guard.memory import GuardMemory
 
 
@@ -30,8 +31,9 @@ class FederationState:
         model: The global model after that round.
         best: Model of the best round so far; None before any was evaluated.
         best_round: Its round, -1 for none; 0 is the initial model.
-        best_losses: Its validation losses, by site.
-        lowest_losses: The lowest validation loss that each site stated for any round's model.
+        best_losses: Its losses by the run's criterion, by site.
+        lowest_losses: The lowest loss by that criterion that each site stated for any round's model.
+        criterion: What counts as a loss there; None before any model was judged.
         counted: Site -> last round in which its reply counted.
         moments: Of the server optimiser, of the coordinator's own training, or of what a method mixes in.
         statistics: What the method's coordinator has learned.
@@ -45,6 +47,7 @@ class FederationState:
     best_round: int = -1
     best_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     lowest_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    criterion: Criterion | None = None
     counted: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
     statistics: Arrays = field(default_factory=no_arrays)
@@ -53,7 +56,7 @@ class FederationState:
 
     @property
     def selected(self) -> ModelState:
-        """The best model, or the last where no validation loss was ever reported."""
+        """The best model, or the last where no site ever judged one."""
         return self.model if self.best is None else self.best
 
 
@@ -216,8 +219,21 @@ def after_round(
     )
 
 
+def with_judgement(state: FederationState, found: FederationValidation, wanted: Criterion) -> FederationState:
+    """Take note of what sites state of the current model, by the run's criterion; see :func:`with_validation`.
+
+    Args:
+        wanted: The criterion of the method or the experiment. The first judged model settles whether it is possible,
+            so that all rounds of a run are compared by one.
+    """
+    if not found.loss:
+        return state
+    criterion = state.criterion or criterion_possible(wanted, found)
+    return with_validation(replace(state, criterion=criterion), losses_by(criterion, found))
+
+
 def with_validation(state: FederationState, losses: Mapping[str, float]) -> FederationState:
-    """Take note of the current model's validation losses, by site, and of whether it is the best so far.
+    """Take note of the current model's losses by the run's criterion, by site, and of whether it is the best so far.
 
     The lowest uniform mean is best (specs 1.4), unless most sites object (:mod:`strategies.base.best_round`). Where not
     the same sites judged both models, those that did decide; models that no site judged both cannot be compared, and

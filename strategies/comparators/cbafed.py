@@ -19,6 +19,9 @@ Ours, because here each site labels some of the classes, entry by entry (all but
   the class, and falls for a class of which few dare say anything. base is 0.45, not 0.84, tau from 0.55 to 0.95.
 - A site weighs as many entries as it trained on.
 - With one local epoch a round there is no fifth epoch: in stage 1, too, the coordinator mixes every fifth round.
+- As in FedMLP's authors' code, what a batch's labels cost is one mean over their entries, and the tags of each class
+  that the site does not label add a mean of their own: one tag of a rare class weighs as much as all labels together.
+  ``tags_weigh = "entries"`` takes one mean over labels and tags alike.
 - Left out: an unsure image is given its second most likely class if that is rare. A yes or no has no second.
 
 FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
@@ -26,12 +29,13 @@ have; we count its own labels, and tags. Their stage 1 divides p by images, ours
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork
@@ -65,9 +69,11 @@ class CBAFedParameters(Parameters):
         residual_every: Rounds from one mixing with the earlier model to the next; 0 never mixes.
         residual_stage_one, residual: Share of the earlier model, in stage 1 and after it.
         balanced: A positive weighs the site's entries over its positives of that class.
+        tags_weigh: Whether the tags of each class are a mean of their own (``classes``), or entries like all others.
     """
 
     weighting: Weighting = "samples"
+    tags_weigh: Literal["classes", "entries"] = "classes"
     stage_one_rounds: int = Field(50, ge=1)
     threshold_base: float = Field(0.45, ge=0, le=1)
     threshold_lowest: float = Field(0.55, ge=0.5, le=1)
@@ -213,9 +219,11 @@ class CBAFedClient:
         return LocalRound(self.objective, self.told)
 
     def objective(self, network: SplitNetwork, batch: Batch) -> torch.Tensor:
-        """Mean cross-entropy over labels and tags."""
-        logits = batch.logits(network, batch.view())
-        return known_entries(logits, self.targets[batch.rows], batch.annotated, self.positive_weight)
+        """Mean cross-entropy over the labels, and over the tags of each class; or over all of them."""
+        logits, targets = batch.logits(network, batch.view()), self.targets[batch.rows]
+        if self.parameters.tags_weigh == "entries" or batch.annotated.all():
+            return known_entries(logits, targets, batch.annotated, self.positive_weight)
+        return labels_and_tags(logits, targets, batch.annotated, self.positive_weight)
 
     def told(self, network: SplitNetwork, losses: Losses) -> Arrays:
         """Entries of each class that were trained on, from the last round of stage 1 on."""
@@ -230,6 +238,25 @@ class CBAFedClient:
         logits = logits_of(self.situation.network, examples.images, self.situation.spec.precision)
         tags = pseudo_labels(logits.sigmoid(), torch.tensor(told["thresholds"], device=logits.device))
         return torch.where(examples.annotated, examples.labels, tags)
+
+
+def labels_and_tags(
+    logits: torch.Tensor, targets: torch.Tensor, annotated: torch.Tensor, positive_weight: torch.Tensor | None
+) -> torch.Tensor:
+    """Mean cross-entropy over the labels, plus for each class that the site does not label the mean over its tags.
+
+    Args:
+        targets: Labels and tags ``(batch, classes)``, NaN where there is neither.
+        annotated: ``(classes,)``.
+        positive_weight: Of each class, ``(classes,)``; 1 where left out.
+    """
+    entries = binary_cross_entropy_with_logits(
+        logits, targets.nan_to_num(), reduction="none", pos_weight=positive_weight
+    )
+    known = ~targets.isnan()
+    sums, counts = torch.where(known, entries, 0.0).sum(dim=0), known.sum(dim=0)  # (classes,)
+    labelled = sums[annotated].sum() / counts[annotated].sum().clamp(min=1)
+    return labelled + (sums[~annotated] / counts[~annotated].clamp(min=1)).sum()
 
 
 def pseudo_labels(probabilities: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,8 @@ absent, so softmax becomes a sigmoid, whose sharpening is a division of its logi
 as absent by default: FedMLP's authors compare methods against noisy labels because that makes missing labels wrong
 ones; ``missing = "masked"`` leaves them out of cross-entropy. The distance and the entropy need no label and run
 over all classes. The original is the image as it lies, the view is one of the experiment's ``[augmentation]``; without
-any both are the same, and sharpening is all that remains.
+any both are the same, and sharpening is all that remains. FedMLP's authors weigh positives by images over positives,
+counted for all classes from labels that the site does not have; we weigh by the site's own counts.
 """
 
 import math
@@ -28,7 +29,7 @@ from torch.nn.functional import logsigmoid
 
 from common.models.network import SplitNetwork
 from strategies.base.method import Parameters, Weighting
-from strategies.local.losses import Missing
+from strategies.local.losses import Missing, filled, known_entries, positive_weights
 from strategies.local.objective import LocalRound, Situation
 from strategies.local.training import Batch
 from strategies.rounds.strategy import FederatedAveraging
@@ -43,6 +44,7 @@ class FedLSRParameters(Parameters):
         sharpening_temperature, distillation_temperature: T_s and T_d.
         entropy_weight: 0 is FedLSR; the notebook's FedLSR+ has 0.6.
         missing: What a class counts as that a site does not annotate.
+        balanced: A positive label weighs the site's known labels of that class over its positives.
     """
 
     weighting: Weighting = "samples"
@@ -52,6 +54,7 @@ class FedLSRParameters(Parameters):
     distillation_temperature: float = Field(1 / 3, gt=0)
     entropy_weight: float = Field(0.0, ge=0)
     missing: Missing = "negative"
+    balanced: bool = True
 
 
 def mixed(one: Tensor, two: Tensor, share: Tensor) -> Tensor:
@@ -100,6 +103,7 @@ class FedLSR(FederatedAveraging):
     def client(self, situation: Situation) -> LocalRound:
         """Cross-entropy of the sharpened mixture, and the distance of both views."""
         parameters = self.parameters
+        weight = positive_weights(situation.examples.labels) if parameters.balanced else None
         gamma = parameters.distance_weight * grown(situation.round - 1, parameters.ramp_rounds)
 
         def objective(network: SplitNetwork, batch: Batch) -> Tensor:
@@ -109,7 +113,8 @@ class FedLSR(FederatedAveraging):
             sharpened = mixed(original, augmented, share) / parameters.sharpening_temperature
             cooled = [view / parameters.distillation_temperature for view in (original, augmented)]
             disorder = (entropy(original) + entropy(augmented)) / 2
-            supervised = self.loss(sharpened, batch.labels, batch.annotated)
+            targets = filled(batch.labels, batch.annotated, parameters.missing)
+            supervised = known_entries(sharpened, targets, batch.annotated, weight)
             return supervised + gamma * distance(*cooled) + parameters.entropy_weight * disorder
 
         return LocalRound(objective)

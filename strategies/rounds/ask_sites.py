@@ -101,7 +101,7 @@ class Exchanges(Method):
 
     @property
     def chosen_round(self) -> int | None:
-        """The round whose model the federation chose by validation loss; None where nobody chose, or each site did."""
+        """The round whose model the federation chose on validation; None where nobody chose, or each site did."""
         chooses = self.selection == "federation" and self.plan.evaluation.result == "best"
         return self.state.best_round if chooses and self.state.best_round >= 0 else None
 

@@ -24,7 +24,7 @@ from strategies.base.aggregator import Aggregator, moved_by
 from strategies.base.flower_arrays import array_record, is_state_dict, model_of, state_dict_record
 from strategies.base.robust_state import Merged
 from strategies.base.round_record import RoundRecord
-from strategies.base.state import FederationState, Means, after_round, with_absent, with_validation
+from strategies.base.state import FederationState, Means, after_round, with_absent, with_judgement
 from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.rounds.ask_sites import Exchanges
 from strategies.rounds.guard.verdict import Judged
@@ -188,7 +188,7 @@ class FederatedAveraging(Exchanges):
         before, validation = self.state, validation_of(accepted)
         model, moments = self._moved(server_round, decided.merged.means)
         self.state = after_round(
-            with_validation(before, validation.loss),
+            with_judgement(before, validation, self.chosen_by(self.plan.evaluation)),
             server_round,
             accepted,
             decided.received.absent,
@@ -315,13 +315,13 @@ class FederatedAveraging(Exchanges):
         return self.evaluate_messages(server_round, self.state.model, test=False)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        """Note the last model's validation losses; it may be the best."""
+        """Note what sites state of the last model; it may be the best."""
         came = self.received(replies, EvaluateReply)
         self.callbacks.on_absent("evaluate", came.absent)
         self.last_validation = validation_of(came.accepted)
         self.refuse_broken(self.last_validation.loss, came.absent)
         mean = self.last_validation.mean_loss
-        judged = with_validation(self.state, self.last_validation.loss)
+        judged = with_judgement(self.state, self.last_validation, self.chosen_by(self.plan.evaluation))
         self.state = with_absent(judged, "evaluation", came.accepted, came.absent)
         return None if mean is None else MetricRecord({"validation-loss": mean})
 

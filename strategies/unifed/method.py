@@ -45,7 +45,7 @@ class ServerOnlyParameters(SequentialParameters):
         tolerance: A fall of the validation loss below this is slight.
         epoch_cap: Most epochs of one training.
         server_patience: Epochs that the coordinator's loss may be worse in a row, or slightly better in all.
-        global_patience: Rounds without a lower loss on the coordinator's validation part; then the run ends.
+        global_patience: Rounds without a better model on the coordinator's validation part; then the run ends.
     """
 
     tolerance: float = Field(0.01, ge=0)

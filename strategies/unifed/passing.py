@@ -20,7 +20,7 @@ from strategies.aggregation.server_optimizer import Moments
 from strategies.base.aggregator import passed_on
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import CoordinatorRound, FederationValidation, RunStopped
-from strategies.base.state import after_round, with_validation
+from strategies.base.state import after_round, with_judgement
 from strategies.rounds.guard.odd_updates import Signs, impossible
 from strategies.rounds.guard.verdict import ABSURD, odd
 from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
@@ -237,4 +237,4 @@ class SequentialPassing(FederatedAveraging):
         if self.own and self.own.validation.any_known:
             found = replace(self.own.judged(self.state.model), tallies=found.tallies)
         self.last_validation = found
-        self.state = with_validation(self.state, found.loss)
+        self.state = with_judgement(self.state, found, self.chosen_by(self.plan.evaluation))

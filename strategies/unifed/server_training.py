@@ -44,7 +44,7 @@ class ServerTraining:
     Attributes:
         settling: When it stops, each round.
         alpha: Weight of the hospitals' model in the mixture.
-        patience: Rounds without a lower loss on the coordinator's validation part after which the run ends.
+        patience: Rounds without a better model on the coordinator's validation part after which the run ends.
     """
 
     settling: Settling

@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import BadInput
 from server.analysis.study.spec import read_study
-from server.simulation.study import Placed
+from server.simulation.grids.study import Placed
 from server.simulation.trial import Cell
 from strategies.registry import method_of
 from tests.federations import DIGITS

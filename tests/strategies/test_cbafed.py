@@ -18,7 +18,15 @@ from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.aggregation.server_optimizer import Moments
 from strategies.base.round_context import RoundContext
-from strategies.comparators.cbafed import CBAFedParameters, connected, learned, pseudo_labels, shares, thresholds
+from strategies.comparators.cbafed import (
+    CBAFedParameters,
+    connected,
+    labels_and_tags,
+    learned,
+    pseudo_labels,
+    shares,
+    thresholds,
+)
 from strategies.registry import method_named
 from tests.federations import Traffic, federation, of_type, overheard
 
@@ -224,3 +232,20 @@ def test_each_parameter_changes_the_model(part: str, whole: str, tmp_path: Path)
 def test_a_multi_class_task_is_refused() -> None:
     with pytest.raises(BadInput, match="cbafed asks of each class by itself"):
         method_named("cbafed", {}, "multi_class")
+
+
+def test_the_tags_of_each_missing_class_are_a_mean_of_their_own_beside_that_of_the_labels() -> None:
+    """Class a is labelled, b and c are tagged; logits 0 make every entry ln 2, a positive of b three times that."""
+    nan = torch.nan
+    targets = torch.tensor([[1.0, 1.0, nan], [0.0, 0.0, nan], [0.0, nan, nan], [nan, nan, 0.0]])
+    weight = torch.tensor([2.0, 3.0, 1.0])
+    found = labels_and_tags(torch.zeros(4, 3), targets, torch.tensor([True, False, False]), weight)
+    labels, of_b, of_c = (2 + 1 + 1) / 3, (3 + 1) / 2, 1  # in units of ln 2
+    assert float(found) == pytest.approx(np.log(2) * (labels + of_b + of_c))
+
+
+def test_without_any_tag_only_the_labels_count() -> None:
+    targets = torch.tensor([[1.0, torch.nan], [0.0, torch.nan]])
+    logits = torch.tensor([[2.0, 5.0], [-1.0, -7.0]])
+    found = labels_and_tags(logits, targets, torch.tensor([True, False]), None)
+    assert float(found) == pytest.approx((np.log1p(np.exp(-2)) + np.log1p(np.exp(-1))) / 2, rel=1e-6)

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from common.models.state import Head, ModelState
 from common.wire.bounds import MOST_LOSS
-from strategies.base.best_round import SMALL, TOLERATED, is_better, lowest_of, regret
-from strategies.base.state import FederationState, with_validation
+from strategies.base.best_round import SMALL, TOLERATED, Criterion, is_better, lowest_of, regret
+from strategies.base.checkpoint import of_bytes, to_bytes
+from strategies.base.round_record import FederationValidation
+from strategies.base.state import FederationState, with_judgement, with_validation
+from strategies.registry import STRATEGIES
 
 ONE = ModelState(
     np.ones(1, np.float32), np.ones(0, np.float32), Head(("a",), np.ones((1, 1), np.float32), np.ones(1, np.float32))
@@ -131,3 +134,90 @@ def test_a_clearly_worse_mean_is_no_reason_where_most_sites_say_better() -> None
     lowest = {"a": 0.1, "b": 0.1, "c": 0.1}
     assert is_better({"a": 0.1, "b": 0.1, "c": 1000.0}, {"a": 0.5, "b": 0.5, "c": 0.1}, lowest)
     assert not is_better({"a": 0.5, "b": 0.5, "c": 0.0}, {"a": 0.1, "b": 0.1, "c": 1000.0}, lowest)
+
+
+Figures = Mapping[str, tuple[float, float | None]]
+"""Site -> loss and AUROC, None where it has none."""
+
+
+def judged(rounds: Sequence[Figures], wanted: Criterion = "auroc") -> FederationState:
+    """The state after these rounds were judged."""
+    state = FederationState(0, ONE)
+    for server_round, sites in enumerate(rounds):
+        losses = {site: loss for site, (loss, _) in sites.items()}
+        aurocs = {site: auroc for site, (_, auroc) in sites.items() if auroc is not None}
+        found = FederationValidation(losses, aurocs)
+        state = with_judgement(replace(state, round=server_round), found, wanted)
+    return state
+
+
+RISING_LOSS: Sequence[Figures] = [
+    {site: (0.40 + 0.05 * step, 0.80 + 0.03 * step - 0.01 * place) for place, site in enumerate("abc")}
+    for step in range(4)
+]
+"""FedMLP's course in small: the plain loss rises while every site's ranking improves."""
+
+
+def test_by_auroc_the_round_is_chosen_that_ranks_best_though_its_loss_is_the_highest() -> None:
+    assert judged(RISING_LOSS).best_round == 3
+    assert judged(RISING_LOSS, "loss").best_round == 0
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES))
+def test_every_method_is_chosen_by_ranking_unless_classes_exclude_one_another(name: str) -> None:
+    assert STRATEGIES[name]().criterion == "auroc"
+    if STRATEGIES[name].multi_class:
+        assert STRATEGIES[name](task="multi_class").criterion == "loss"
+
+
+AUROC_LIES = {
+    "always 1": lambda n: 1.0,
+    "1 in the first round, then 0": lambda n: float(n == 0),
+    "1 in the last round, else 0": lambda n: float(n == 14),
+    "alternating": lambda n: float(n % 2),
+    "always 0": lambda n: 0.0,
+    "turned round": lambda n: 0.9**n,
+}
+
+
+@pytest.mark.parametrize("sites", [3, 4, 10])
+@pytest.mark.parametrize("lie", AUROC_LIES)
+def test_no_course_of_stated_aurocs_has_a_bad_round_chosen(sites: int, lie: str) -> None:
+    """Honest sites' AUROCs rise to 0.88 to 0.93 and fall to 0.6 at the end."""
+    honest = falling(sites - 1)
+    rounds = [
+        {**{site: (0.5, 1 - 0.6 * loss) for site, loss in losses.items()}, "liar": (0.5, AUROC_LIES[lie](n))}
+        for n, losses in enumerate(honest)
+    ]
+    wrong = [0.6 * honest_mean(losses) for losses in honest]
+    assert wrong[judged(rounds).best_round] <= TOLERATED * min(wrong) + SMALL
+
+
+def test_by_the_mean_alone_one_stated_auroc_would_choose_the_worst_round() -> None:
+    rounds = [{"a": 0.1, "b": 0.1, "liar": 1.0}, {"a": 0.4, "b": 0.4, "liar": 0.0}]
+    first, last = (sum(one.values()) for one in rounds)
+    assert last < first
+    assert judged([{site: (0.5, 1 - loss) for site, loss in one.items()} for one in rounds]).best_round == 0
+
+
+def test_a_site_that_alone_states_an_auroc_does_not_choose_by_it() -> None:
+    """The others' validation parts show one kind of image; the liar praises the round that all others hold worst."""
+    rounds: Sequence[Figures] = [
+        {"a": (0.3, None), "b": (0.3, None), "liar": (0.3, 0.1)},
+        {"a": (0.9, None), "b": (0.9, None), "liar": (0.3, 1.0)},
+    ]
+    assert judged(rounds).criterion == "loss"
+    assert judged(rounds).best_round == 0
+
+
+def test_all_rounds_of_a_run_are_compared_by_one_criterion_over_a_restart_too() -> None:
+    begun = judged([{"a": (0.5, None), "b": (0.5, None)}])
+    again = of_bytes(to_bytes(begun))
+    assert again.criterion == "loss"
+    later = FederationValidation({"a": 0.4, "b": 0.4}, {"a": 0.1, "b": 0.1})
+    assert with_judgement(replace(again, round=1), later, "auroc").best_losses == {"a": 0.4, "b": 0.4}
+
+
+def test_a_checkpoint_of_an_earlier_release_goes_on_by_loss() -> None:
+    earlier = replace(judged(RISING_LOSS[:1], "loss"), criterion=None)
+    assert of_bytes(to_bytes(earlier)).criterion == "loss"

@@ -49,10 +49,16 @@ def test_more_confidence_labels_fewer_entries_and_changes_no_label(seed: int, co
 
 def test_with_nothing_missing_it_is_fedavg(tmp_path: Path) -> None:
     shas = {
-        method: federation(tmp_path, f"run.method={method}", ALL_SHARED, out=method)["model_sha256"]
-        for method in ("fedfixmatch", "fedavg")
+        name: federation(tmp_path, *settings, ALL_SHARED, out=name)["model_sha256"]
+        for name, settings in {
+            "fedavg": ("run.method=fedavg",),
+            "plain": ("run.method=fedfixmatch", "method.balanced=false"),
+            "balanced": ("run.method=fedfixmatch",),
+            "fedirm": ("run.method=fedirm",),
+        }.items()
     }
-    assert shas["fedfixmatch"] == shas["fedavg"]
+    assert shas["plain"] == shas["fedavg"]
+    assert shas["balanced"] == shas["fedirm"] != shas["plain"]
 
 
 def test_the_pseudo_labels_change_the_model(tmp_path: Path) -> None:

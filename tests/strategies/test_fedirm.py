@@ -22,6 +22,7 @@ from strategies.local.mean_teacher import follow
 from tests.federations import ALL_SHARED, federation, of_type, overheard
 
 NAN = math.nan
+PLAIN = "method.balanced=false"
 seeds = st.integers(0, 2**32 - 1)
 
 
@@ -144,7 +145,7 @@ def test_relations_of_own_classes_are_told_from_the_last_supervised_round_on(
 
 
 def test_with_nothing_missing_it_is_fedavg(tmp_path: Path) -> None:
-    fedirm = federation(tmp_path, "run.method=fedirm", "method.supervised_rounds=0", ALL_SHARED, out="fedirm")
+    fedirm = federation(tmp_path, "run.method=fedirm", "method.supervised_rounds=0", PLAIN, ALL_SHARED, out="fedirm")
     fedavg = federation(tmp_path, "run.method=fedavg", ALL_SHARED, out="fedavg")
     assert fedirm["model_sha256"] == fedavg["model_sha256"]
 
@@ -152,7 +153,9 @@ def test_with_nothing_missing_it_is_fedavg(tmp_path: Path) -> None:
 def test_supervised_rounds_are_the_partial_loss_and_what_follows_is_not(tmp_path: Path) -> None:
     partial = federation(tmp_path, "run.method=partial_loss", "method.weighting=samples", out="partial")
     found = {
-        rounds: federation(tmp_path, "run.method=fedirm", f"method.supervised_rounds={rounds}", out=f"run-{rounds}")
+        rounds: federation(
+            tmp_path, "run.method=fedirm", PLAIN, f"method.supervised_rounds={rounds}", out=f"run-{rounds}"
+        )
         for rounds in (1, 2)
     }
     assert found[2]["model_sha256"] == partial["model_sha256"] != found[1]["model_sha256"]

@@ -94,7 +94,7 @@ def objective_at(
 
 
 def test_of_two_equal_views_only_sharpening_and_entropy_are_left() -> None:
-    found, seen, batch = objective_at(99, lambda images: images, entropy_weight=0.6)
+    found, seen, batch = objective_at(99, lambda images: images, entropy_weight=0.6, balanced=False)
     expected = known_entries(seen / 0.5, batch.labels, batch.annotated) + 0.6 * entropy(seen)
     assert found == pytest.approx(float(expected), rel=1e-5)
 
@@ -113,7 +113,15 @@ def test_the_distance_of_cooled_views_is_added_over_all_classes_once_it_has_grow
 
 
 def test_by_default_a_missing_label_counts_as_absent() -> None:
-    found, seen, batch = objective_at(1, lambda images: images, missing="negative")
-    unset, _, _ = objective_at(1, lambda images: images, missing=None)
+    found, seen, batch = objective_at(1, lambda images: images, missing="negative", balanced=False)
+    unset, _, _ = objective_at(1, lambda images: images, missing=None, balanced=False)
     absent = torch.tensor([[1.0, 0], [0, 0], [1, 0]])
     assert found == unset == pytest.approx(float(known_entries(seen / 0.5, absent, batch.annotated)), rel=1e-5)
+
+
+def test_by_default_a_positive_weighs_the_sites_known_labels_over_its_positives() -> None:
+    """Of three labels two are positive: 1.5. The class that the site does not label has no positives: 1."""
+    found, seen, batch = objective_at(1, lambda images: images, missing="negative")
+    absent = torch.tensor([[1.0, 0], [0, 0], [1, 0]])
+    weighed = known_entries(seen / 0.5, absent, batch.annotated, torch.tensor([1.5, 1.0]))
+    assert found == pytest.approx(float(weighed), rel=1e-5)

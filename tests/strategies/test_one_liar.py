@@ -218,3 +218,16 @@ def test_a_run_in_which_noise_breaks_every_model_ends_and_never_goes_back_furthe
     assert broken == sorted(broken) != []
     assert max(map(broken.count, broken)) <= 1 + 3 + 1  # as it was, without each site, as it was
     assert summary["condemned"] == {}
+
+
+def test_a_site_that_states_wrong_aurocs_does_not_have_the_untrained_model_chosen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It says 1 of the model before round 1 and 0 of all later ones, over the real wire."""
+
+    def praising(site: Any, request: Any) -> Any:
+        return replace(private_round(site, request), validation_auroc=float(request.round == 1))
+
+    lied(monkeypatch, praising)
+    summary = federation(tmp_path, "run.rounds=4", "partition.sites=3", "partition.shared=10")
+    assert summary["best_round"] >= 3

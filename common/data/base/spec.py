@@ -137,6 +137,29 @@ class PhantomSpec(Spec):
     split_seed: LegacySeed = SPLIT_SEED
 
 
+class CompositesSpec(Spec):
+    """Up to four pictures of an npz file with one class a picture, such as MNIST, side by side in one image.
+
+    Attributes:
+        classes: As of the file; the earlier ones are the more frequent ones.
+        train, validation, test: Numbers of composites.
+        image_size: Height and width of a composite in pixels.
+        falling: Each class is so many times as frequent as the one before it.
+        seed: Same seed, same composites.
+    """
+
+    kind: Literal["composites"]
+    path: str
+    classes: tuple[str, ...] = ()
+    train: Count = 3000
+    validation: Count = 600
+    test: Count = 1500
+    image_size: Side = 28
+    falling: Annotated[float, Field(gt=0, le=1)] = 0.8
+    seed: Annotated[int, Field(ge=0)] = 0
+    split_seed: LegacySeed = SPLIT_SEED
+
+
 class PluginSpec(Spec):
     """A data set that an installed package of the user's own reads.
 
@@ -186,6 +209,7 @@ DataSpec = Annotated[
     | MimicSpec
     | DigitsSpec
     | PhantomSpec
+    | CompositesSpec
     | MixtureSpec
     | PluginSpec,
     Field(discriminator="kind"),

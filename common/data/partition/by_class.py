@@ -36,7 +36,8 @@ def by_classes(splits: Splits, spec: ClassPartitionSpec, seed: int) -> tuple[Sit
     """
     sites = _site_names(splits, spec)
     stop_on(site_faults(splits, spec, sites))
-    rows = _rows_by_source(splits, sites) if spec.images == "source" else _rows_by_patient(splits, sites, seed)
+    by_source = spec.images == "source"
+    rows = _rows_by_source(splits, sites) if by_source else _rows_by_patient(splits, sites, seed, spec.size_skew)
     remedy = "Take fewer sites: abnormal and other patients are dealt apart."
     stop_on(empty_faults(sites, [train for train, _ in rows], "training", remedy))
     positives = np.array([(splits.train.labels[train] == 1).sum(axis=0) for train, _ in rows])  # (sites, classes)
@@ -60,13 +61,13 @@ def _site_names(splits: Splits, spec: ClassPartitionSpec) -> tuple[str, ...]:
 
 
 def _rows_by_patient(
-    splits: Splits, sites: Sequence[str], seed: int
+    splits: Splits, sites: Sequence[str], seed: int, size_skew: float
 ) -> list[tuple[NDArray[np.intp], NDArray[np.intp]]]:
     """Deal the train part, then, with the same generator going on, the validation part."""
     random = np.random.RandomState(seed % (1 << 32))
     dealt = []
     for part in (splits.train, splits.validation):
-        hands = split_patients_over_sites(part.patients, any_positive(part.labels), len(sites), random)
+        hands = split_patients_over_sites(part.patients, any_positive(part.labels), len(sites), random, size_skew)
         dealt.append([np.flatnonzero(np.isin(part.patients, hand)) for hand in hands])
     return list(zip(*dealt, strict=True))
 

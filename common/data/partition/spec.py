@@ -14,8 +14,11 @@ class SitesSpec(Spec):
     Attributes:
         images: ``"patients"`` deals patients over sites; ``"source"`` makes each source centre a site, under its name.
         seed: Of the deal; the run's own where None.
+        size_skew: Where patients are dealt, the n-th site gets a share in proportion to ``n ** -size_skew``; 0 deals
+            equal numbers, 1 gives the first of twelve sites a third of all.
     """
 
+    size_skew: Annotated[float, Field(ge=0, le=3)] = 0.0
     images: Literal["patients", "source"] = "patients"
     seed: Annotated[int, Field(ge=0)] | None = None
 

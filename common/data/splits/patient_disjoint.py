@@ -57,20 +57,32 @@ def patient_split(
 
 
 def split_patients_over_sites(
-    patients: Names, abnormal: NDArray[np.bool_], sites: int, random: np.random.RandomState
+    patients: Names, abnormal: NDArray[np.bool_], sites: int, random: np.random.RandomState, size_skew: float = 0.0
 ) -> tuple[Names, ...]:
     """Deal the patients of one part over sites, abnormal ones first; what division leaves is dropped, as in the paper.
 
     The paper calls it for the train part and then, with the same ``random`` going on, for the validation part.
+
+    Args:
+        size_skew: The n-th site gets a share in proportion to ``n ** -size_skew``; in the paper equal ones.
     """
+    shares = site_shares(sites, size_skew)
     groups = abnormal_and_other(patients, abnormal)
     for group in groups:
         random.shuffle(group)
-    sizes = [int(1 / sites * len(group)) for group in groups]
+    ends = [np.cumsum([0, *(int(share * len(group)) for share in shares)]) for group in groups]
     return tuple(
-        np.concatenate([group[site * size : (site + 1) * size] for group, size in zip(groups, sizes, strict=True)])
+        np.concatenate([group[end[site] : end[site + 1]] for group, end in zip(groups, ends, strict=True)])
         for site in range(sites)
     )
+
+
+def site_shares(sites: int, size_skew: float) -> list[float]:
+    """Part of all patients that each site gets; equal parts are exactly one over the number of sites."""
+    if not size_skew:
+        return [1 / sites] * sites
+    sizes = np.arange(1, sites + 1) ** -size_skew
+    return [float(size) for size in sizes / sizes.sum()]
 
 
 def hold_out(

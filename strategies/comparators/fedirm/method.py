@@ -26,9 +26,12 @@ Ours, for several labels an image of which a site annotates some:
   are the teacher's, whose batch normalisation stays as it is, for passes of the student would move its own.
 - The teacher starts each round as the received model. The authors' stays at its site and is never brought back to the
   others' model; ours needs no memory, and a site that was absent has none that is out of date.
+- FedMLP's authors weigh positives by images over positives, counted for all classes from labels that the site does not
+  have; we weigh by the site's own counts.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import numpy as np
 import torch
@@ -42,7 +45,7 @@ from strategies.base.method import Parameters, Statistic, Traffic, Weighting
 from strategies.base.round_context import RoundContext
 from strategies.comparators.fedirm.relations import log_relations, mean_relations, mismatch, ramp_up, surely_shown
 from strategies.fedmlp.losses import consistency
-from strategies.local.losses import Loss, known_entries
+from strategies.local.losses import Loss, known_entries, positive_weights
 from strategies.local.mean_teacher import decay_after, follow
 from strategies.local.objective import LocalRound, Situation, fixed_copy
 from strategies.local.training import Batch, Losses, plain
@@ -60,6 +63,7 @@ class FedIRMParameters(Parameters):
         temperature: Softens relations.
         passes: Of the teacher, for a pseudo-label.
         entropy_below: In nats; entries whose pseudo-label is less sure are in no relation. 0.5 is a probability of 0.8.
+        balanced: A positive label weighs the site's known labels of that class over its positives.
     """
 
     weighting: Weighting = "samples"
@@ -70,6 +74,7 @@ class FedIRMParameters(Parameters):
     temperature: float = Field(2.0, gt=0)
     passes: int = Field(8, ge=1)
     entropy_below: float = Field(0.5, gt=0)
+    balanced: bool = True
 
 
 class FedIRM(FederatedAveraging):
@@ -141,11 +146,13 @@ class FedIRMClient:
         self.situation, self.parameters = situation, parameters
         self.missing = ~situation.examples.annotated  # (classes,)
         self.weight = parameters.unlabelled_weight * ramp_up(situation.round - 1, parameters.ramp_rounds)
+        positives = positive_weights(situation.examples.labels) if parameters.balanced else None
+        self.supervised = partial(known_entries, positive_weight=positives)
 
     def round(self) -> LocalRound:
         """Say what is minimised and told."""
         if self.situation.round <= self.parameters.supervised_rounds or not self.missing.any():
-            return LocalRound(plain(known_entries), self.told)
+            return LocalRound(plain(self.supervised), self.told)
         self.steps = 0
         self.teacher = teacher_of(self.situation.network)
         self.federation = self._federation()
@@ -167,7 +174,7 @@ class FedIRMClient:
         members = surely_shown(likely, self.parameters.entropy_below)
         own = log_relations(student, members, self.parameters.temperature)
         unlabelled = consistency([student], teachers[:1], batch.annotated) + mismatch(own, members, self.federation)
-        return known_entries(student, batch.labels, batch.annotated) + self.weight * unlabelled
+        return self.supervised(student, batch.labels, batch.annotated) + self.weight * unlabelled
 
     def _taught(self, batch: Batch) -> Tensor:
         with torch.no_grad():

@@ -117,6 +117,14 @@ def test_no_patient_is_dealt_to_two_sites(rows: list[tuple[int, bool]], sites: i
     assert len(hands) == sites
 
 
+def test_a_size_skew_of_one_gives_the_nth_site_an_nth_of_what_the_first_gets() -> None:
+    """110 patients over three sites in shares 6/11, 3/11 and 2/11."""
+    patients = np.array([str(number) for number in range(110)])
+    hands = split_patients_over_sites(patients, np.ones(110, np.bool_), 3, np.random.RandomState(0), size_skew=1.0)
+    assert [len(hand) for hand in hands] == [60, 30, 20]
+    assert len(set(np.concatenate(hands).tolist())) == 110
+
+
 def test_images_of_unknown_patients_are_split_as_by_their_running_numbers() -> None:
     abnormal = np.random.default_rng(0).random(500) < 0.3
     unknown, numbers = own_patients(500), np.arange(500).astype(np.str_)

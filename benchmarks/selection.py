@@ -1,0 +1,95 @@
+"""What the choice of the best round costs: test AUROC of the chosen round against that of the best one, by method.
+
+PYTHONPATH=. python benchmarks/selection.py [--data digits,composites,ham10000] [--rounds 8] [--criterion method]
+
+The benchmark's methods and settings, five sites, few images, in this process. After each round the global model is
+scored on the test part, which chooses nothing. Methods whose sites have models of their own are left out.
+"""
+
+import argparse
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from common.config import read_experiment
+from common.data.images.pixels import channels_first
+from common.metrics.multi_label import mean_auroc
+from common.models.inference import label_matrix, scores_of
+from common.models.network import build
+from common.models.state import write_state
+from common.system.terminal import ProgressForm
+from server.analysis.benchmark.spec import FormPlan
+from server.federation.recorder import Both, Watcher
+from server.federation.set_up import lead
+from server.simulation.simulate import OneMachine
+from strategies.base.round_record import RoundRecord
+from strategies.base.state import FederationState
+
+FOLDER = Path("experiments/benchmark")
+FEWER = {
+    "composites": ("data.train=1000", "data.validation=300", "data.test=1000"),
+    "ham10000": ("data.train_limit=1000",),
+}
+OWN_MODELS = {"pfl", "individual", "fedbn"}
+
+
+class Scores:
+    """A watcher that scores the global model after each round."""
+
+    def __init__(self, machine: OneMachine) -> None:
+        self.machine, self.aurocs = machine, dict[int, float]()
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: None
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        test, model = self.machine.data.test, state.model
+        network = build(self.machine.experiment.model, model.head.class_names, 0)
+        write_state(network, trunk=model.trunk, norm=model.norm, head=model.head)
+        labels = label_matrix(test, model.head.class_names).numpy()
+        self.aurocs[record.round] = float(mean_auroc(scores_of(network, channels_first(test.images)), labels) or 0.5)
+
+
+class Scored(OneMachine):
+    """One machine whose rounds are scored."""
+
+    @contextmanager
+    def _watched(self, out: Path) -> Iterator[Watcher]:
+        self.scores = Scores(self)
+        with super()._watched(out) as watcher:
+            yield Both(watcher, self.scores)
+
+
+def main() -> None:
+    """Print a line for each method and data set, and the largest loss."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="digits,composites,ham10000")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--criterion", default="method", choices=("method", "auroc", "loss"))
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    plan, losses = FormPlan.of(FOLDER, "published"), []
+    plan = FormPlan(plan.benchmark, plan.folder, plan.form.model_copy(update={"rounds": asked.rounds}))
+    for data in asked.data.split(","):
+        for method in (one for one in plan.methods(data) if one.name not in OWN_MODELS):
+            run = plan.run(data, "shared5", method, 3e-3, asked.seed)
+            more = (f"evaluation.criterion={asked.criterion}", *FEWER.get(data, ()))
+            file = read_experiment(run.experiment, (*run.overrides, *more))
+            machine = Scored(file, Console(quiet=True), None, ProgressForm.none)
+            with tempfile.TemporaryDirectory() as folder:
+                chosen = lead(machine, file, Path(folder) / "run", pages=False)["best_round"]
+            found = machine.scores.aurocs
+            best = max(found, key=lambda server_round: found[server_round])
+            losses.append(found[best] - found.get(chosen, 0.5))
+            told = f"chosen {chosen} {found.get(chosen, 0.5):.4f}, best {best} {found[best]:.4f}"
+            print(f"{data:11} {method.label:30} {told}, lost {losses[-1]:.4f}", flush=True)
+    within = sum(loss <= 0.005 for loss in losses)
+    print(f"{within} of {len(losses)} within 0.005; the most lost is {max(losses):.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Many runs, then what they say together: comparisons, studies, the benchmark."""

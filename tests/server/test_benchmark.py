@@ -1,0 +1,212 @@
+"""The benchmark: what it plans, that a kill loses no finished run, and how it ranks."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from common.errors import BadInput
+from server.analysis.benchmark.lines import ResultLine, append_line, read_lines
+from server.analysis.benchmark.ranking import cliques, critical_difference, ranking
+from server.analysis.benchmark.results import BenchmarkResult, rates_of, result_of
+from server.analysis.benchmark.spec import FormPlan, Planned
+from server.reporting.benchmark_text import as_markdown
+from server.reporting.pages.benchmark import write_benchmark_report
+from server.simulation.grids.benchmark import Wish, all_runs, estimate, run_benchmark, wanted_runs
+from server.simulation.trial import Cell
+from strategies.registry import STRATEGIES, method_of
+
+FOLDER = Path(__file__).parents[2] / "experiments" / "benchmark"
+NEEDS_PRETRAINED = {"fedbn_plus"}
+
+
+def a_line(**given: object) -> ResultLine:
+    classes = {name: {"positives": count, "negatives": 100, "auroc": 0.8} for name, count in (("a", 40), ("b", 29))}
+    whole = {
+        name: {"average_precision": 0.3, "balanced_accuracy": 0.7, "interval": (0.7, 0.9), **each}
+        for name, each in classes.items()
+    }
+    facts = {"key": "k", "code": "c", "data": "d", "pattern": "p", "method": "m", "lr": 0.1, "seed": 0, "tuning": False}
+    figures = {"validation_auroc": 0.8, "interval": (0.7, 0.9), "best_round": 1, "rounds": 2}
+    cost = {"cpu_seconds": 10.0, "megabytes": 1.0}
+    return ResultLine.model_validate({**facts, **figures, **cost, "classes": whole, **given})
+
+
+# ---------------------------------------------------------------------- what is planned
+
+
+@pytest.mark.parametrize("form", ["small", "published", "full"])
+def test_every_method_but_those_that_need_a_pretrained_network_is_in_every_form(form: str) -> None:
+    names = {method.name for method in FormPlan.of(FOLDER, form).benchmark.methods}
+    assert names == set(STRATEGIES) - NEEDS_PRETRAINED
+
+
+def test_every_run_of_the_published_form_is_an_experiment_that_its_method_serves() -> None:
+    plan = FormPlan.of(FOLDER, "published")
+    for data, pattern in plan.form.blocks:
+        for method in plan.methods(data):
+            run = plan.run(data, pattern, method, 1e-3, 0)
+            experiment = Cell(run.experiment, Path("nowhere"), run.overrides, "").file.experiment
+            assert method_of(experiment).name == method.name
+            assert experiment.run.rounds == plan.form.rounds
+
+
+def test_no_result_is_of_the_seed_that_chose_its_learning_rate() -> None:
+    plan = FormPlan.of(FOLDER, "published")
+    rates = {method.label: 1e-3 for method in plan.benchmark.methods}
+    results = [run for data, pattern in plan.form.blocks for run in plan.results(data, pattern, rates)]
+    assert {run.seed for run in results} == {0, 1, 2}
+    assert {run.seed for data in plan.data_sets() for run in plan.tuning(data)} == {1000}
+
+
+def test_a_run_has_one_key_for_its_settings_and_another_for_others() -> None:
+    plan = FormPlan.of(FOLDER, "small")
+    runs = list(plan.tuning("digits"))
+    assert len({run.key for run in runs}) == len(runs)
+    assert [run.key for run in plan.tuning("digits")] == [run.key for run in runs]
+
+
+def test_the_rate_is_the_one_with_the_best_validation_auroc_of_the_tuning_runs_alone() -> None:
+    lines = [
+        a_line(tuning=True, lr=0.1, validation_auroc=0.7),
+        a_line(tuning=True, lr=0.2, validation_auroc=0.9),
+        a_line(tuning=True, lr=0.4, validation_auroc=0.9),
+        a_line(tuning=False, lr=0.3, validation_auroc=0.99),
+        a_line(tuning=True, lr=0.5, validation_auroc=0.99, data="other"),
+    ]
+    assert rates_of(lines, "d") == {"m": 0.2}
+
+
+def test_a_form_that_is_not_there_is_refused_with_the_nearest() -> None:
+    with pytest.raises(BadInput, match="published"):
+        FormPlan.of(FOLDER, "publishd")
+
+
+# ---------------------------------------------------------------------- a kill
+
+
+def test_half_a_line_that_a_kill_left_is_made_again_and_nothing_else_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append_line(path, a_line(key="one"))
+    append_line(path, a_line(key="two"))
+    whole = path.read_bytes()
+    for cut in range(len(whole.splitlines(keepends=True)[0]) + 1, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        assert list(read_lines(path)) == ["one"]
+    append_line(path, a_line(key="three"))
+    assert list(read_lines(path)) == ["one", "three"]
+
+
+def test_a_damaged_line_before_the_end_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+    append_line(path, a_line())
+    path.write_bytes(b"{}\n" + path.read_bytes())
+    with pytest.raises(BadInput, match="line 1"):
+        read_lines(path)
+
+
+# ---------------------------------------------------------------------- ranks
+
+
+def test_nemenyis_critical_difference_is_demsars() -> None:
+    """Table 5 of Demsar 2006: q is 2.569 for four methods and 3.164 for ten, at 0.05."""
+    assert critical_difference(4, 14) == pytest.approx(2.569 * np.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
+    assert critical_difference(10, 20) == pytest.approx(3.164 * np.sqrt(10 * 11 / (6 * 20)), rel=1e-3)
+
+
+def test_methods_are_ranked_in_each_block_and_equal_ones_share_their_ranks() -> None:
+    found = ranking({"a": [0.9, 0.8, 0.7], "b": [0.9, 0.9, 0.6], "c": [0.1, 0.2, 0.6]})
+    assert dict(found.ranks) == pytest.approx(
+        {"a": (1.5 + 2 + 1) / 3, "b": (1.5 + 1 + 2.5) / 3, "c": (3 + 3 + 2.5) / 3}
+    )
+    assert list(found.ranks) == ["a", "b", "c"]
+
+
+def test_two_blocks_have_ranks_and_no_test() -> None:
+    found = ranking({"a": [0.9, 0.8], "b": [0.8, 0.7], "c": [0.1, 0.2]})
+    assert (found.p, found.critical_difference, found.cliques) == (None, None, ())
+
+
+def test_cliques_are_the_largest_groups_within_the_critical_difference() -> None:
+    assert cliques({"a": 1.0, "b": 1.5, "c": 2.4, "d": 5.0}, 1.0) == (("a", "b"), ("b", "c"))
+
+
+# ---------------------------------------------------------------------- what the page says
+
+
+def made_up(without: int = 0) -> tuple[FormPlan, Mapping[str, ResultLine]]:
+    """Every run of the small form, methods alike but for ``surgical``, the last ones left out."""
+    plan = FormPlan.of(FOLDER, "small")
+    rates = {method.label: 1e-3 for method in plan.benchmark.methods}
+    runs: list[Planned] = [*plan.tuning("digits"), *plan.results("digits", "shared5", rates)]
+    lines = {
+        run.key: a_line(
+            **{name: getattr(run, name) for name in ("key", "data", "pattern", "method", "lr", "seed", "tuning")}
+        )
+        for run in runs
+    }
+    return plan, dict(list(lines.items())[: len(lines) - without])
+
+
+def page(without: int = 0) -> BenchmarkResult:
+    plan, lines = made_up(without)
+    return result_of(plan, "small", lines, wanted_runs(plan))
+
+
+def test_a_class_with_fewer_than_thirty_test_positives_is_named_and_not_scored() -> None:
+    result = page()
+    assert dict(result.blocks[0].scored) == {"a": 40}
+    assert "too few: b (29)" in as_markdown(result)
+
+
+def test_a_page_of_missing_runs_says_that_it_is_partial_in_both_forms(tmp_path: Path) -> None:
+    partial, whole = page(without=3), page()
+    assert as_markdown(partial).splitlines()[2].startswith("**Partial: ")
+    assert "Partial: " in write_benchmark_report(partial, tmp_path / "report.html").read_text()
+    assert as_markdown(whole).splitlines()[2].startswith("Complete: ")
+    assert "Partial" not in write_benchmark_report(whole, tmp_path / "report.html").read_text()
+
+
+def test_only_seeds_that_every_ranked_method_has_are_compared() -> None:
+    plan, lines = made_up()
+    some = {key: line for key, line in lines.items() if (line.method, line.seed) != ("fednoro", 1)}
+    block = result_of(plan, "small", some, wanted_runs(plan)).blocks[0]
+    assert block.common_seeds == (0,)
+    assert {entry.seeds for entry in block.entries.values()} == {1}
+
+
+def test_the_estimate_is_the_measured_rate_times_the_runs() -> None:
+    """Ten CPU seconds for two rounds; the small form has four rounds, so 20 s a run."""
+    plan, lines = made_up()
+    hours = wanted_runs(plan) * 20 / 3600
+    assert f"about {hours:.1f} core-hours" in estimate(plan, list(lines.values()))[0]
+
+
+# ---------------------------------------------------------------------- one run
+
+
+def test_a_finished_run_is_a_line_and_is_not_run_again(tmp_path: Path) -> None:
+    """One method on one block of four rounds, in processes as a user's; then the same line with no time at all."""
+    text = (FOLDER / "benchmark.toml").read_text()
+    kept = [
+        part
+        for part in text.split("[[methods]]\n")
+        if not part.startswith("name") or part.startswith('name = "partial_loss"')
+    ]
+    rest = text[text.index("[[patterns]]") :]
+    whole = "[[methods]]\n".join(kept)
+    (tmp_path / "benchmark.toml").write_text(whole if "[[patterns]]" in whole else whole + rest)
+    (tmp_path / "digits.toml").write_text((FOLDER / "digits.toml").read_text())
+    results = tmp_path / "results.jsonl"
+    quiet = Console(quiet=True)
+    made = run_benchmark(Wish(tmp_path, "small", results, tmp_path / "out", 1, None, again=False), quiet)
+    assert (made.done, made.wanted, made.partial) == (5, 5, False)
+    before = results.read_bytes()
+    assert all(0.5 < json.loads(line)["validation_auroc"] <= 1 for line in before.splitlines())
+    assert run_benchmark(Wish(tmp_path, "small", results, tmp_path / "out", 1, None, again=False), quiet).done == 5
+    assert results.read_bytes() == before
+    plan = FormPlan.of(tmp_path, "small")
+    assert {run.key for run in all_runs(plan, read_lines(results).values())} == set(read_lines(results))
