@@ -77,9 +77,13 @@ def run(
     from server.federation.early import read_early
 
     file = read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
-    from server.simulation.simulate import simulate
+    from server.simulation.backends.program import begun
 
-    simulate(file, out, console, track, resume=resume, web_port=port if web else None, progress=form)
+    with begun(file.experiment) as ray:  # its workers import torch while this process does
+        from server.simulation.simulate import simulate
+
+        view = port if web else None
+        simulate(file, out, console, track, resume=resume, web_port=view, progress=form, program=ray)
     _print_result(out)
 
 
