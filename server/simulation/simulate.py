@@ -173,7 +173,8 @@ class OneMachine:
 
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
         if self.program is not None:
-            run = SimulatedRun(text, base, path, self._site_names(), whole_data(experiment, base))
+            note = setting.folder.event
+            run = SimulatedRun(text, base, path, self._site_names(), whole_data(experiment, base), note)
             on_ray(main, run, self.program)
         else:
             inline(main, site_app(text, base, path), setting.sites)

@@ -41,7 +41,7 @@ def put_together(facts: Facts, arrays: Sequence[NDArray[Any]]) -> Splits:
 
 
 def _images(facts: Facts, arrays: Sequence[NDArray[Any]]) -> ImageSet:
-    given = {name: None if facts[name] is None else arrays[facts[name]] for name in _ARRAYS}
+    given: dict[str, Any] = {name: None if facts[name] is None else arrays[facts[name]] for name in _ARRAYS}
     skipped = tuple(Skipped(**skip) for skip in facts["skipped"])
     return ImageSet(class_names=tuple(facts["class_names"]), skipped=skipped, missing=facts["missing"], **given)
 

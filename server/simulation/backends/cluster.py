@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import platform
+import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ QUIET = {
 }
 _NOT_NEEDED = ("start_monitor", "start_log_monitor", "start_api_server")
 """Processes of Ray's for people who look at a cluster: some four seconds of a processor at every start."""
+CONNECT_S = 10.0
 GPU_PARTS = 10_000
 """The smallest share of a GPU that Ray knows is one of so many."""
 
@@ -113,13 +115,25 @@ def start(wanted: Wanted) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own
         try:
+            _reach(wanted.address)
             ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             if not wanted.address:
                 raise
             problem = f'"{wanted.address}" cannot be joined: {_first_line(error)}'
             remedy = 'On a node of the cluster, "auto" joins it; "ray status" shows whether it is there.'
             raise BadInput([Fault("simulation.address", problem, remedy)]) from None
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries for minutes.
+
+    Raises:
+        OSError: If nobody listens there.
+    """
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
 
 
 def _leave_out_what_is_not_needed() -> None:
@@ -132,20 +146,28 @@ def _leave_out_what_is_not_needed() -> None:
     Node._webui_url = ""
 
 
-def machines(nodes: Sequence[Mapping[str, Any]]) -> list[Machine]:
-    """The living nodes of ``ray.nodes()``."""
-    found = [node["Resources"] for node in nodes if node["Alive"]]
+def nodes() -> list[dict[str, Any]]:
+    """The living nodes of the cluster, as Ray describes them."""
+    import ray
+
+    every: Any = ray.nodes
+    return [node for node in every() if node["Alive"]]
+
+
+def machines(living: Sequence[Mapping[str, Any]]) -> list[Machine]:
+    """What each of :func:`nodes` has."""
+    found = [node["Resources"] for node in living]
     return [Machine(one.get("CPU", 0), one.get("GPU", 0), one.get("memory", 0)) for one in found]
 
 
-def room_faults(wanted: Wanted, workers: Workers, nodes: Sequence[Machine]) -> list[Fault]:
+def room_faults(wanted: Wanted, workers: Workers, found: Sequence[Machine]) -> list[Fault]:
     """A site that fits on no node would be waited for without end."""
     share = workers.gpus_per_site
-    if any(node.cpus >= wanted.threads and node.gpus * GPU_PARTS >= share * GPU_PARTS for node in nodes):
+    if any(node.cpus >= wanted.threads and node.gpus * GPU_PARTS >= share * GPU_PARTS for node in found):
         return []
     asked = f"{wanted.threads} {'core' if wanted.threads == 1 else 'cores'}"
     asked += f" and {share:g} of a GPU" if share else ""
-    have = "; ".join(f"{node.cpus:g} cores, {node.gpus:g} GPUs" for node in nodes) or "nothing"
+    have = "; ".join(f"{node.cpus:g} cores, {node.gpus:g} GPUs" for node in found) or "nothing"
     problem = f"a site takes {asked}, and no node of the cluster has that: {have}."
     return [Fault("simulation", problem, "Change training.threads or simulation.gpus_per_site.")]
 
@@ -164,15 +186,17 @@ def versions() -> dict[str, str]:
     return found
 
 
-def version_faults(here: Mapping[str, str], nodes: Mapping[str, Mapping[str, str]]) -> list[Fault]:
+def version_faults(here: Mapping[str, str], others: Mapping[str, Mapping[str, str]]) -> list[Fault]:
     """Every node that has something else.
 
     Args:
-        nodes: Name of a node -> its versions.
+        others: Name of a node -> its versions.
     """
     found = []
-    for node, there in sorted(nodes.items()):
-        other = [f"{name} {there.get(name, 'none')}, here {here[name]}" for name in here if there.get(name) != here[name]]
+    for node, there in sorted(others.items()):
+        other = [
+            f"{name} {there.get(name, 'none')}, here {here[name]}" for name in here if there.get(name) != here[name]
+        ]
         if other:
             problem = f"node {node} has {'; '.join(other)}."
             found.append(Fault("simulation.address", problem, "Install the same versions on every node."))
@@ -191,11 +215,10 @@ def check_nodes(here: Mapping[str, str], probe: Callable[[], dict[str, str]]) ->
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    asked = {}
-    for node in nodes:
+    asked: dict[str, Any] = {}
+    for node in nodes():
         on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        options = {"num_cpus": 0, "scheduling_strategy": on_node, "max_retries": 3}
+        options: Any = {"num_cpus": 0, "scheduling_strategy": on_node, "max_retries": 3}
         asked[f"{node['NodeManagerAddress']} ({node['NodeID'][:6]})"] = ray.remote(**options)(probe).remote()
     stop_on(version_faults(here, {name: ray.get(reference) for name, reference in asked.items()}))
 

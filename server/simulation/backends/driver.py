@@ -1,10 +1,11 @@
 """The process that drives Ray: ``python -m server.simulation.backends.driver WANTED DESCRIPTOR``.
 
-It is not the coordinator's own process, because Ray ends the process that drives it when its own processes are gone, and
-with an exit code of its own. The coordinator starts another one then, and asks again what has not been answered.
+It is not the coordinator's own process, because Ray ends the process that drives it when its own processes are gone,
+and with an exit code of its own. The coordinator starts another one then, and asks again what has not been answered.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import queue
@@ -88,7 +89,7 @@ class Driver:
 
     def _begin_workers(self, sites: int) -> None:
         """Start as many as are wanted, so that they import while the coordinator does."""
-        machines, before = cluster.machines(ray.nodes()), self.workers
+        machines, before = cluster.machines(cluster.nodes()), self.workers
         self.workers = choose_workers(self.wanted, sites, machines)
         stop_on(cluster.room_faults(self.wanted, self.workers, machines))
         self.actor_class = self.actor_class or ray.remote(_found(WORKER))
@@ -134,14 +135,18 @@ class Driver:
 
     def _on_ask(self, frame: Frame) -> None:
         """Messages: the bytes that they hold come once, however many messages hold them."""
-        raw = [np.frombuffer(data, np.uint8) for data in frame.data]
-        large = {place: ray.put(array) for place, array in enumerate(raw) if array.nbytes > SHARED_BYTES}
+        given: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
+        large = {place: ray.put(array) for place, array in enumerate(given) if array.nbytes > SHARED_BYTES}
+        arrays = [
+            (large.get(place, array), sha256, str(large[place].hex()) if place in large else "")
+            for place, (array, sha256) in enumerate(zip(given, frame.about["hashes"], strict=True))
+        ]
         tasks = []
         for one in frame.about["messages"]:
             head, *places = one["data"]
-            arrays = [(large.get(place, raw[place]), frame.about["hashes"][place], _key(large, place)) for place in places]
             site = self.names[one["node"] - one["first"]]
-            tasks.append(Task(one["id"], site, one["node"], bytes(frame.data[head]), arrays))
+            own = [arrays[place] for place in places]
+            tasks.append(Task(one["id"], site, one["node"], bytes(frame.data[head]), own))
         self.dispatcher.add(tasks)
         self._assign()
 
@@ -172,15 +177,17 @@ class Driver:
 
     # ------------------------------------------------------------------ what workers do
 
-    def _on_ready(self, worker: Worker, done: Future[None]) -> None:
+    def _on_ready(self, worker: Worker, done: Future[Any]) -> None:
         if worker not in self.dispatcher.workers:
             return
         error = done.exception()
         if error is None:
             self.failed_starts, worker.ready = 0, True
+            self._note("worker_ready", **done.result())
             self._assign()
             return
         self.failed_starts += 1
+        self._note("worker_lost", site="", reason=_reason(error))
         if self.failed_starts >= STARTS_PER_WORKER * self.workers.count:
             raise CannotGoOn(f"no worker could be started, the last one said: {_reason(error)}")
         self._replace(worker)
@@ -189,7 +196,8 @@ class Driver:
         if worker not in self.dispatcher.workers:
             return
         if (error := done.exception()) is not None:
-            given_up = self._replace(worker)
+            at, given_up = worker.task, self._replace(worker)
+            self._note("worker_lost", site=at.site if at else "", reason=_reason(error))
             if given_up is not None:
                 send(self.connection, {"kind": "lost", "id": given_up.identifier, "reason": _lost(error)})
             self._assign()
@@ -207,6 +215,10 @@ class Driver:
         make_changes(self.run_folder / "frozen", new)
         self.frozen |= {change[0]: ray.put(change) for change in new}
         worker.frozen |= {name for name, _, data in changes if data}
+
+    def _note(self, event: str, **facts: Any) -> None:
+        """For the run's events: nothing is lost in silence."""
+        send(self.connection, {"kind": "note", "event": event, "facts": facts})
 
     def _close_workers(self) -> None:
         """On a cluster that goes on, nothing of the run is left on its nodes."""
@@ -233,10 +245,12 @@ def versions_there() -> dict[str, str]:
 
 def end_if_alone() -> None:
     """A cluster of our own that has lost its raylet or its table of contents answers nothing any more."""
-    node = ray._private.worker._global_node
-    started = node.all_processes.values() if node is not None else ()
-    if any(info.process.poll() is not None for infos in started for info in infos):
-        end()
+    node: Any = ray._private.worker._global_node
+    started: Any = node.all_processes.items() if node is not None else ()
+    for kind, infos in started:
+        if any(info.process.poll() is not None for info in infos):
+            print(f"Ray's {kind} has ended", file=sys.stderr, flush=True)
+            end()
 
 
 def end() -> None:
@@ -247,14 +261,7 @@ def end() -> None:
     os._exit(1)
 
 
-def _key(large: dict[int, Any], place: int) -> str:
-    """The name of an array that other messages hold too; empty where it is small."""
-    return str(large[place].hex()) if place in large else ""
-
-
 def _found(name: str) -> Any:
-    import importlib
-
     module, _, attribute = name.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

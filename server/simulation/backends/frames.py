@@ -1,4 +1,4 @@
-"""What the coordinator and the process that drives Ray send one another: a line of JSON and raw bytes, over a socket."""
+"""What the coordinator and the process that drives Ray send one another over a socket: a line of JSON, raw bytes."""
 
 import json
 import socket

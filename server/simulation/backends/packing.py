@@ -1,6 +1,7 @@
 """A Flower message as a small head and its arrays apart: their bytes are neither copied nor written twice."""
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +35,9 @@ def packed(message: Message) -> tuple[bytes, list[ArrayBytes]]:
             record = ArrayRecord({key: Array(one.dtype, one.shape, one.stype, b"") for key, one in record.items()})
         bare[name] = record
     arrays = [ArrayBytes(array.data, kept_sha256(array)) for array in _arrays(message.content)]
-    head = message_to_proto(Message(bare, metadata=message.metadata))
-    return bytes(head.SerializeToString()), arrays
+    light = copy(message)
+    light.content = bare
+    return message_to_proto(light).SerializeToString(), arrays
 
 
 def unpacked(head: Any, arrays: Sequence[ArrayBytes]) -> Message:

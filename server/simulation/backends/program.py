@@ -1,6 +1,7 @@
 """The process that drives Ray, as the coordinator sees it: started early, ended in any case."""
 
 import json
+import re
 import select
 import shutil
 import subprocess
@@ -26,6 +27,10 @@ LONGEST_PLACE = 40
 """Ray's sockets lie some 60 characters deeper, and Linux allows 107."""
 
 
+REASON = re.compile(r"Error\b|terminated|has ended")
+"""What a line says that tells why Ray ended; the others are Ray's own state."""
+
+
 class RayLost(Exception):
     """The process that drives Ray has ended; says what it printed last."""
 
@@ -39,7 +44,7 @@ class RayProgram:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._connection, theirs = frames.pair()
         with theirs:
             self._process = subprocess.Popen(
@@ -100,8 +105,9 @@ class RayProgram:
     def _last_words(self) -> str:
         self._process.wait()
         self._log.seek(0)
-        lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else f"it ended with exit code {self._process.returncode}"
+        lines = self._log.read().decode(errors="replace").splitlines()
+        words = [line.strip() for line in lines if REASON.search(line)]
+        return words[-1] if words else f"it ended with exit code {self._process.returncode}"
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """A ``Grid`` whose sites are served by workers of a Ray cluster."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class SimulatedRun:
         run_folder: Where each site has its own folder under ``sites``; only this machine reads and writes it.
         names: The sites, in the order of the partition.
         images: The whole data set.
+        note: Writes down an event of the run, by its name and facts.
     """
 
     experiment: str
@@ -39,6 +40,7 @@ class SimulatedRun:
     run_folder: Path
     names: tuple[str, ...]
     images: Splits
+    note: Callable[..., None] = lambda event, **facts: None
 
 
 def on_ray(main: Main, run: SimulatedRun, program: RayProgram) -> None:
@@ -102,6 +104,9 @@ class RayGrid(LocalGrid):
             return None
         if frame.about["kind"] == "stopped":
             raise RunStopped(frame.about["reason"])
+        if frame.about["kind"] == "note":
+            self._run.note(frame.about["event"], **frame.about["facts"])
+            return None
         if frame.about["kind"] == "begun":
             self.workers, self.workers_unknown = frame.about["workers"], False
             return None
@@ -160,6 +165,7 @@ class RayGrid(LocalGrid):
         """
         while self._starts < MOST_STARTS:
             self._starts += 1
+            self._run.note("ray_started_again", reason=str(lost))
             self._program = self._program.again()
             try:
                 self._begin()

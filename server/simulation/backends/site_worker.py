@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import ray
 from flwr.clientapp import ClientApp
 
 from common.config import Experiment
@@ -26,6 +27,8 @@ from server.simulation.backends.site_files import Change, WatchedFolder, make_ch
 SITES, FROZEN = "sites", "frozen"
 _PREFIX = f"polyclinic-worker-{socket.gethostname()}-"
 _HASHES_KEPT = 64
+
+Answer = tuple[bytes, list[Any], list[str], list[Change], list[Change]]
 
 
 class SiteWorker:
@@ -45,12 +48,15 @@ class SiteWorker:
         self._frozen: WatchedFolder
         prepare_flower()
 
-    def set_up(self, setup: dict[str, Any]) -> None:
+    def set_up(self, setup: dict[str, Any]) -> dict[str, Any]:
         """Receive the experiment and the images: what all sites of this worker share.
 
         Args:
             setup: ``experiment`` (JSON), ``base``, ``sites`` (how many), ``facts`` and ``images`` of the data set,
                 ``versions`` of the coordinator's machine: a node may have joined since all were checked.
+
+        Returns:
+            Where this worker is: ``node`` and number of ``gpus``, for the run's events.
 
         Raises:
             BadInput: If this node has other versions.
@@ -61,17 +67,23 @@ class SiteWorker:
         experiment = Experiment.model_validate_json(setup["experiment"])
         receive_data(experiment, base, put_together(json.loads(setup["facts"]), setup["images"]))
         self._app = site_app(setup["experiment"], base, self._folder)
+        about = ray.get_runtime_context()
+        return {
+            "node": about.get_node_id(),
+            "pid": os.getpid(),
+            "gpus": len(about.get_accelerator_ids().get("GPU", ())),
+        }
 
-    def answer(self, call: dict[str, Any], *arrays: Any) -> tuple[bytes, list[Any], list[str], list[Change], list[Change]]:
+    def answer(self, call: dict[str, Any], *arrays: Any) -> Answer:
         """Have a site answer a message.
 
         Args:
-            call: ``site``, ``node``, ``head``; ``hashes`` and ``keys`` of the arrays; ``files`` (the site's folder, None
-                where this worker has the newest) and ``frozen`` (parts of models that it lacks).
+            call: ``site``, ``node``, ``head``; ``hashes`` and ``keys`` of the arrays; ``files`` (the site's folder,
+                None where this worker has the newest) and ``frozen`` (parts of models that it lacks).
 
         Returns:
-            The reply's head, its arrays' bytes, their hashes, and what changed in the site's folder and among the frozen
-            parts.
+            The reply's head, its arrays' bytes, their hashes, and what changed in the site's folder and among the
+            frozen parts.
         """
         site = call["site"]
         if call["files"] is not None or site not in self._sites:
