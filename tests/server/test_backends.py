@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from common.errors import BadInput
-from server.simulation.backends.cluster import LOOPBACK_ONLY, QUIET
+from server.simulation.backends.cluster import QUIET
 from server.simulation.backends.ray_grid import RayGrid
 from tests.federations import federation, finished
 
@@ -78,10 +78,18 @@ def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path
 
 def ray_process(arguments: list[str], *, apart: bool = False) -> subprocess.Popen[bytes]:
     """One node; with folders for temporary files and shared memory that no other process sees, if it is apart."""
-    command = [str(RAY), "start", *arguments, "--num-cpus=2", "--object-store-memory=200000000", "--block"]
+    command = [
+        str(RAY),
+        "start",
+        *arguments,
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=2",
+        "--object-store-memory=200000000",
+        "--block",
+    ]
     if apart:
         command = ["unshare", "-rm", "sh", "-c", f'{OWN_FOLDERS} "$@"', "sh", *command]
-    environment = {**os.environ, **LOOPBACK_ONLY, **QUIET, "PYTHONPATH": os.getcwd()}
+    environment = {**os.environ, **QUIET, "PYTHONPATH": os.getcwd()}
     nowhere = subprocess.DEVNULL
     return subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere, start_new_session=True)
 
@@ -101,9 +109,7 @@ def free_port() -> int:
 def wait_for_nodes(address: str, many: int) -> None:
     code = f"import ray; ray.init('{address}', logging_level=50); raise SystemExit(len(ray.nodes()) != {many})"
     until = time.monotonic() + WITHIN_S
-    while subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **LOOPBACK_ONLY}, capture_output=True
-    ).returncode:
+    while subprocess.run([sys.executable, "-c", code], env={**os.environ, **QUIET}, capture_output=True).returncode:
         assert time.monotonic() < until, "the nodes did not come up"
         time.sleep(0.5)
 

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from server.simulation.backends.cluster import LOOPBACK_ONLY, QUIET
+from server.simulation.backends.cluster import QUIET
 from tests.federations import DIGITS, finished
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +23,7 @@ while [[ $1 == --* ]]; do
 done
 echo "$node $*" >> "$CALLS"
 if [ "$1" = hostname ]; then echo 127.0.0.1; exit; fi
+case "$*" in *"ray start --address"*) set -- "$@" --node-ip-address=127.0.0.1 ;; esac
 exec "$@"
 """
 SCONTROL = """#!/bin/bash
@@ -36,7 +37,7 @@ def slurm(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[st
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environment = {
-        **os.environ, **LOOPBACK_ONLY, **QUIET,
+        **os.environ, **QUIET,
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "CALLS": str(folder / "calls"),
         "SLURM_JOB_ID": str(os.getpid()),

@@ -9,7 +9,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDic
 
 from common.wire.canonical_bytes import kept_sha256, record_sha256
 from server.simulation.backends import frames
-from server.simulation.backends.cluster import Machine, Wanted, Workers, choose_workers, room_faults, version_faults
+from server.simulation.backends.cluster import ClusterNode, Wanted, Workers, choose_workers, room_faults, version_faults
 from server.simulation.backends.dispatch import MOST_LOSSES, Dispatcher, Task, Worker
 from server.simulation.backends.inline import prepare_flower
 from server.simulation.backends.packing import packed, unpacked
@@ -26,7 +26,7 @@ def wanted(workers: int = 0, threads: int = 1, gpus_per_site: float = -1.0, addr
 
 
 def test_workers_are_counted_over_all_nodes_by_cores_and_memory_and_never_more_than_sites() -> None:
-    nodes = [Machine(4, 0, 64 * GB), Machine(8, 0, 3.1 * GB)]
+    nodes = [ClusterNode(4, 0, 64 * GB), ClusterNode(8, 0, 3.1 * GB)]
     # 4 cores in the first, memory for two workers of 1.5 GB in the second.
     assert choose_workers(wanted(), 100, nodes) == Workers(6, 0.0)
     assert choose_workers(wanted(threads=4), 100, nodes) == Workers(3, 0.0)
@@ -36,7 +36,7 @@ def test_workers_are_counted_over_all_nodes_by_cores_and_memory_and_never_more_t
 
 
 def test_where_only_another_node_has_gpus_sites_train_there_and_share_them() -> None:
-    nodes = [Machine(16, 0, 64 * GB), Machine(8, 2, 64 * GB)]
+    nodes = [ClusterNode(16, 0, 64 * GB), ClusterNode(8, 2, 64 * GB)]
     # 8 cores on the node with two GPUs: four sites on each.
     assert choose_workers(wanted(), 100, nodes) == Workers(8, 0.25)
     assert choose_workers(wanted(workers=3), 100, nodes) == Workers(3, 0.5)
@@ -45,13 +45,13 @@ def test_where_only_another_node_has_gpus_sites_train_there_and_share_them() -> 
 
 
 def test_three_sites_of_a_third_fit_on_a_gpu() -> None:
-    chosen = choose_workers(wanted(workers=3), 100, [Machine(8, 1, 64 * GB)])
+    chosen = choose_workers(wanted(workers=3), 100, [ClusterNode(8, 1, 64 * GB)])
     assert chosen.gpus_per_site == 0.3333  # Ray knows ten-thousandths; 3 * 0.3334 would be more than one GPU
-    assert Machine(8, 1, 64 * GB).room(1, chosen.gpus_per_site) == 3
+    assert ClusterNode(8, 1, 64 * GB).room(1, chosen.gpus_per_site) == 3
 
 
 def test_a_site_that_fits_on_no_node_is_refused_with_what_the_nodes_have() -> None:
-    nodes = [Machine(2, 0, GB), Machine(4, 0, GB)]
+    nodes = [ClusterNode(2, 0, GB), ClusterNode(4, 0, GB)]
     (fault,) = room_faults(wanted(threads=8), Workers(1, 0.0), nodes)
     assert str(fault).startswith(
         "simulation: a site takes 8 cores, and no node of the cluster has that: 2 cores, 0 GPU"

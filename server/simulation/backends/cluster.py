@@ -58,7 +58,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ClusterNode:
     """What a node of a cluster has: cores, GPUs, bytes of memory."""
 
     cpus: float
@@ -81,7 +81,7 @@ class Workers:
     gpus_per_site: float
 
 
-def choose_workers(wanted: Wanted, sites: int, machines: Sequence[Machine]) -> Workers:
+def choose_workers(wanted: Wanted, sites: int, machines: Sequence[ClusterNode]) -> Workers:
     """Workers by the cores, memory and GPUs of all machines, where the experiment leaves them open.
 
     Where a machine has a GPU, and the experiment does not say that it trains on CPUs, sites train on GPUs alone.
@@ -154,13 +154,13 @@ def nodes() -> list[dict[str, Any]]:
     return [node for node in every() if node["Alive"]]
 
 
-def machines(living: Sequence[Mapping[str, Any]]) -> list[Machine]:
+def machines(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
     """What each of :func:`nodes` has."""
     found = [node["Resources"] for node in living]
-    return [Machine(one.get("CPU", 0), one.get("GPU", 0), one.get("memory", 0)) for one in found]
+    return [ClusterNode(one.get("CPU", 0), one.get("GPU", 0), one.get("memory", 0)) for one in found]
 
 
-def room_faults(wanted: Wanted, workers: Workers, found: Sequence[Machine]) -> list[Fault]:
+def room_faults(wanted: Wanted, workers: Workers, found: Sequence[ClusterNode]) -> list[Fault]:
     """A site that fits on no node would be waited for without end."""
     share = workers.gpus_per_site
     if any(node.cpus >= wanted.threads and node.gpus * GPU_PARTS >= share * GPU_PARTS for node in found):

@@ -221,7 +221,7 @@ class Driver:
         send(self.connection, {"kind": "note", "event": event, "facts": facts})
 
     def _close_workers(self) -> None:
-        """On a cluster that goes on, nothing of the run is left on its nodes."""
+        """Leave nothing of the run on the nodes of a cluster that goes on."""
         if self.wanted.address:
             ray.wait([worker.actor.close.remote() for worker in self.dispatcher.workers], timeout=LOOK_S)
 
