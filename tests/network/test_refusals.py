@@ -1,5 +1,6 @@
 """Whom a site refuses, and who is refused: each with a reason that a person can act on, and an exit code."""
 
+import re
 import shutil
 import socket
 import ssl
@@ -29,13 +30,6 @@ Hospital = Callable[[str], Site]
 def to_another_address(site: Site, trial: Trial, address: str) -> Site:
     site.edit(site.kit, (f"127.0.0.1:{trial.coordinator.port}", address))
     return site
-
-
-def the_only_reason(site: Site, said: str) -> str:
-    """What it says after its greeting: one refusal, and no other line."""
-    lines = [line for line in said.splitlines() if line.strip()]
-    assert lines[0].split("  ")[1].startswith(f"site {site.name}: ")
-    return "\n".join(lines[1:])
 
 
 # ---------------------------------------------------------------------- the site refuses
@@ -75,7 +69,7 @@ def test_a_site_talks_to_nobody_without_tls(
     with server() as port:
         to_another_address(site, trial, f"127.0.0.1:{port}").start()
         assert site.program.ends() == ExitCode.NO_TLS == 10
-    reason = the_only_reason(site, site.program.said)
+    (reason,) = site.program.said.splitlines()  # refused before it says who it is
     assert f"stopped 127.0.0.1:{port} does not speak TLS; this site talks to nobody without." in reason
 
 
@@ -125,7 +119,9 @@ def test_an_expired_certificate_is_refused_by_a_site_and_not_served_by_the_coord
     assert "stopped the coordinator's certificate has expired." in site.program.said
     start = trial.machine.start("expired", "-m", "server.cli", "start", coordinator.folder)
     assert start.ends() == 2
-    assert "authority/server.crt: expired 1 days ago." in start.said
+    assert re.search(
+        r"authority/server.crt: expired on [-0-9]{10} [:0-9]{5} UTC; this machine's clock says ", start.said
+    )
     assert f"Run: flwr-server init {coordinator.folder} --renew" in start.said
 
 
@@ -248,25 +244,38 @@ def test_labels_that_look_like_one_class_stop_the_run_with_the_two_lines_that_me
 
 SHIPPING = """
 import sys
-import flwr.cli.build as build
-plain = build.build_fab_from_files
-def with_code(files):
-    files["pyproject.toml"] = files["pyproject.toml"].replace(b"installed:at_the_site", b"evil:app")
-    return plain({**files, "evil.py": f"open({MARKER!r}, 'w').write('ran'); app = None".encode()})
-build.build_fab_from_files = with_code
+from server.deployment.superlink.fleet import bundle, service
+bundle.BUNDLE = bundle.packed(bundle.APP.replace("installed:at_the_site", "evil:app"))
+import hashlib, io, zipfile
+archive = io.BytesIO(bundle.BUNDLE)
+with zipfile.ZipFile(archive, "a") as made:
+    made.writestr("evil.py", f"open({MARKER!r}, 'w').write('ran'); app = None")
+service.BUNDLE = archive.getvalue()
+service.BUNDLE_SHA256 = hashlib.sha256(service.BUNDLE).hexdigest()
+from server.deployment.superlink.program import main
+main(sys.argv[1:])
+"""
+STARTING = """
+import sys
+from server.deployment.superlink.local import process
+honest = process.command
+def shipping(coordinator):
+    python, _, _, _, *arguments = honest(coordinator)
+    return [python, "-c", SHIPPING, *arguments]
+process.command = shipping
 from server.cli import main
 main(sys.argv[1:])
 """
 
 
-def test_code_that_a_coordinator_sends_is_refused_reported_and_not_run(
-    trial: Trial, hospital: Hospital, tmp_path: Path
-) -> None:
-    site, marker = hospital("wary"), tmp_path / "marker"
-    site.start().says("connected to trial")
-    program = f"MARKER = {str(marker)!r}{SHIPPING}"
-    command = ("run", trial.coordinator.folder, trial.experiment, "--out", tmp_path / "run", "--sites", 1, "--once")
-    run = trial.machine.start("shipping", "-c", program, *command)
+def test_code_that_a_coordinator_sends_is_refused_reported_and_not_run(trial: Trial, tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    coordinator = Coordinator(trial.machine, "shipping")
+    superlink = f"MARKER = {str(marker)!r}{SHIPPING}"
+    coordinator.start_by("-c", f"SHIPPING = {superlink!r}{STARTING}", "start", coordinator.folder)
+    site = coordinator.admit(coordinator.site(trial.sites[0], "wary"))
+    site.start().says("connected to shipping")
+    run = coordinator.run(trial.experiment, tmp_path / "run", sites=1, options=("--once",))
     assert run.ends() == 1
     reason = "the app bundle carries evil.py; this site runs only what its own image holds"
     assert reason in run.said
@@ -274,6 +283,8 @@ def test_code_that_a_coordinator_sends_is_refused_reported_and_not_run(
     assert reason in site.program.said
     assert site.program.runs
     assert not marker.exists()
+    site.end()
+    coordinator.program.stop()
 
 
 # ---------------------------------------------------------------------- one program a folder, one a port
@@ -296,4 +307,7 @@ def test_a_health_port_in_use_is_named(hospital: Hospital) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         site.edit(site.toml, ('health = "127.0.0.1:0"', f'health = "{address}"'))
         assert site.start().ends() == ExitCode.BAD_INPUT == 2
-    assert f"site.toml: health: {address}: Address already in use." in site.program.said
+    assert (
+        f"site.toml: health: {taken.getsockname()[1]} of 127.0.0.1 cannot be opened: address already in use."
+        in site.program.said
+    )
