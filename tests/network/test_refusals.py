@@ -307,7 +307,5 @@ def test_a_health_port_in_use_is_named(hospital: Hospital) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         site.edit(site.toml, ('health = "127.0.0.1:0"', f'health = "{address}"'))
         assert site.start().ends() == ExitCode.BAD_INPUT == 2
-    assert (
-        f"site.toml: health: {taken.getsockname()[1]} of 127.0.0.1 cannot be opened: address already in use."
-        in site.program.said
-    )
+    problem = f"health: {address.rpartition(':')[2]} of 127.0.0.1 cannot be opened: address already in use."
+    assert f"site.toml: {problem}" in site.program.said
