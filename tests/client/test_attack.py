@@ -186,3 +186,20 @@ def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was
     assert "base64,BBBB" in text
     assert "&lt;b&gt;" in text
     assert "<script" not in text
+
+
+@pytest.mark.parametrize(
+    ("recovered", "of", "by_chance", "succeeds", "sentence"),
+    [
+        (0, 0, 0.0, False, "Nothing to find: here are no images."),
+        (0, 60, 0.0, False, "0 of 60 images were found."),
+        (1, 60, 0.0, True, "1 of 60 images were found."),
+        (6, 60, 3.0, False, "6 of 60 images were found (guessing finds 3), which chance explains."),  # 3 + 2 x 1.73
+        (7, 60, 3.0, True, "7 of 60 images were found (guessing finds 3)."),
+    ],
+)
+def test_an_attack_succeeds_where_it_finds_more_than_guessing_does(
+    recovered: int, of: int, by_chance: float, succeeds: bool, sentence: str
+) -> None:
+    attempt = Attempt("any", "Any", "tried", recovered, of, "images", "nothing", by_chance=by_chance)
+    assert (attempt.succeeds, attempt.sentence) == (succeeds, sentence)

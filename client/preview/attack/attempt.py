@@ -1,5 +1,6 @@
 """What one attack on this hospital came to, in words and figures."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +42,12 @@ class Attempt:
     def sentence(self) -> str:
         """The result in one sentence."""
         if not self.of:
-            return f"There were no {self.things} to look for."
+            return f"Nothing to find: here are no {self.things}."
         guessed = f" (guessing finds {self.by_chance:.3g})" if self.by_chance else ""
-        return f"{self.recovered} of {self.of} {self.things} were found{guessed}."
+        chance = ", which chance explains" if self.recovered and not self.succeeds else ""
+        return f"{self.recovered} of {self.of} {self.things} were found{guessed}{chance}."
+
+    @property
+    def succeeds(self) -> bool:
+        """Whether the attack found more than guessing does: by two standard deviations of a count by chance."""
+        return self.recovered > self.by_chance + 2 * math.sqrt(self.by_chance)

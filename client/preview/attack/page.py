@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from markupsafe import Markup, escape
+
 from client.preview.attack.attempt import Attempt
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC, NOT_TRIED
 from client.site.site import Site
@@ -46,9 +48,18 @@ def _covered(by: tuple[str, ...] | str) -> Any:
     return {"attacks": list(by)} if isinstance(by, tuple) else {"reason": by}
 
 
+def _code(text: str) -> Markup:
+    """Show what stands in backquotes as code."""
+    parts = text.split("`")
+    shown = (Markup("<code>{}</code>").format(part) if place % 2 else escape(part) for place, part in enumerate(parts))
+    return Markup("").join(shown)
+
+
 def write_page(site: Site, plan: Plan, found: Sequence[Attempt], out: Path) -> Path:
     """Write the page, readable by its owner only: it shows patients' images."""
-    template = page_environment(Path(__file__).parent).get_template("attack.html.j2")
+    environment = page_environment(Path(__file__).parent)
+    environment.globals.update(code=_code)
+    template = environment.get_template("attack.html.j2")
     text = template.render(site=site.name, level=site.policy.level, plan=plan, found=found, not_tried=NOT_TRIED)
     write_atomically(out, text.encode(), private=True)
     return out
