@@ -145,7 +145,8 @@ def _figures(rounds: Sequence[RoundLine], last: int) -> list[tuple[str, Markup]]
 
 
 def _mark(site: SiteSeen) -> str:
-    return {"connected": "good", "revoked": "bad", "not connected": "away"}.get(site.link, "")
+    marks = {"connected": "good", "revoked": "bad", "not connected": "away"}
+    return "away" if site.link.startswith("stopped by") else marks.get(site.link, "")
 
 
 @cache
