@@ -81,7 +81,7 @@ def run(
 
     # Before torch is imported.
     file = read_early(experiment, _with_backend(overrides, backend))
-    stop_on([*place_faults(out), *([] if resume else new_folder_faults(out))])
+    stop_on(([] if resume else new_folder_faults(out)) or place_faults(out))
     stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
     from server.simulation.simulate import simulate
 

@@ -63,7 +63,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
         temporary.replace(path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename is None:
+        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             error.filename = str(path)  # a full disk does not say whose
         raise
     if durable:

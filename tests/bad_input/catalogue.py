@@ -50,6 +50,7 @@ def told(ended: Ended, folder: Path) -> str:
     said = said.replace(quoted(STRATEGIES, limit=len(STRATEGIES)), "{methods}")
     said = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:{port}", said)
     said = re.sub(r"\b[0-9a-f]{64}\b", "{sha256}", said)
+    said = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d UTC", "{date}", said)
     return re.sub(r"(?m)^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d\d:\d\d  ", "", said)
 
 

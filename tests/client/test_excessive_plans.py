@@ -36,7 +36,7 @@ from tests.client.rounds import beginning, plan, request, site
 
 WITHIN_S = 1.0
 LITTLE_BYTES = 16 * 2**20
-OTHER_FILES = {"study.toml", "pyproject.toml"}
+OTHER_FILES = {"study.toml", "pyproject.toml", "benchmark.toml"}
 EXPERIMENTS = sorted(
     path for path in (Path(__file__).parents[2] / "experiments").rglob("*.toml") if path.name not in OTHER_FILES
 )

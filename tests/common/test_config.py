@@ -34,7 +34,7 @@ def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
     return [str(fault) for fault in caught.value.faults]
 
 
-OTHER_FILES = {"study.toml", "pyproject.toml"}
+OTHER_FILES = {"study.toml", "pyproject.toml", "benchmark.toml"}
 EXPERIMENTS = sorted(path for path in (ROOT / "experiments").rglob("*.toml") if path.name not in OTHER_FILES)
 
 
@@ -44,7 +44,10 @@ def test_every_experiment_of_the_project_reads_and_names_a_method(path: Path) ->
     assert method_of(experiment).name == experiment.run.method
 
 
-@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if path.parent != ROOT / "experiments"], ids=str)
+AFTER_A_PAPER = [path for path in EXPERIMENTS if path.parent.name not in ("experiments", "benchmark")]
+
+
+@pytest.mark.parametrize("path", AFTER_A_PAPER, ids=str)
 def test_every_experiment_after_a_paper_has_a_small_form(path: Path) -> None:
     full, small = (read_experiment(path, [f"scale={scale}"]).experiment for scale in ("full", "small"))
     assert method_of(small).name == full.run.method

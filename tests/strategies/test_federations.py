@@ -1,6 +1,7 @@
 """Promises of the methods, kept by whole federations on real digits."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -262,16 +263,20 @@ def test_each_sites_own_model_is_on_its_disk_and_is_the_one_it_tested(
         assert saved["model_sha256"] == answer.model_sha256
 
 
+@pytest.mark.parametrize(
+    ("criterion", "figure", "best"), [("loss", "validation_loss", min), ("auroc", "validation_auroc", max)]
+)
 def test_a_site_alone_ends_with_the_round_that_was_best_on_its_own_validation_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    criterion: str, figure: str, best: Callable[..., float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traffic = overheard(monkeypatch)
-    federation(tmp_path, "run.method=individual", "run.rounds=6", "training.lr=0.05")
+    criterion = f"evaluation.criterion={criterion}"
+    federation(tmp_path, "run.method=individual", "run.rounds=6", "training.lr=0.05", criterion)
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     ends = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
     for last, tested in zip(ends[:3], ends[3:], strict=True):
-        seen = [reply.validation_loss for reply in replies if reply.site == last.site] + [last.validation_loss]
-        assert tested.validation_loss == pytest.approx(min(loss for loss in seen if loss is not None), abs=1e-6)
+        seen = [getattr(reply, figure) for reply in (*replies, last) if reply.site == last.site]
+        assert getattr(tested, figure) == pytest.approx(best(value for value in seen if value is not None), abs=1e-6)
 
 
 def test_personal_heads_are_tested_as_they_were_in_the_federations_best_round(

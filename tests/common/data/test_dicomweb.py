@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 from pydicom import uid
 
-from client.site.settings import read_file_only
+from client.site.site_file import read_file_only
 from common.data.base.image_set import Splits
 from common.data.base.spec_tables import DicomwebSpec
 from common.data.dicomweb import connection, search
