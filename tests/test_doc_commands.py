@@ -72,11 +72,18 @@ def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path:
 @pytest.mark.long
 def test_the_commands_of_simulation_run_one_after_the_other(checkout: Path) -> None:
     draw_digits(checkout)
-    (block,) = plain_blocks("simulation")
+    block, _ = plain_blocks("simulation")
     typed_in_a_shell(block, checkout)
     assert {"first", "short", "digits", "papers"} <= {path.name for path in (checkout / "runs").iterdir()}
     predicted = (checkout / "predictions.csv").read_text(encoding="utf-8").splitlines()
     assert len(predicted) == 1 + len(list((checkout / "scans").iterdir()))
+
+
+@pytest.mark.long
+def test_the_small_form_of_the_benchmark_runs_and_the_published_one_is_estimated(checkout: Path) -> None:
+    small, estimate, _ = plain_blocks("simulation")[1].strip().splitlines()
+    typed_in_a_shell(f"{small}\n{estimate}", checkout)
+    assert list((checkout / "runs" / "benchmark").rglob("*.html"))
 
 
 def draw_digits(folder: Path) -> None:
