@@ -66,7 +66,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "update": "how training changed the numbers of the network: `trunk`, `norm` (batch normalisation: also means "
         "and spreads of features) and `head` (a row a class), as far as the method averages them and `parts` allows it",
         "epochs": "how many times it went over the training images",
-        "statistics": "what the method is told beside, by name; see below",
+        "statistics": "the method's statistics, by name; see below",
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
         "epsilon": "what the run has cost this site so far, in a run with privacy",
