@@ -50,6 +50,14 @@ def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) 
     assert not (installed / "tests").exists()
 
 
+def test_it_holds_every_file_of_our_packages_that_git_has(installed: Path) -> None:
+    packages = ("common", "strategies", "server", "client", "polyclinic")
+    listed = subprocess.run(["git", "ls-files", "-z", *packages], cwd=ROOT, check=True, capture_output=True).stdout
+    names = [name for name in listed.decode().split("\0") if name]
+    assert len(names) > 400
+    assert [name for name in names if not (installed / name).is_file()] == []
+
+
 def test_examples_and_a_run_work_beside_files_with_the_names_of_our_packages(installed: Path, tmp_path: Path) -> None:
     for name in HOSTILE:
         (tmp_path / name).write_text("raise SystemExit('the wrong file was imported')\n")
