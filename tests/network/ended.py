@@ -166,7 +166,7 @@ class Command:
             time.sleep(0.02)
 
     def ended(self, folder: Path, way: str = "") -> Ended:
-        """Send what ends it, if anything, and wait for its last process; whatever is left then is killed.
+        """Send what ends it, if anything, and wait for its last process; what is left then is killed.
 
         Args:
             folder: Where half-written files would be.

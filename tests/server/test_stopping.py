@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -16,25 +15,13 @@ from common.system.stopping import STOPPED_ON_REQUEST
 from server.sim_cli import line_to_go_on
 from strategies.base.names import CLASSES
 from strategies.registry import STRATEGIES
+from tests.network.ended import MARK, marked, to_every_process, to_the_group, to_the_parent
 
 LIMIT_S = 5
 PROGRAM = "from server.sim_cli import main; main()"
 EXPERIMENT = "experiments/digits_surgical.toml"
 ENDLESS = ["--set", "run.rounds=500"]
 Send = Callable[[int, str, signal.Signals], None]
-MARK = "POLYCLINIC_TEST_STOPPING"
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Every living process that a program with this mark in its environment started, itself included."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def rounds(folder: Path) -> int:
@@ -46,23 +33,6 @@ def listens(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
     caught = int(status.split("SigCgt:")[1].split()[0], 16)
     return bool(caught >> (signal.SIGTERM - 1) & 1)
-
-
-def to_the_parent(parent: int, mark: str, number: signal.Signals) -> None:
-    os.kill(parent, number)
-
-
-def to_the_group(parent: int, mark: str, number: signal.Signals) -> None:
-    os.killpg(parent, number)
-
-
-def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
-    """As Slurm and systemd do with a job's, wherever a group may begin; the parent last, which is hardest."""
-    for process in marked(mark):
-        if process.pid != parent:
-            with suppress(psutil.Error):
-                process.send_signal(number)
-    os.kill(parent, number)
 
 
 def ended(
