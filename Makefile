@@ -11,7 +11,9 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: help install demo docs test test-network test-oldest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
+# Not deleted at the end as intermediate files.
+.PRECIOUS: $(VENV)/flower-%
+.PHONY: help install demo docs test test-network test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -35,12 +37,18 @@ test-network: $(VENV)/installed  ## every method, and what becomes of a run when
 	$(BIN)/pytest -n 2 -m "network or long"
 	$(BIN)/pytest -n 2 tests/server/test_claims.py --hypothesis-profile=thorough
 
-OLDEST_FLOWER := 1.39.0
-$(VENV)/flower-$(OLDEST_FLOWER): $(VENV)/installed
-	$(BIN)/pip install --quiet --no-deps --target $@ flwr==$(OLDEST_FLOWER)
+FLOWER_TESTS := tests/test_flower_names.py tests/common/test_flower_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
+  $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator database deadlines fleet grid guard hello loopback_secret object_files object_service registrations storage strangers)) \
+  $(addprefix tests/strategies/test_,$(addsuffix .py,exchange masking roll_call rounds secure_aggregation stock_call))
+$(VENV)/flower-%: $(VENV)/installed
+	$(BIN)/pip install --quiet --no-deps --target $@ flwr==$*
 
-test-oldest-flower: $(VENV)/flower-$(OLDEST_FLOWER)  ## with the oldest Flower: all tests that depend on its internals, and the model hashes
-	PYTHONPATH=$(abspath $(VENV)/flower-$(OLDEST_FLOWER)) $(BIN)/pytest -n 2 -m "not torture and not network and not long" tests/network tests/polyclinic tests/server/test_superlink_program.py tests/server/test_fleet.py tests/server/test_hello.py tests/server/test_loopback_secret.py tests/server/test_backends.py tests/strategies/test_stock_call.py tests/strategies/test_masking.py tests/strategies/test_secure_aggregation.py
+test-oldest-flower: flower-1.39.0  ## all tests that depend on Flower, and the model hashes, with the oldest Flower we allow
+test-newest-flower: flower-1.42.0  ## the same with the newest Flower, installed without its dependencies
+flower-%: $(VENV)/flower-%
+	PYTHONPATH=$(abspath $<) $(BIN)/pytest -n 2 -m "not torture and not network and not long" $(FLOWER_TESTS)
+	PYTHONPATH=$(abspath $<) $(BIN)/pytest -n 2 -m network tests/network/test_same_model.py
+	PYTHONPATH=$(abspath $<):. $(BIN)/python benchmarks/model_hashes.py --only surgical
 
 quick: $(VENV)/installed  ## tests without whole federations
 	$(BIN)/pytest -m 'not slow and not torture and not network and not long'

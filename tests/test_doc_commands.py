@@ -21,6 +21,7 @@ from tests.network.real import listens, machine
 
 LONGEST_S = 3600
 DEFAULT_PORTS = (9092, 19092)
+WITH_DATA = pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="../shared/data is absent")
 
 
 @pytest.fixture
@@ -30,6 +31,7 @@ def checkout(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / ".venv").symlink_to(sys.prefix)
     shutil.copytree(ROOT / "experiments", folder / "experiments")
+    (tmp_path / "shared").symlink_to(ROOT.parent / "shared")
     return folder
 
 
@@ -70,6 +72,7 @@ def test_a_federation_runs_by_the_commands_of_its_page(checkout: Path, tmp_path:
 
 
 @pytest.mark.long
+@WITH_DATA
 def test_the_commands_of_simulation_run_one_after_the_other(checkout: Path) -> None:
     draw_digits(checkout)
     block, _ = plain_blocks("simulation")
@@ -98,15 +101,26 @@ def draw_digits(folder: Path) -> None:
 
 
 RESULTS = [line for block in plain_blocks("results") for line in block.replace("\\\n", " ").splitlines()]
+BENCHMARK = [line for line in RESULTS if "benchmark" in line]
+RUNS = [line for line in RESULTS if line not in BENCHMARK]
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not (ROOT.parent / "shared" / "data").is_dir(), reason="../shared/data is absent")
-@pytest.mark.parametrize("line", RESULTS, ids=[" ".join(shlex.split(line)[1:3]) for line in RESULTS])
+@WITH_DATA
+@pytest.mark.parametrize("line", RUNS, ids=[" ".join(shlex.split(line)[1:3]) for line in RUNS])
 def test_the_commands_behind_the_results_run_in_a_short_form(line: str, checkout: Path) -> None:
-    (checkout.parent / "shared").symlink_to(ROOT.parent / "shared")
+    if "_head.toml" in line:  # the page says: `make weights` first
+        typed_in_a_shell(".venv/bin/flwr-sim weights weights/efficientnet_lite0.safetensors", checkout)
     typed_in_a_shell(shortened(line), checkout)
     assert list((checkout / "runs").rglob("report.html"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("line", BENCHMARK, ids=[shlex.split(line)[-1] for line in BENCHMARK])
+def test_the_commands_behind_the_benchmark_run_in_a_short_form(line: str, checkout: Path) -> None:
+    (checkout / "benchmarks").symlink_to(ROOT / "benchmarks")
+    short = line.replace("--workers 2", "--workers 1 --minutes 0").replace("digits,composites", "digits --rounds 1")
+    typed_in_a_shell(short, checkout)
 
 
 def shortened(line: str) -> str:

@@ -35,6 +35,15 @@ def test_the_readme_has_commands_and_every_make_target_is_in_the_makefile() -> N
     assert set(TARGETS) <= set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
 
 
+def test_every_test_file_that_the_makefile_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    named = re.findall(r"\btests/\w+(?:/\w+)*\.py", makefile)
+    for prefix, names in re.findall(r"addprefix (tests/\w+/test_),\$\(addsuffix \.py,([\w ]+)\)", makefile):
+        named += [f"{prefix}{name}.py" for name in names.split()]
+    assert len(named) > 20
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_to_a_file_and_a_heading(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
