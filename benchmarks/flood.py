@@ -19,25 +19,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
-from network import BIN, EXPERIMENT, HERE, Federation, Processes, eventually, processes
+from network import BIN, HERE, Federation, Processes, eventually, processes
 
 ROOT = HERE.parent
 SETTLES_S = 3.0
 """After the flood begins or ends, left out."""
 ROUNDS = 10_000
-
-
-class Large(Federation):
-    """A federation with as many sites as one likes."""
-
-    def make_of(self, sites: int) -> None:
-        """As on the first day."""
-        self.folder.mkdir()
-        text = EXPERIMENT.format(rounds=ROUNDS, architecture="tiny_cnn", size=16).replace(
-            "sites = 3", f"sites = {sites}"
-        )
-        (self.folder / "experiment.toml").write_text(text, encoding="utf-8")
-        self.admit()
 
 
 @dataclass
@@ -97,7 +84,7 @@ class Watched:
         return self.rounds.read_bytes().count(b"\n") if self.rounds.exists() else 0
 
 
-def measured(federation: Large, given: argparse.Namespace, scratch: Path) -> Found:
+def measured(federation: Federation, given: argparse.Namespace, scratch: Path) -> Found:
     """One run, windows in turn."""
     coordinator, found = federation.folder / "coordinator", Found()
     with processes(scratch) as these:
@@ -136,7 +123,7 @@ def size_of(log: Path) -> int:
     return sum(path.stat().st_size for path in log.parent.glob(f"{log.name}*"))
 
 
-def _flood(these: Processes, number: int, federation: Large, given: argparse.Namespace) -> None:
+def _flood(these: Processes, number: int, federation: Federation, given: argparse.Namespace) -> None:
     seconds = SETTLES_S + given.seconds + 0.5
     kinds = ("--kinds", given.kinds) if given.kinds else ()
     program = (sys.executable, ROOT / "tests" / "network" / "flood.py")
@@ -162,8 +149,8 @@ def main() -> None:
     given = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory() as scratch:
-        federation = Large("tiny", Path(scratch) / "federation")
-        federation.make_of(given.sites)
+        federation = Federation("tiny", Path(scratch) / "federation")
+        federation.make(given.sites, ROUNDS)
         found = measured(federation, given, Path(scratch) / "run")
     print(json.dumps(asdict(found) | {"quiet": len(found.quiet), "flooded": len(found.flooded)}, indent=1))
     print(f"a round: {statistics.median(found.quiet):.3f} s, under the flood {statistics.median(found.flooded):.3f} s,"

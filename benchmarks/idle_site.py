@@ -1,9 +1,12 @@
-"""A site that does everything but train, gate and audit as in any site: for measuring what is left.
+"""Sites that do everything but train, gate and audit as in any site: for measuring what is left.
 
-python benchmarks/idle_site.py SITE_FOLDER
+python benchmarks/idle_site.py SITE_FOLDER [SITE_FOLDER ...]
+
+Several folders share a process, a thread each: for more sites than a machine has memory for processes.
 """
 
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,12 +79,20 @@ def idle_app(site_of: SiteOf, on_refusal: Callable[[Refusal], None], tell: Calla
     return app
 
 
+def serve(folder: Path) -> None:
+    settings = read_settings(folder)
+    site, kit = open_site(settings), read_credentials(settings)
+    with alone_in(settings.state):
+        Service(settings, kit, site, teller(Console()), Status(site.name), idle_app).run()
+
+
 def main() -> None:
     keep_large_buffers()
-    settings = read_settings(Path(sys.argv[1]))
-    site, kit = open_site(settings), read_credentials(settings)
-    with stopped_at_once(), closed_first(0), alone_in(settings.state):
-        Service(settings, kit, site, teller(Console()), Status(site.name), idle_app).run()
+    first, *others = map(Path, sys.argv[1:])
+    with stopped_at_once(), closed_first(0):
+        for other in others:
+            threading.Thread(target=serve, args=(other,), daemon=True).start()
+        serve(first)
 
 
 if __name__ == "__main__":

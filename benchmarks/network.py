@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from flwr.cli.build import build_fab_from_files
@@ -69,7 +69,7 @@ kind = "digits"
 image_size = {size}
 [partition]
 kind = "class_subsets"
-sites = 3
+sites = {sites}
 shared = 2
 """
 
@@ -175,11 +175,14 @@ class Processes:
         psutil.wait_procs(late, timeout=20)
 
 
+P = TypeVar("P", bound=Processes)
+
+
 @contextlib.contextmanager
-def processes(folder: Path) -> Iterator[Processes]:
+def processes(folder: Path, kind: type[P] = Processes) -> Iterator[P]:
     """Ended at the end in any case."""
     folder.mkdir(parents=True, exist_ok=True)
-    these = Processes(folder)
+    these = kind(folder)
     try:
         yield these
     finally:
@@ -232,7 +235,7 @@ def ends_of(path: Path, count: int, these: Processes) -> tuple[list[float], floa
 
 @dataclass(frozen=True)
 class Federation:
-    """A coordinator's folder and three sites', made once for each model."""
+    """A coordinator's folder and those of its sites, made once for each model."""
 
     model: str
     folder: Path
@@ -245,11 +248,11 @@ class Federation:
     def sites(self) -> list[Path]:
         return sorted((self.folder / "sites").iterdir())
 
-    def make(self) -> None:
+    def make(self, sites: int = 3, rounds: int = 1) -> None:
         """As on the first day, with the programs themselves."""
-        self.folder.mkdir()
+        self.folder.mkdir(parents=True)
         architecture, size = ARCHITECTURES[self.model]
-        text = EXPERIMENT.format(rounds=1, architecture=architecture, size=size)
+        text = EXPERIMENT.format(rounds=rounds, architecture=architecture, size=size, sites=sites)
         (self.folder / "experiment.toml").write_text(text, encoding="utf-8")
         self.admit()
 

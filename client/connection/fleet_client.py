@@ -29,6 +29,7 @@ from common.security.signatures import SignatureFault, is_signed
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import SERVICE as FLEET
 from common.wire.fleet_protocol import (
+    SMALL_CONTENTS,
     ActivateNodeRequest,
     ActivateNodeResponse,
     ConfirmMessageReceivedRequest,
@@ -50,7 +51,9 @@ from common.wire.fleet_protocol import (
     PushObjectResponse,
     SendNodeHeartbeatRequest,
     SendNodeHeartbeatResponse,
+    named,
     names_in,
+    small_ones,
 )
 from common.wire.flower_objects import act_as, envelope, message_of, taken_apart
 from common.wire.hello import METHOD, SERVICE, Hello
@@ -152,6 +155,7 @@ class Link:
         )
         self._public_key = key_bytes(key.public_key())
         self._bundles: dict[int, str] = {}
+        self._came_along: Mapping[str, bytes] = {}  # objects that came in the call that announced the last message
         self.node_id = 0
 
     def __enter__(self) -> "Link":
@@ -221,6 +225,8 @@ class Link:
         """The next message for this site, without its content, in the form that :meth:`message` takes; or None."""
         with _translated():
             answer = self._call(self._fleet["PullMessages"], PullMessagesRequest(node=self._node))
+        self._came_along = named(answer.small_contents)
+        answer.ClearField(SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
 
     def message(self, received: bytes) -> Message:
@@ -286,7 +292,12 @@ class Link:
         if self._statements and reply.has_content() and not is_signed(reply.content):
             reply.content = self._statements.signed(reply.content, asked.message_id)
         tree, contents = taken_apart(reply)
-        request = PushMessagesRequest(node=self._node, messages_list=[envelope(reply)], message_object_trees=[tree])
+        request = PushMessagesRequest(
+            node=self._node,
+            messages_list=[envelope(reply)],
+            message_object_trees=[tree],
+            small_contents=[contents[name] for name in small_ones((name, len(one)) for name, one in contents.items())],
+        )
         with _translated():
             answer = self._announced(request)
             wanted = set(answer.objects_to_push)
@@ -315,10 +326,11 @@ class Link:
         Raises:
             NotThere: If one is gone, or is not written in time.
         """
-        wanted = list(dict.fromkeys(names))
+        here = {name: memoryview(self._came_along[name]) for name in names if name in self._came_along}
+        wanted = [name for name in dict.fromkeys(names) if name not in here]
         until = time.monotonic() + CALL_TIMEOUT_S
         contents = _at_once(lambda name: self._pulled(run_id, name, until), [(name,) for name in wanted])
-        return dict(zip(wanted, contents, strict=True))
+        return here | dict(zip(wanted, contents, strict=True))
 
     def _pulled(self, run_id: int, name: str, until: float) -> memoryview:
         request = PullObjectRequest(node=self._node, run_id=run_id, object_id=name)

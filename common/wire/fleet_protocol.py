@@ -3,9 +3,13 @@
 Flower's own classes are made from files that it moves and changes between releases; what travels is the numbers below,
 and a test compares them with those of the installed Flower. Fields that neither side reads are left out: protobuf
 steps over them.
+
+One field is ours: :data:`SMALL_CONTENTS`. Small objects travel in the call that announces their message, instead of one
+call each. A program that does not know the field steps over it and transfers every object by itself.
 """
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -15,6 +19,11 @@ COORDINATOR = 1
 """Flower's number of the SuperLink itself, as source and destination of messages."""
 CHUNK_BYTES = 16 * 2**20
 """Largest part of an array that travels as one object; Flower's own 5 MiB make three times as many calls."""
+
+SMALL_CONTENTS = "small_contents"
+"""The contents of a message's small objects; each is named by its SHA-256."""
+SMALL_BYTES, SMALL_BYTES_IN_ALL = 32 * 2**10, 128 * 2**10
+"""Largest content that travels so, and all of those of one message: seconds on a slow line, no more."""
 
 MESSAGES = """
 Node: 1 uint64 node_id
@@ -33,8 +42,9 @@ DeactivateNodeResponse:
 SendNodeHeartbeatRequest: 1 Node node, 2 double heartbeat_interval
 SendNodeHeartbeatResponse: 1 bool success
 PullMessagesRequest: 1 Node node
-PullMessagesResponse: 2 Message* messages_list, 3 ObjectTree* message_object_trees
-PushMessagesRequest: 1 Node node, 2 Message* messages_list, 3 ObjectTree* message_object_trees
+PullMessagesResponse: 2 Message* messages_list, 3 ObjectTree* message_object_trees, 1000 bytes* small_contents
+PushMessagesRequest: 1 Node node, 2 Message* messages_list, 3 ObjectTree* message_object_trees, \
+1000 bytes* small_contents
 Result: 1 string key, 2 uint32 value
 PushMessagesResponse: 2 Result* results, 3 string* objects_to_push, 4 string session_id
 GetRunRequest: 1 Node node, 2 uint64 run_id
@@ -120,6 +130,25 @@ PullObjectRequest: Any = _CLASSES["PullObjectRequest"]
 PullObjectResponse: Any = _CLASSES["PullObjectResponse"]
 ConfirmMessageReceivedRequest: Any = _CLASSES["ConfirmMessageReceivedRequest"]
 ConfirmMessageReceivedResponse: Any = _CLASSES["ConfirmMessageReceivedResponse"]
+
+
+def small_ones(contents: Iterable[tuple[str, int]]) -> list[str]:
+    """Which objects travel in the call that announces their message.
+
+    Args:
+        contents: Name and size in bytes of each object.
+    """
+    chosen, left = list[str](), SMALL_BYTES_IN_ALL
+    for name, size in contents:
+        if 0 < size <= min(SMALL_BYTES, left):
+            chosen.append(name)
+            left -= size
+    return chosen
+
+
+def named(contents: Iterable[bytes]) -> dict[str, bytes]:
+    """Contents by their names."""
+    return {hashlib.sha256(content).hexdigest(): content for content in contents}
 
 
 def names_in(tree: Any) -> list[str]:

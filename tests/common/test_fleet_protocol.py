@@ -32,6 +32,9 @@ def flowers(name: str) -> Any:
 def test_every_field_has_the_number_and_kind_that_it_has_in_flower(name: str) -> None:
     theirs = {field.name: field for field in flowers(name).fields}
     for field in fleet_protocol._CLASSES[name].DESCRIPTOR.fields:
+        if field.name == fleet_protocol.SMALL_CONTENTS:
+            assert field.number not in {other.number for other in theirs.values()}, "Flower has this number now"
+            continue
         assert field.name in theirs, f"Flower {version('flwr')}: {name} has no {field.name} any more"
         other = theirs[field.name]
         same = (field.number, field.type, field.label) == (other.number, other.type, other.label)

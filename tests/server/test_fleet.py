@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Message
 from flwr.app.message import remove_content_from_message
 from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
 from flwr.common.serde import message_to_proto
@@ -35,6 +36,7 @@ from flwr.proto.message_pb2 import (
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
+from common.wire import fleet_protocol
 from common.wire.fleet_protocol import Envelope
 from server.coordinator.connections import read_sign_offs
 from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
@@ -471,6 +473,87 @@ def test_a_caller_learns_nothing_of_a_fault_inside(
     monkeypatch.setattr(port.link.storage.messages, "next_for", broken)
     code, reason = refused(lambda: victim.stub.PullMessages(PullMessagesRequest(node=victim.node)))
     assert (code, reason) == (grpc.StatusCode.INTERNAL, "the coordinator failed")
+
+
+# ---------------------------------------------------------------------- small objects come with their message
+
+
+def pulled_small(hospital: Hospital) -> dict[str, bytes]:
+    """The next message's small objects by name, as they come with it."""
+    answer = hospital.stub.PullMessages(PullMessagesRequest(node=hospital.node))
+    ours = fleet_protocol.PullMessagesResponse.FromString(answer.SerializeToString())
+    return fleet_protocol.named(ours.small_contents)
+
+
+def announced_with(hospital: Hospital, reply: Message, contents: list[bytes]) -> Any:
+    """Announce a reply, with these contents along; Flower's own class keeps the field that it does not know."""
+    announced = PushMessagesRequest(
+        node=hospital.node,
+        messages_list=[message_to_proto(remove_content_from_message(reply))],
+        message_object_trees=[get_object_tree(reply)],
+    )
+    ours = fleet_protocol.PushMessagesRequest.FromString(announced.SerializeToString())
+    ours.small_contents.extend(contents)
+    return hospital.stub.PushMessages(PushMessagesRequest.FromString(ours.SerializeToString()))
+
+
+def test_small_objects_come_with_the_message_and_large_ones_do_not(port: Port, victim: Hospital) -> None:
+    small, large = port.ask(victim), port.ask(victim, "x" * fleet_protocol.SMALL_BYTES)
+    for name in (small, large):
+        came = pulled_small(victim)
+        objects = {part: one.deflate() for part, one in get_all_nested_objects(port.link.sent[name]).items()}
+        short = {part: one for part, one in objects.items() if len(one) <= fleet_protocol.SMALL_BYTES}
+        assert came == short
+        assert (came == objects) == (name == small)
+
+
+def test_the_small_objects_of_one_message_are_bounded_in_all() -> None:
+    each, total = fleet_protocol.SMALL_BYTES, fleet_protocol.SMALL_BYTES_IN_ALL
+    sizes = [(str(number), each) for number in range(10)]
+    assert len(fleet_protocol.small_ones(sizes)) == total // each < 10
+    assert fleet_protocol.small_ones([("empty", 0), ("large", each + 1), ("small", 1)]) == ["small"]
+
+
+def test_a_reply_whose_objects_come_along_is_whole_at_once(port: Port, victim: Hospital) -> None:
+    name = port.ask(victim)
+    victim.pull()
+    reply = victim.reply_to(name)
+    contents = {part: one.deflate() for part, one in get_all_nested_objects(reply).items()}
+    assert list(announced_with(victim, reply, list(contents.values())).objects_to_push) == []
+    assert {part: port.link.files.read(part) for part in contents} == contents
+    assert came_to(port.link, name) is not None
+
+
+def test_what_comes_along_and_is_no_part_of_the_reply_is_not_written(
+    port: Port, victim: Hospital, forger: Hospital
+) -> None:
+    """Another site's object, and a changed one: neither fills a file, and the true one is still asked for."""
+    asked, other = port.ask(victim), port.ask(forger)
+    victim.pull()
+    forger.pull()
+    theirs = victim.reply_to(asked)
+    victim.announce(theirs)
+    foreign = [one.deflate() for one in get_all_nested_objects(theirs).values()]
+    own = forger.reply_to(other, "my own")
+    parts = {part: one.deflate() for part, one in get_all_nested_objects(own).items()}
+    wanted = announced_with(forger, own, [*foreign, *(content + b"!" for content in parts.values())]).objects_to_push
+    assert set(wanted) == parts.keys()
+    assert not any(port.link.files.has(part) for part in (*parts, *get_all_nested_objects(theirs)))
+
+
+@pytest.mark.parametrize("case", ["not handed", "too many bytes", "run over"])
+def test_nothing_of_a_refused_reply_is_written(case: str, port: Port, victim: Hospital, forger: Hospital) -> None:
+    name = port.ask(victim)
+    victim.pull()
+    reply = (forger if case == "not handed" else victim).reply_to(name)
+    parts = {part: one.deflate() for part, one in get_all_nested_objects(reply).items()}
+    contents = [*parts.values(), bytes(fleet_protocol.SMALL_BYTES_IN_ALL) if case == "too many bytes" else b"-"]
+    if case == "run over":
+        port.link.storage.messages.end(port.link.run)
+    sender = forger if case == "not handed" else victim
+    assert refused(lambda: announced_with(sender, reply, contents))[0] == DENIED
+    assert not any(port.link.files.has(part) for part in parts)
+    assert bool(noted(port.link)) == (case != "run over")
 
 
 # ---------------------------------------------------------------------- objects

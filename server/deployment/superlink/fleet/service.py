@@ -6,7 +6,7 @@ messages. Flower's own servicer takes all of that from the body of the request.
 """
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import grpc
 
 from common.wire.fleet_protocol import (
     COORDINATOR,
+    SMALL_BYTES_IN_ALL,
     ActivateNodeResponse,
     ConfirmMessageReceivedResponse,
     DeactivateNodeResponse,
@@ -25,6 +26,7 @@ from common.wire.fleet_protocol import (
     PushObjectResponse,
     Result,
     SendNodeHeartbeatResponse,
+    named,
     names_in,
 )
 from server.coordinator.connections import forget_sign_off, note_sign_off
@@ -106,7 +108,8 @@ class Fleet:
         if (message := self._messages.next_for(caller.node_id)) is None:
             return PullMessagesResponse()
         proto, tree = told(message)
-        return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree])
+        small = self._messages.small_contents(message)
+        return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
 
     def push_messages(self, caller: Caller, request: Any) -> Any:
         """Take the calling site's one reply to a message that was handed to it."""
@@ -120,8 +123,10 @@ class Fleet:
         if outcome is Acceptance.NOBODY_WAITS:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=said.run_id)
+        came_along = named(request.small_contents)
+        wanted = [name for name in missing if not self._kept(caller, said.run_id, name, came_along.get(name))]
         results = [Result(key=said.message_id, value=0)]
-        return PushMessagesResponse(results=results, objects_to_push=missing, session_id=said.message_id)
+        return PushMessagesResponse(results=results, objects_to_push=wanted, session_id=said.message_id)
 
     def confirm(self, caller: Caller, request: Any) -> Any:
         """Let go of a message that was handed to the calling site."""
@@ -161,6 +166,7 @@ class Fleet:
         if proto.ByteSize() > LONGEST_WORDS or tree.ByteSize() > MOST_OBJECTS * LONGEST_ENTRY:
             raise _forged("the reply's own fields are too long", run=run)
         _refuse_odd_tree(tree, metadata.message_id)
+        _refuse_odd_contents(request.small_contents, run)
         first, owner = self._messages.reply_to(asked), self._messages.owner_of(metadata.message_id)
         if (first and first != metadata.message_id) or owner not in (None, caller.node_id):
             raise self._answered_before(caller, metadata)
@@ -209,14 +215,16 @@ class Fleet:
         self._refuse_over(request.run_id)
         if not self._messages.needs(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
-        if not self._messages.takes(caller.node_id, name, len(push.content)):
-            raise CallRefused(
-                grpc.StatusCode.RESOURCE_EXHAUSTED,
-                "the reply weighs more than twice what was asked for",
-                noted=True,
-                run=request.run_id,
-            )
-        return PushObjectResponse(stored=self._messages.keep(name, push.content))
+        return PushObjectResponse(stored=self._kept(caller, request.run_id, name, push.content))
+
+    def _kept(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview | None) -> bool:
+        """Keep an object of a reply, if it has come and is still needed."""
+        if content is None:
+            return False
+        if not self._messages.takes(caller.node_id, name, len(content)):
+            reason = "the reply weighs more than twice what was asked for"
+            raise CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)
+        return self._messages.keep(name, content)
 
     def pull_object(self, caller: Caller, request: Any) -> bytes:
         """Hand out an object of a message that was handed to the calling site: a ``PullObjectResponse`` as bytes."""
@@ -256,6 +264,12 @@ def _refuse_odd_interval(interval: float) -> None:
     if not SHORTEST_INTERVAL_S <= interval <= LONGEST_INTERVAL_S:
         reason = f"signs of life come every {SHORTEST_INTERVAL_S} to {LONGEST_INTERVAL_S} s, not {interval:g}"
         raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason)
+
+
+def _refuse_odd_contents(contents: Sequence[bytes], run: int) -> None:
+    """Raise :class:`CallRefused` if more bytes came along with a reply than may; a large object comes by itself."""
+    if sum(map(len, contents)) > SMALL_BYTES_IN_ALL or len(contents) > MOST_OBJECTS:
+        raise _forged("the objects that came along with the reply are not small", run=run)
 
 
 def _refuse_odd_tree(tree: Any, root: str) -> None:

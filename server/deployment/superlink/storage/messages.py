@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
 
-from common.wire.fleet_protocol import Envelope, ObjectTree, names_in
+from common.wire.fleet_protocol import Envelope, ObjectTree, names_in, small_ones
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.storage.database import Database
 from server.deployment.superlink.storage.runs import LedRuns
@@ -191,6 +191,13 @@ class Messages:
                     one.handed, one.size = True, sum(map(self.files.size, one.names))
                     return one
         return None
+
+    def small_contents(self, request: StoredMessage) -> list[bytes]:
+        """The contents of a request's small objects, as far as they are written."""
+        names = names_in(ObjectTree.FromString(request.tree))
+        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(names)]
+        contents = map(self.files.read, small_ones(sizes))
+        return [content for content in contents if content is not None]
 
     def answer(self, reply: StoredMessage) -> tuple[Acceptance, list[str]]:
         """Take a site's reply, or the same one again.

@@ -1,0 +1,110 @@
+"""What a round over the network costs with many sites that train nothing: seconds, CPU seconds and memory.
+
+python benchmarks/many_idle_sites.py [--sites 4,16,48] [--rounds N] [--repetitions N] [--processes N]
+
+As ``benchmarks/network.py`` with the tiny model: TLS, signed calls, gate and audit, one connection a site. The sites
+share a few processes, a thread each. CPU seconds are given for the coordinator's processes and for the sites'.
+"""
+
+import argparse
+import contextlib
+import itertools
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+from network import BIN, HERE, Federation, Processes, ends_of, eventually, processes
+from rich.console import Console
+from rich.table import Table
+
+MODEL = "tiny"
+
+
+@dataclass
+class Rounds:
+    """What was measured with one number of sites; the first round of each repetition is left out.
+
+    Attributes:
+        seconds: Of each round.
+        cpu: CPU seconds a round of the SuperLink, the run and the sites, one value a repetition.
+        peak_mb: Largest resident memory of the SuperLink and the run.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+    peak_mb: dict[str, float] = field(default_factory=dict)
+
+
+class Counted(Processes):
+    """Processes whose CPU seconds are told apart."""
+
+    def by_name(self) -> dict[str, float]:
+        """CPU seconds so far by name; all processes of the sites are one."""
+        found: dict[str, float] = {}
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                name = self._name(process).split("-")[0]
+                found[name] = found.get(name, 0.0) + sum(process.cpu_times()[:2])
+        return found
+
+
+def measured(sites: int, rounds: int, hosts: int, folder: Path, into: Rounds) -> None:
+    """One repetition."""
+    federation = Federation(MODEL, folder / "federation")
+    if not federation.folder.exists():
+        federation.make(sites)
+    scratch = folder / "scratch"
+    with processes(scratch, Counted) as these:
+        these.start("coordinator", BIN / "flwr-server", "start", federation.folder / "coordinator")
+        for host in range(min(hosts, sites)):
+            these.start(f"site-{host}", sys.executable, HERE / "idle_site.py", *federation.sites[host::hosts])
+        logs = [f"site-{host}" for host in range(min(hosts, sites))]
+        eventually(lambda: sum(these.log(name).count("connected to bench") for name in logs) == sites, these)
+        out, setting = scratch / "run", ("--set", f"run.rounds={rounds + 1}")
+        command = ("run", federation.folder / "coordinator", federation.folder / "experiment.toml", "--out", out)
+        run = these.start("run", BIN / "flwr-server", *command, "--once", *setting)
+        lines = out / "rounds.jsonl"
+        ends_of(lines, 1, these)
+        cpu = these.by_name()
+        ends, _ = ends_of(lines, rounds + 1, these)
+        into.seconds += [after - before for before, after in itertools.pairwise(ends)]
+        for name, seconds in these.by_name().items():
+            into.cpu.setdefault(name, []).append((seconds - cpu.get(name, 0.0)) / rounds)
+        into.peak_mb = these.peak_mb()
+        eventually(lambda: run.poll() is not None, these)
+
+
+def table_of(found: dict[int, Rounds]) -> Table:
+    table = Table("sites", "rounds", "s a round, median", "range", "CPU s a round", "peak MB")
+    for sites, one in found.items():
+        cpu = ", ".join(f"{NAMES[name]} {statistics.median(values):.2f}" for name, values in sorted(one.cpu.items()))
+        peak = ", ".join(f"{NAMES[name]} {one.peak_mb[name]:.0f}" for name in ("superlink", "run"))
+        spread = f"{min(one.seconds):.2f} - {max(one.seconds):.2f}"
+        table.add_row(str(sites), str(len(one.seconds)), f"{statistics.median(one.seconds):.2f}", spread, cpu, peak)
+    return table
+
+
+NAMES = {"coordinator": "start", "superlink": "SuperLink", "run": "run", "site": "all sites", "other": "other"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sites", default="4,16,48")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--repetitions", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=2)
+    given = parser.parse_args()
+    numbers = [int(number) for number in given.sites.split(",")]
+    found = {number: Rounds() for number in numbers}
+    with tempfile.TemporaryDirectory() as name:
+        for _ in range(given.repetitions):
+            for number in numbers:
+                measured(number, given.rounds, given.processes, Path(name) / str(number), found[number])
+    Console(width=150).print(table_of(found))
+
+
+if __name__ == "__main__":
+    main()
