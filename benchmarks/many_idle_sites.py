@@ -39,7 +39,7 @@ class Rounds:
 
 
 class Counted(Processes):
-    """Processes whose CPU seconds are told apart."""
+    """Processes whose CPU seconds are counted by name."""
 
     def by_name(self) -> dict[str, float]:
         """CPU seconds so far by name; all processes of the sites are one."""

@@ -278,6 +278,23 @@ def status(
         console.print(in_words(found), highlight=False)
 
 
+@app.command()
+def runs(folder: Folder, as_json: AsJson = False) -> None:
+    """List the runs that this coordinator has led: when, how far, how each ended, and where its folder lies.
+
+    Example: flwr-server runs trial
+    """
+    from server.coordinator.folder import read_coordinator
+    from server.deployment.status import runs_in_words
+    from server.runs.live_status import runs_led
+
+    found = runs_led(read_coordinator(folder).state)
+    if as_json:
+        print(json_text(found, allow_nan=True))
+    else:
+        console.print(runs_in_words(found), highlight=False)
+
+
 def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
     from server.reporting.live.coordinator import show
 

@@ -132,6 +132,8 @@ def test_the_tutorials_of_coordinator_and_hospital_run_together(rehearsal: Rehea
     assert run.ends() == 0, run.said
     rehearsal.types(hospital, "flwr-client", "status")
     rehearsal.types(hospital, "flwr-client", "health")
+    rehearsal.types(coordinator, "flwr-server", "verify")
+    rehearsal.types(coordinator, "flwr-server", "runs")
     rehearsal.types(coordinator, "flwr-server", "revoke")
     assert rehearsal.left == []
     assert (rehearsal.folder / "runs" / "first" / "report.html").is_file()

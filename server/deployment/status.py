@@ -1,7 +1,8 @@
-"""``flwr-server status``: sites, connections, certificate, and the present run, on one screen."""
+"""``flwr-server status``: sites, connections, certificate, and the present run, on one screen; and ``runs``."""
 
+import datetime as dt
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from typing import Any
@@ -107,3 +108,16 @@ def _run_in_words(run: Mapping[str, Any], now: float) -> str:
     if run["last_error"]:
         lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
     return "\n".join(lines)
+
+
+def runs_in_words(runs: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """The runs as a table for a person."""
+    if not runs:
+        return Text("no run yet")
+    table = Table("began", "run", "state", "rounds", "sites", Column("folder", overflow="fold"))
+    for run in runs:
+        began = dt.datetime.fromtimestamp(run["began"], dt.UTC).isoformat(" ", timespec="minutes")
+        rounds = f"{run['round']} of {run['rounds']}" if run["rounds"] else ""
+        folder = run["run_folder"] if run["there"] else f"{run['run_folder']} (moved or removed)"
+        table.add_row(began, run["name"], run["state"], rounds, str(len(run["sites"]) or ""), folder)
+    return table

@@ -1,10 +1,14 @@
-"""What the present run is doing, as it is written down for ``flwr-server status`` and the live view."""
+"""What a coordinator's runs do and did, written down for ``flwr-server status``, ``runs`` and the live view."""
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 FILE = "present.json"
+HISTORY = "runs.jsonl"
+"""A line when a run begins and a line when it ends."""
 PHASES = {"train": "training", "evaluate": "evaluation", "test": "test", "roll call": "roll call"}
 """Phase of a round -> its name on pages and in messages."""
 
@@ -50,9 +54,14 @@ def read_present(state: Path) -> Present | None:
         present = Present(**json.loads((state / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    if present.state == "running" and not Path(f"/proc/{present.pid}").exists():
+    if present.state == "running" and not runs_still(present.pid):
         present.state = "interrupted"
     return present
+
+
+def runs_still(pid: int) -> bool:
+    """Whether there is a process of this number."""
+    return Path(f"/proc/{pid}").exists()
 
 
 def part_of(present: Present, site: str) -> str:
@@ -67,3 +76,42 @@ def part_of(present: Present, site: str) -> str:
         phase = PHASES.get(present.phase, present.phase)
         return "waiting for its answer" if present.phase == "roll call" else f"at work ({phase})"
     return "has answered" if site in present.sites else ""
+
+
+def note_run(state: Path, present: Present, now: float) -> None:
+    """Add what a run does now.
+
+    Args:
+        state: The coordinator's folder for what it remembers.
+        now: Unix time.
+    """
+    with (state / HISTORY).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({**asdict(present), "noted": now}) + "\n")
+
+
+def runs_led(state: Path) -> list[dict[str, Any]]:
+    """Every run that was begun or resumed, oldest first: the last line of each, with ``ended``, and ``there``.
+
+    ``ended`` is Unix time, None of a run that still runs or whose process was killed. ``there`` says whether its folder
+    still lies where it was written.
+    """
+    try:
+        lines = (state / HISTORY).read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return []
+    last: dict[tuple[str, float], dict[str, Any]] = {}
+    for line in lines:
+        try:
+            found = json.loads(line)
+            last[found["run_folder"], found["began"]] = found
+        except (ValueError, KeyError, TypeError):
+            continue  # cut off by a full disk or a kill
+    return [_led(found) for found in last.values()]
+
+
+def _led(found: Mapping[str, Any]) -> dict[str, Any]:
+    ended = found["state"] != "running"
+    state = found["state"] if ended or runs_still(found["pid"]) else "interrupted"
+    shown = {name: found[name] for name in ("name", "run_folder", "began", "round", "rounds", "sites", "last_error")}
+    there = (Path(found["run_folder"]) / "events.jsonl").is_file()
+    return {**shown, "state": state, "ended": found["noted"] if ended else None, "there": there}

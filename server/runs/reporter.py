@@ -11,7 +11,7 @@ from types import TracebackType
 
 from common.system.files import write_atomically
 from common.system.formatting import counted, shortened
-from server.runs.live_status import FILE, Present
+from server.runs.live_status import FILE, Present, note_run
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
@@ -40,6 +40,7 @@ class Reporter:
     def __enter__(self) -> "Reporter":
         self._present.pid, self._present.began = os.getpid(), time.time()
         self._write()
+        note_run(self._path.parent, self._present, self._present.began)
         return self
 
     def __exit__(
@@ -51,6 +52,7 @@ class Reporter:
         if error is not None and kind is not SystemExit:
             self._note_error(str(error) or type(error).__name__)
         self._write()
+        note_run(self._path.parent, present, time.time())
 
     def waiting(self, waiting: Waiting) -> None:
         present = self._present

@@ -155,6 +155,8 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-server verify", "wrong path"): (lambda p, out: ("verify", p["none"]), NO_FILE),
     ("flwr-server status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_FOLDER),
     ("flwr-server status", "wrong key"): (lambda p, out: ("status", p["wrong-coordinator"]), WRONG_KEY),
+    ("flwr-server runs", "wrong path"): (lambda p, out: ("runs", p["none"]), NO_FOLDER),
+    ("flwr-server runs", "wrong key"): (lambda p, out: ("runs", p["wrong-coordinator"]), WRONG_KEY),
     ("flwr-server health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_FOLDER),
     ("flwr-server revoke", "wrong path"): (lambda p, out: ("revoke", p["none"], "north"), NO_FOLDER),
     ("flwr-server deadlines", "wrong path"): (lambda p, out: ("deadlines", p["none"]), NO_FOLDER),
