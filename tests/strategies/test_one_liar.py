@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 import strategies.rounds.strategy
 from client import app
 from client.training.private_round import private_round
+from common.config import read_experiment
 from server.federation.checkpoints import CheckpointFolder
 from server.federation.rollback import Backwards
 from server.runs.verify import verify
+from server.simulation.simulate import simulate
 from strategies.registry import STRATEGIES
 from tests.federations import federation, needs_of
 from tests.liars import LIES, Answer, Lying, changed, shifted_trunk
@@ -114,6 +117,14 @@ def test_an_honest_run_is_the_same_bit_by_bit_with_the_guard_and_without(method:
     assert on["model_sha256"] == off["model_sha256"]
     assert on["condemned"] == {}
     assert events(tmp_path / "on", "rolled_back") == []
+
+
+def test_training_that_has_settled_costs_no_honest_site_its_place(tmp_path: Path) -> None:
+    """The rehearsal of the README, 20 rounds: updates of a settled model point anywhere."""
+    experiment = Path(__file__).parents[2] / "experiments" / "digits_surgical.toml"
+    file = read_experiment(experiment, ("run.rounds=20", "simulation.backend=inline"))
+    summary = simulate(file, tmp_path / "run", Console(quiet=True))
+    assert summary["condemned"] == {}
 
 
 MASKED = ("run.method=vanilla", "privacy.secure_aggregation=true", "partition.sites=4", "partition.shared=10")

@@ -103,6 +103,14 @@ class Roll:
                 new.append(member)
         return new
 
+    def most(self, expected: int) -> int:
+        """How many sites may answer at all: those that are registered, in simulation those that are expected."""
+        return max(expected, len(self.registered())) if self.registered else expected
+
+    def leave_unanswered(self) -> None:
+        """Go on without sites that have not answered; they are asked again as late joiners."""
+        self._asked.clear()
+
     def give_up(self, timeout_s: float) -> None:
         """Stop waiting for sites that have not answered."""
         self.refused |= dict.fromkeys(self._asked.values(), f"no answer within {timeout_s:.0f} s")
@@ -147,7 +155,7 @@ def call_the_roll(
 
     Args:
         roll: Is filled.
-        expected: Sites to wait for.
+        expected: Sites to wait for; one that declines is not one of them, if another may still come.
         needed: Sites that suffice after ``deadline_s``.
         on_wait: Told who is missing, whenever that changes.
 
@@ -160,7 +168,8 @@ def call_the_roll(
     while (left := deadline - time.monotonic()) > 0:
         roll.ask(left)
         came = roll.answered()
-        if len(roll.members) + len(roll.refused) >= expected:
+        if len(roll.members) >= expected or len(roll.members) + len(roll.refused) >= roll.most(expected):
+            roll.leave_unanswered()
             break
         if deadline_s - left >= TELL_AFTER_S and told != (missing := _missing(roll)):
             on_wait(Waiting("roll call", 0, missing, (), left))

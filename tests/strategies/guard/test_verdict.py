@@ -94,6 +94,15 @@ def test_an_update_that_is_not_odd_is_condemned_only_where_it_breaks_the_model()
     assert four(math.exp(-1.6), ALIKE).keys() == {"east"}
 
 
+@pytest.mark.parametrize(("loss", "condemns"), [(0.02, False), (0.4, True)])
+def test_a_small_loss_that_doubles_by_chance_condemns_nobody(loss: float, condemns: bool) -> None:
+    """Where training has settled, honest updates point anywhere, and the loss of a few images doubles and halves."""
+    elsewhere = Signs({"trunk": 1.0}, Alignment(-0.3, 0.9))
+    oddities = odd({"east": elsewhere, "north": ALIKE, "south": ALIKE}, {})
+    whole, without = judged(east=loss, north=2 * loss, south=2 * loss), judged(east=loss, north=loss, south=loss)
+    assert bool(condemned(oddities, whole, {"east": without}, judges=BEFORE)) == condemns
+
+
 def long_one(gain: float, gain_without_north: float) -> dict[str, str]:
     """Three sites, each left out once; the update of the east is five times as long as the others'."""
     oddities = odd({"east": Signs({"trunk": 5.0}), "north": ALIKE, "south": ALIKE}, {})
