@@ -13,6 +13,7 @@ from client.check.labels import ClassCounts, class_counts
 from client.check.pictures import FEWEST, PictureFacts, in_words, inverted_by_mode, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.connection.exit_codes import ExitCode
+from client.site.policy import Policy
 from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import FILE, Settings
 from common.data.images.syntaxes import in_words as in_words_of
@@ -60,7 +61,7 @@ def check_data(settings: Settings, images: int | None) -> Data:
     same = duplicates(source, (look.row for look in good) if source.archive else (int(row) for row in filled))
     packed = source.packed or Counter(filter(None, (look.syntax for look in looks)))
     found = (*_parts(source), *_packed(source, packed, looks), *_lost(source, empty, looks), *_inverted(good))
-    findings = (*found, *_twice(source, same), *_notes(source, classes, settings.file.policy.smallest_count))
+    findings = (*found, *_twice(source, same), *_notes(source, classes, settings.file.policy))
     passed = _passed(source, good, packed, all_differ=same.compared == len(filled) and not same.groups)
     facts = _facts(source, looks) | {
         "empty": len(empty),
@@ -198,16 +199,18 @@ def _images(count: int) -> str:
     return "1 image stands" if count == 1 else f"{count:,} images stand"
 
 
-def _notes(source: Source, classes: Sequence[ClassCounts], smallest_count: int) -> Iterator[Finding]:
+def _notes(source: Source, classes: Sequence[ClassCounts], policy: Policy) -> Iterator[Finding]:
     if not source.patients_known:
         problem = "no column says whose images they are: one patient's may stand on two sides of a split."
         yield note(problem, f"Name patient_column (of an npz file patient_key) in {FILE}, if there is one.")
     validation = len(np.unique(source.patients[source.parts == "validation"]))
-    if 0 < validation < smallest_count:
-        problem = (
-            f"validation images are of {validation} patients, fewer than policy.smallest_count = {smallest_count}:"
-        )
+    if 0 < validation < (fewest := policy.smallest_count):
+        problem = f"validation images are of {validation} patients, fewer than policy.smallest_count = {fewest}:"
         yield note(f"{problem} no validation figure leaves, and a run can choose no best round by them.")
+    if (hidden := [one.name for one in classes if any(one.small)]) and not policy.hidden_rows:
+        problem = f"{', '.join(hidden)}: fewer patients than policy.smallest_count show it, or are without it. Unless a"
+        lost = "run masks its updates or adds noise, no change of its head row leaves: the model learns none from here."
+        yield note(f"{problem} {lost}", "hidden_rows = true in [policy] lets it leave; more patients are better.")
     if source.missing:
         yield note(f"{counted(source.missing, 'row')} of the table without an image: left out.")
     for what, names in (

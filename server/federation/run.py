@@ -120,6 +120,7 @@ def _summary(
         "ended": dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         "rounds": strategy.state.round,
         "best_round": strategy.chosen_round,
+        "criterion": strategy.state.criterion,
         "seed": experiment.run.seed,
         "condemned": dict(strategy.state.guard.liars),
         "classes": list(strategy.sites.contract.class_names),

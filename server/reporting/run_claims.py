@@ -263,13 +263,34 @@ def _few_images(run: Run) -> Iterator[str]:
 
 
 def _one_way_of_reading(run: Run) -> Iterator[str]:
-    summary = run.summary
+    summary, untold = run.summary, _untold(run.summary)
     taking = {site for each in run.rounds for site in each.sites}
     for site in [each for each in summary.sites if each in taking] if len(summary.sites) > 1 else ():
-        if alone := [f"“{name}”" for name in summary.classes if owners(summary, name) == (site,)]:
-            verb, them = ("is", "it") if len(alone) == 1 else ("are", "them")
+        names = [name for name in summary.classes if owners(summary, name) == (site,) and name not in untold]
+        if names:
+            verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
             reading = f"the model has learned that site's way of reading {them}"
-            yield f"{listed(alone)} {verb} annotated by {site} alone: {reading}."
+            yield f"{listed([f'“{name}”' for name in names])} {verb} annotated by {site} alone: {reading}."
+
+
+def _untold(summary: RunSummary) -> list[str]:
+    """The classes of which every owner has too few patients to tell a count, in a run that lets policies keep rows."""
+    privacy = summary.experiment.get("privacy") or {}
+    if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
+        return []
+    found = []
+    for name in summary.classes:
+        owning = [summary.sites[site] for site in owners(summary, name) if site in summary.sites]
+        if owning and all(name in site.positives and site.positives[name] is None for site in owning):
+            found.append(name)
+    return found
+
+
+def _untrained_rows(run: Run) -> Iterator[str]:
+    if names := _untold(run.summary):
+        verb, rows = ("is", "this row was") if len(names) == 1 else ("are", "these rows were")
+        few = f"{_named(names)} {verb} annotated only by sites with too few patients to tell a count"
+        yield f"{few}: where a site's policy has hidden_rows = false, {rows} not trained there."
 
 
 def _absences(run: Run) -> Iterator[str]:
@@ -278,6 +299,8 @@ def _absences(run: Run) -> Iterator[str]:
         for site in each.absent:
             missed.setdefault(site, []).append(each.round)
     for site, rounds in sorted(missed.items()):
+        if site in run.summary.condemned:
+            continue  # left out for the rest of the run, which another sentence says
         of_all = f"{len(rounds)} of {counted(run.summary.rounds, 'round')}"
         yield f"{site} was absent in {of_all} ({spans(rounds)})."
 
@@ -310,4 +333,4 @@ PROMINENT: tuple[Rule, ...] = (
     _wrong_threshold,
     _still_improving,
 )
-FURTHER: tuple[Rule, ...] = (_few_images, _one_way_of_reading, _absences, _one_seed, _not_one_model)
+FURTHER: tuple[Rule, ...] = (_few_images, _untrained_rows, _one_way_of_reading, _absences, _one_seed, _not_one_model)

@@ -101,6 +101,7 @@ class RunSummary(_Record):
 
     Attributes:
         ended: When, ISO 8601 in UTC.
+        criterion: By which figure of the sites' validation parts the best round was chosen; None where none was.
         table_sha256: Of the table of labels, by which ``evaluate`` knows it again.
         patients_known: Whether the data said whose images they are; None where only the sites know.
     """
@@ -116,6 +117,7 @@ class RunSummary(_Record):
     table_sha256: str | None = None
     patients_known: bool | None = None
     best_round: int | None = None
+    criterion: Literal["auroc", "loss"] | None = None
     test: Summary
     client_accuracy: ClientAccuracy | None = None
     per_site: dict[str, SiteResult] = Field(default_factory=dict)

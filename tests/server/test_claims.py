@@ -76,7 +76,7 @@ def runs(draw: st.DrawFn) -> Run:
             Intervals((0.1, 0.9) if ends else None, ends, over=draw(st.sampled_from(["images"])))
         )
         test["quality"] = asdict(Quality({}, {name: draw(decisions(one)) for name, one in tested.items()}))
-    count = draw(st.integers(0, 4))
+    count, tells = draw(st.integers(0, 4)), draw(st.booleans())
     rounds = []
     for number in range(1, count + 1):
         absent = {site: "late" for site in sites if not draw(st.integers(0, 2))}
@@ -87,7 +87,13 @@ def runs(draw: st.DrawFn) -> Run:
         "rounds": count,
         "seed": draw(st.integers(0, 9)),
         "classes": names,
-        "sites": {site: {"classes": of_site} for site, of_site in classes.items()},
+        "sites": {
+            site: {
+                "classes": of_site,
+                "positives": {name: draw(st.sampled_from([None, 0, 12])) for name in of_site} if tells else {},
+            }
+            for site, of_site in classes.items()
+        },
         "best_round": draw(st.sampled_from([None, *range(1, count + 1)])),
         "patients_known": draw(st.sampled_from([None, True, False])),
         "condemned": {sites[0]: "its trunk moves too far"} if draw(st.booleans()) and len(sites) > 1 else {},
@@ -228,7 +234,14 @@ def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run
     owners = {n: [k for k, s in run.summary.sites.items() if n in s.classes] for n in run.summary.classes}
     taking = {site for each in run.rounds for site in each.sites}
     single = [n for n, sites in owners.items() if len(sites) == 1 and sites[0] in taking]
-    expected = single if len(run.summary.sites) > 1 else []
+    untold = {
+        name
+        for name, sites in owners.items()
+        if sites and all(run.summary.sites[site].positives.get(name, 0) is None for site in sites)
+    }
+    assert {n for s in further if "to tell a count:" in s for n in quoted_names(s)} <= untold
+    assert any("to tell a count:" in s for s in further) == bool(untold)
+    expected = [name for name in single if name not in untold] if len(run.summary.sites) > 1 else []
     assert sorted(alone) == sorted(expected)
 
 

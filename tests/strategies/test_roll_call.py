@@ -103,6 +103,25 @@ def test_after_the_deadline_as_many_as_are_needed_suffice(clock: Clock) -> None:
     assert clock.now >= DEADLINE_S
 
 
+def test_a_site_that_declines_does_not_take_the_place_of_one_that_still_answers(clock: Clock) -> None:
+    """Three are registered, two are expected, one of the three declines at once."""
+    sites = {7: at(1, failed(1, "declines: its policy")), 8: hospital(8, 4), 9: hospital(9, 8)}
+    roll = roll_of(sites, clock)
+    called(roll, expected=2)
+    assert roll.members.keys() == {8, 9}
+    assert roll.refused == {7: "declines: its policy"}
+    assert 8 <= clock.now < 9
+
+
+def test_a_site_that_is_not_waited_for_is_no_silent_one_and_may_join_later(clock: Clock) -> None:
+    roll = roll_of({7: hospital(7), 8: hospital(8), 9: hospital(9, 20)}, clock)
+    called(roll, expected=2)
+    assert roll.members.keys() == {7, 8}
+    assert roll.refused == {}
+    roll.ask_newcomers(DEADLINE_S)
+    assert sent_to(roll, 9) == [ROLL_CALL, ROLL_CALL]
+
+
 def test_a_site_that_was_lost_while_it_was_asked_is_asked_again_when_it_is_back(clock: Clock) -> None:
     site = Site([Answer(5, lost), Answer(1, present("north"))], away=(5, 30))
     roll = roll_of({7: site}, clock)
