@@ -140,7 +140,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
             refuse_to_start(folder)  # before torch is imported
             _take_part(folder, tell)
     except SystemExit:
-        tell("stopped on request; what was begun is taken up again at the next start")
+        tell("stopped on request; unfinished work resumes at the next start")
         raise
 
 

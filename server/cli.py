@@ -144,7 +144,7 @@ def run(
         typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
     ] = [],  # noqa: B006
     track: Annotated[
-        Track | None, typer.Option("--track", help="Tell the figures of every round to MLflow too.")
+        Track | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out where it broke off; begin it if it has not.")

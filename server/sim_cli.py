@@ -50,7 +50,7 @@ Progress = Annotated[
         help="How far it is: a bar on the terminal, else lines; lines and JSON objects go to standard error.",
     ),
 ]
-TrackTo = Annotated[Track | None, typer.Option("--track", help="Tell the figures of every round to MLflow too.")]
+TrackTo = Annotated[Track | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
 GOES_ON = ("run", "compare", "study", "benchmark")
 """Commands that go on where they were stopped."""
 Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]

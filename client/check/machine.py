@@ -140,7 +140,7 @@ def _rights(machine: Machine, settings: Settings) -> Iterator[Finding]:
         problem = f"everybody on this machine may write to {settings.folder} (mode {machine.folder_mode:o})."
         yield warning(ExitCode.PERMISSIONS, problem, f"Run: chmod o-w {settings.folder}")
     if machine.user == 0:
-        yield note("this runs as root.", "No right of root's is needed: the container image runs as user 10001.")
+        yield note("this runs as root.", "Root rights are not needed: the container image runs as user 10001.")
 
 
 def _room(machine: Machine, settings: Settings, needs: Needs | None) -> Iterator[Finding]:

@@ -340,9 +340,9 @@ class Service:
         if "epsilon" in fields:
             status.privacy = spent_by(self.site)
         sent = payload_bytes(reply.content) / 1e6
-        loss = f"loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
+        loss = f", loss {fields['train_loss']:.3f}" if "train_loss" in fields else ""
         where += f": round {status.round} of {status.rounds}"
-        self.tell(f"{where} trained in {seconds:.1f} s, {loss}; {sent:.1f} MB to send")
+        self.tell(f"{where} trained in {seconds:.1f} s{loss}; {sent:.1f} MB to send")
 
 
 def told(error: Exception) -> str:

@@ -125,8 +125,10 @@ def _masked(policy: Policy, asked: RequestedWork) -> str:
 
 
 def _budget(policy: Policy, asked: RequestedWork) -> str:
-    bare = policy.epsilon is not None and asked.plan.privacy.level == "none"
-    return "it takes part only in runs with privacy, and the plan has no [privacy] level" if bare else ""
+    if policy.epsilon is None or asked.plan.privacy.level != "none":
+        return ""
+    why = f' (level = "strict" sets it to {policy.epsilon:g})' if policy.level == "strict" else ""
+    return f"it takes part only in runs with privacy{why}, and the plan has no [privacy] level"
 
 
 def _unit(policy: Policy, asked: RequestedWork) -> str:

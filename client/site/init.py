@@ -51,7 +51,7 @@ level = "standard"              # "strict": only runs whose noise hides patients
 # privacy_unit = "image"        # "patient": decline runs whose noise hides only single images
 # metrics_outside_privacy = false           # true: figures that no noise covers leave in such runs too
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
-# smallest_cohort = 3           # under secure aggregation, help to open no sum of fewer sites
+# smallest_cohort = 3           # under secure aggregation, refuse to unmask a sum of fewer sites
 # rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
 # peers = {{ south = "ecdsa-sha2-nistp256 AAAA..." }}   # the sites with which masks are agreed on
 

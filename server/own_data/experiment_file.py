@@ -23,7 +23,7 @@ LOOKED_AT = 50
 TEMPLATE = """# Made by flwr-sim init from {table}. Every key: docs/experiments.md.
 [run]
 method = "surgical"             # each class's row of the head is averaged over the sites that annotate it
-name = {name}
+# name = {name}   # in tables and pages; the method's where left out
 rounds = 20
 
 [model]

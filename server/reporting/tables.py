@@ -25,7 +25,7 @@ def coverage_table(summaries: Mapping[str, RunSummary]) -> Table:
     """
     first = next(iter(summaries.values()))
     table = Table(title="AUROC by class", title_justify="left", caption_justify="left")
-    table.caption = "● annotates the class" + (f"   {BEST} highest of the line" if len(summaries) > 1 else "")
+    table.caption = "● annotates the class" + (f"   {BEST} highest in its row" if len(summaries) > 1 else "")
     table.add_column("class")
     for heading in _site_headings(first):
         table.add_column(Text(heading), justify="center")

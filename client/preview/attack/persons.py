@@ -68,7 +68,7 @@ def persons(at: Adversary, wanted: Sought) -> Attempt:
         "single persons",
         "Whether one known picture is in the training part, in the test part or in neither",
         "For each picture a unit that answers to it alone: one request to train for all of them, and one test each, "
-        "every one in a run of its own. Found: pictures whose place is proved.",
+        "every one in a run of its own. Found: images whose part was identified.",
         sum(right),
         len(right),
         "pictures",

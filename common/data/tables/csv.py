@@ -63,7 +63,9 @@ def _rows_of(path: Path, where: str) -> list[list[str]]:
 def _header_faults(name: str, where: str, header: Sequence[str]) -> list[Fault]:
     for character, called in ((";", "semicolons"), ("\t", "tabs")):
         if len(header) == 1 and character in header[0]:
-            return [Fault(where, f"the cells of {name} are parted by {called}.", "Save it with commas between cells.")]
+            return [
+                Fault(where, f"the cells of {name} are separated by {called}.", "Save it with commas between cells.")
+            ]
     twice = sorted({column for column in header if column and header.count(column) > 1})
     remedy = "Rename or remove one; the first line must name the columns."
     return [Fault(where, f"{name} has more than one column {quoted(twice)}.", remedy)] if twice else []

@@ -49,8 +49,8 @@ def run_comparison(
         for seed in seeds
     ]
     _refuse_clashes(cells)
+    stop_on(_same_labels(cells))  # before the data is looked at, which takes long
     check(cells)
-    stop_on(_same_labels(cells))
     run_cells(cells, out, jobs or fitting_jobs(cells), console, progress)
     runs = [read_run(cell.folder) for cell in cells]
     comparison = compare(runs)
@@ -73,10 +73,17 @@ def _same_labels(cells: Sequence[Cell]) -> list[Fault]:
     """Experiments that tables would call by one name."""
     labels: dict[str, set[Path]] = {}
     for cell in cells:
-        run = cell.file.experiment.run
+        try:
+            run = cell.file.experiment.run
+        except BadInput:
+            continue  # the check says all that is wrong with it
         labels.setdefault(run.name or run.method, set()).add(cell.experiment)
     return [
-        Fault("run.name", f'"{label}" is the name of {quoted(sorted(p.name for p in paths))}.', "Give each its own.")
+        Fault(
+            "run.name",
+            f'"{label}" is the name of {quoted(sorted(p.name for p in paths))}.',
+            "Give each its own [run] name.",
+        )
         for label, paths in labels.items()
         if len(paths) > 1
     ]
