@@ -122,8 +122,8 @@ def test_a_command_at_work_ends_within_the_limit(
     tmp_path: Path, arguments: list[str], way: str, ignored: bool, request: pytest.FixtureRequest
 ) -> None:
     if arguments is RAY and way in ("SIGTERM to the group", "SIGTERM to every process"):
-        open_still = "Ray's C++ part may end the program with exit code 1 when its own processes end first"
-        request.applymarker(pytest.mark.xfail(reason=open_still, strict=False))
+        not_tried = "Ray is driven by another process now; not tried often enough yet to take this mark away"
+        request.applymarker(pytest.mark.xfail(reason=not_tried, strict=False))
     if ignored and way == "Ctrl-C":
         pytest.skip("it is what such a process is started to ignore")
     holds(arguments, tmp_path / "run", way, late=True, ignored=ignored)
@@ -145,18 +145,12 @@ def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(-signal.SIGTERM), "")
 
 
-@pytest.mark.parametrize(
-    "in_the_middle", ["", "with handlers_kept(): signal.signal(signal.SIGTERM, lambda *_: os._exit(15))"]
-)
-def test_a_process_whose_parent_has_ended_before_is_ended_too_and_no_library_takes_the_signal(
-    tmp_path: Path, in_the_middle: str
-) -> None:
+def test_a_process_whose_parent_has_ended_before_is_ended_too(tmp_path: Path) -> None:
     code = (
         "import os, signal, subprocess, time\n"
-        "from common.system.stopping import handlers_kept, stopped_at_once\n"
+        "from common.system.stopping import stopped_at_once\n"
         "with stopped_at_once():\n"
         "    subprocess.run(['sh', '-c', 'sleep 60 >/dev/null 2>&1 &'])\n"
-        f"    {in_the_middle}\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
         "    time.sleep(30)\n"
     )
@@ -177,17 +171,3 @@ def test_a_process_whose_parent_has_ended_before_is_ended_too_and_no_library_tak
 
 def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
     assert {name: method.name for name, method in STRATEGIES.items()} == {name: name for name in CLASSES}
-
-
-def test_a_program_that_fails_since_its_processes_were_ended_ends_as_one_that_was_stopped() -> None:
-    """As on Ray, where the signal may end Ray's processes before it comes to the program that started them."""
-    code = (
-        "import os, signal, threading, time\n"
-        "from common.system.stopping import handlers_kept, stopped_at_once\n"
-        "with stopped_at_once():\n"
-        "    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()\n"
-        "    with handlers_kept():\n"
-        "        raise SystemExit(1)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stderr.strip()) == (STOPPED_ON_REQUEST, "stopped on request")
