@@ -1,4 +1,4 @@
-"""Random kills of a simulation's Ray: workers and raylets, while a run goes on."""
+"""Random kills of a simulation's Ray: workers, and every process that keeps them, while a run goes on."""
 
 import json
 import os
@@ -13,20 +13,20 @@ from typing import Any
 
 import psutil
 
+from tests.network.ended import MARK, living, marked
+
 PROGRAM = "from server.sim_cli import main; main()"
-MARK = "POLYCLINIC_TEST_RAY_KILLS"
-VICTIMS = {"worker": "ray::SiteWorker", "raylet": "raylet/raylet"}
-WITHIN_S = 900
-
-
-def marked(mark: str) -> list[psutil.Process]:
-    """Every living process that a program with this mark in its environment started, itself included."""
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+VICTIMS = {
+    "worker": "ray::SiteWorker",
+    "raylet": "raylet/raylet",
+    "gcs": "gcs_server",
+    "agent": "Agent",
+    "driver": "backends.driver",
+}
+WEIGHTS = (5, 2, 1, 1, 1)
+WITHIN_S = 1200
+WHILE_IT_RECOVERS = 0.02
+"""Chance of a look that comes before a round has ended since the last kill to kill all the same."""
 
 
 def victims(mark: str, kind: str) -> list[psutil.Process]:
@@ -43,11 +43,8 @@ def rounds_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def run_under_fire(arguments: list[str], out: Path, seed: int, kills: int) -> tuple[int, Counter[str]]:
-    """Run it and kill at random; return its exit code and what was killed, by kind.
-
-    Two of three kills wait until a round has ended since the last one; the third comes while Ray recovers from it.
-    """
+def run_under_fire(arguments: list[str], out: Path, seed: int, kills: int) -> tuple[int, Counter[str], list[str]]:
+    """Run it and kill at random; return its exit code, what was killed by kind, and what is left behind."""
     chance, mark = random.Random(seed), str(out)
     log = out.with_suffix(".log")
     with log.open("wb") as said:
@@ -58,20 +55,22 @@ def run_under_fire(arguments: list[str], out: Path, seed: int, kills: int) -> tu
             env={**os.environ, MARK: mark},
         )
     killed, until, seen = Counter[str](), time.monotonic() + WITHIN_S, 0
+    known = set[psutil.Process]()
     try:
         while program.poll() is None and time.monotonic() < until:
             time.sleep(chance.uniform(0.1, 1.5))
+            known |= set(marked(mark))
             done = len(rounds_of(out))
-            if killed.total() >= kills or done < 1 or (done <= seen and chance.random() < 0.98):
+            if killed.total() >= kills or done < 1 or (done <= seen and chance.random() > WHILE_IT_RECOVERS):
                 continue
-            kind = "raylet" if chance.random() < 0.3 else "worker"
+            kind = chance.choices(list(VICTIMS), WEIGHTS)[0]
             if found := victims(mark, kind):
                 with suppress(psutil.Error):
                     chance.choice(found).kill()
                     killed[kind] += 1
                     seen = done
-        return program.wait(30), killed
+        code = program.wait(30)
+        return code, killed, [process.name() for process in living(known)]
     finally:
-        for process in marked(mark):
-            with suppress(psutil.Error):
-                process.kill()
+        for process in living(known):
+            process.kill()

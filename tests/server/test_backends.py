@@ -1,12 +1,8 @@
 """One federation, several ways to run it, the same model bit for bit."""
 
 import json
-import os
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -17,14 +13,18 @@ import psutil
 import pytest
 
 from common.errors import BadInput
-from server.simulation.backends.cluster import QUIET
 from server.simulation.backends.ray_grid import RayGrid
-from tests.federations import federation, finished
+from tests.federations import DIGITS, federation, finished
+from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
+from tests.server.ray_kills import PROGRAM, rounds_of
 
 ON_RAY = 'simulation.backend="ray"'
-RAY = Path(sys.executable).with_name("ray")
-OWN_FOLDERS = "mount -t tmpfs none /tmp && mount -t tmpfs none /dev/shm && exec"
-WITHIN_S = 120
+WITHIN_S = 240
+
+
+def needs_machines(test: Any) -> Any:
+    """For tests in namespaces of their own, which take a minute."""
+    return pytest.mark.long(pytest.mark.skipif(not POSSIBLE, reason="network namespaces need root")(test))
 
 
 def events_of(run: Path, name: str) -> list[dict[str, Any]]:
@@ -76,95 +76,118 @@ def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path
 # ---------------------------------------------------------------------- a cluster
 
 
-def ray_process(arguments: list[str], *, apart: bool = False) -> subprocess.Popen[bytes]:
-    """One node; with folders for temporary files and shared memory that no other process sees, if it is apart."""
-    command = [
-        str(RAY),
-        "start",
-        *arguments,
-        "--node-ip-address=127.0.0.1",
-        "--num-cpus=2",
-        "--object-store-memory=200000000",
-        "--block",
-    ]
-    if apart:
-        command = ["unshare", "-rm", "sh", "-c", f'{OWN_FOLDERS} "$@"', "sh", *command]
-    environment = {**os.environ, **QUIET, "PYTHONPATH": os.getcwd()}
-    nowhere = subprocess.DEVNULL
-    return subprocess.Popen(command, env=environment, stdout=nowhere, stderr=nowhere, start_new_session=True)
-
-
-def ended(process: subprocess.Popen[bytes]) -> None:
-    for one in (*psutil.Process(process.pid).children(recursive=True), process):
-        one.kill()
-    process.wait()
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
-
-
-def wait_for_nodes(address: str, many: int) -> None:
-    code = f"import ray; ray.init('{address}', logging_level=50); raise SystemExit(len(ray.nodes()) != {many})"
-    until = time.monotonic() + WITHIN_S
-    while subprocess.run([sys.executable, "-c", code], env={**os.environ, **QUIET}, capture_output=True).returncode:
-        assert time.monotonic() < until, "the nodes did not come up"
-        time.sleep(0.5)
+Cluster = tuple[Machine, Machine, str, Path]
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
-    """A head without a GPU, and a node with one (which Ray only believes in) that shares no folder with it."""
-    if subprocess.run(["unshare", "-rm", "sh", "-c", f"{OWN_FOLDERS} true"], capture_output=True).returncode:
-        pytest.skip("needs user namespaces, for a node with folders of its own")
-    port, temporary = free_port(), tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    address = f"127.0.0.1:{port}"
-    head = ["--head", f"--port={port}", "--num-gpus=0", "--include-dashboard=false", f"--temp-dir={temporary}"]
-    processes = [ray_process(head)]
-    try:
-        wait_for_nodes(address, 1)
-        processes.append(ray_process([f"--address={address}", "--num-gpus=1"], apart=True))
-        wait_for_nodes(address, 2)
-        yield address
-    finally:
-        for process in reversed(processes):
-            ended(process)
-        shutil.rmtree(temporary, ignore_errors=True)
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A head without a GPU, and a node with one that shares no folder and no network interface with it."""
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+    with two_machines(folder) as (east, west), ray_on(east, west, folder) as address:
+        yield east, west, address, folder
 
 
-@pytest.mark.slow
-def test_two_sites_share_a_gpu_of_a_node_that_shares_no_folder_with_the_coordinator(
-    two_nodes: str, tmp_path: Path
-) -> None:
-    summary = federation(tmp_path, ON_RAY, f"simulation.address={two_nodes}")
+def typed(folder: Path, out: str, *settings: str) -> list[str]:
+    """The command line of a run on Ray."""
+    run = [sys.executable, "-c", PROGRAM, "run", str(folder / "experiment.toml"), "--out", str(folder / out)]
+    return [*run, "--backend", "ray", *(part for one in settings for part in ("--set", one))]
+
+
+@needs_machines
+def test_two_sites_share_a_gpu_of_a_node_that_shares_no_folder_with_the_coordinator(two_nodes: Cluster) -> None:
+    east, west, address, folder = two_nodes
+    done = east.run(*typed(folder, "shared", f"simulation.address={address}"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "shared" / "summary.json").read_text())
     assert summary["model_sha256"] == finished()[1]["model_sha256"]
-    ready = events_of(tmp_path / "run", "worker_ready")
+    ready = events_of(folder / "shared", "worker_ready")
     # One GPU and two cores: two sites of half a GPU each, none on the head.
     assert [event["gpus"] for event in ready] == [1, 1]
     assert len({event["node"] for event in ready}) == 1
-    assert sorted(path.name for path in (tmp_path / "run" / "sites").iterdir()) == ["site-1", "site-2", "site-3"]
+    assert sorted(path.name for path in (folder / "shared" / "sites").iterdir()) == ["site-1", "site-2", "site-3"]
+    left = west.run("ls", str(folder), "/tmp").stdout
+    assert "shared" not in left
+    assert "polyclinic" not in left
 
 
-@pytest.mark.long
-def test_both_nodes_train_where_no_gpu_is_asked_for(two_nodes: str, tmp_path: Path) -> None:
+@needs_machines
+def test_both_nodes_train_where_no_gpu_is_asked_for(two_nodes: Cluster) -> None:
+    east, _, address, folder = two_nodes
     settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "training.reset_optimizer=false")
-    summary = federation(tmp_path, ON_RAY, f"simulation.address={two_nodes}", *settings)
+    done = east.run(*typed(folder, "both", f"simulation.address={address}", *settings))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "both" / "summary.json").read_text())
     assert summary["model_sha256"] == finished("training.reset_optimizer=false")[1]["model_sha256"]
-    assert len({event["node"] for event in events_of(tmp_path / "run", "worker_ready")}) == 2
+    assert len({event["node"] for event in events_of(folder / "both", "worker_ready")}) == 2
+
+
+@needs_machines
+def test_a_site_that_takes_more_cores_than_any_node_has_is_refused(two_nodes: Cluster) -> None:
+    east, _, address, folder = two_nodes
+    done = east.run(
+        *typed(folder, "refused", f"simulation.address={address}", "simulation.gpus_per_site=0", "training.threads=5")
+    )
+    assert done.returncode == 2
+    assert "a site takes 5 cores, and no node of the cluster has that" in " ".join(done.stderr.split())
+
+
+@needs_machines
+def test_a_node_that_is_lost_loses_no_site(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "run.rounds=30", "evaluation.result=last")
+    with two_machines(tmp_path) as (east, west), ray_on(east, west, tmp_path) as address:
+        run = east.start(*typed(tmp_path, "run", f"simulation.address={address}", *settings))
+        until = time.monotonic() + WITHIN_S
+        while len(rounds_of(tmp_path / "run")) < 2 and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        west.kill_all("raylet/raylet")
+        said = run.communicate(timeout=WITHIN_S)[1]
+    assert run.returncode == 0, said
+    assert "worker_lost" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.result=last")[1]["model_sha256"]
+
+
+# ---------------------------------------------------------------------- memory
 
 
 @pytest.mark.long
-def test_a_site_that_takes_more_cores_than_any_node_has_is_refused(two_nodes: str, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="a site takes 5 cores, and no node of the cluster has that"):
-        federation(tmp_path, ON_RAY, f"simulation.address={two_nodes}", "training.threads=5")
-
-
-@pytest.mark.long
-def test_a_node_without_memory_loses_its_sites_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's memory killer takes every worker; nothing is tried for ever."""
+def test_a_node_that_stays_without_memory_stops_the_run_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
     monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "50")
     with pytest.raises(Exception, match="memory"):
         federation(tmp_path, ON_RAY, "simulation.workers=1")
+
+
+@needs_machines
+def test_the_memory_killer_takes_workers_and_no_site(tmp_path: Path) -> None:
+    """Ray reads what the kernel says of a container's memory: here it reads files of this test."""
+    (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    for name, text in (("max", "8000000000"), ("current", "1000000000"), ("stat", "inactive_file 0\n")):
+        (memory / f"memory.{name}").write_text(text)
+    more = {"RAY_memory_monitor_refresh_ms": "50"}
+    settings = ("simulation.workers=2", "run.rounds=30", "evaluation.result=last")
+    with two_machines(tmp_path) as (east, _):
+        assert east.run("mount", "--bind", str(memory), "/sys/fs/cgroup").returncode == 0
+        run = east.start(*typed(tmp_path, "run", *settings), more=more)
+        until = time.monotonic() + WITHIN_S
+        while len(rounds_of(tmp_path / "run")) < 2 and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        (memory / "memory.current").write_text("7900000000")
+        while not events_of(tmp_path / "run", "worker_lost") and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        (memory / "memory.current").write_text("1000000000")
+        said = run.communicate(timeout=2 * WITHIN_S)[1]
+    assert run.returncode == 0, said
+    lost = events_of(tmp_path / "run", "worker_lost")
+    assert lost
+    assert all("memory" in event["reason"] for event in lost)
+    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.result=last")[1]["model_sha256"]

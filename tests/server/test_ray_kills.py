@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.federations import DIGITS
-from tests.server.ray_kills import marked, rounds_of, run_under_fire
+from tests.server.ray_kills import rounds_of, run_under_fire
 
 KILLS = 10
 
 
-@pytest.mark.torture
+@pytest.mark.long
 @pytest.mark.parametrize(("seed", "needed"), [(0, 0), (1, 1), (2, 0)])
 def test_ten_kills_of_workers_and_raylets_change_nothing(
     seed: int, needed: int, tmp_path: Path, record_property: Callable[[str, object], None]
@@ -20,13 +20,13 @@ def test_ten_kills_of_workers_and_raylets_change_nothing(
     """Args: ``needed`` is ``participation.min_sites``: 0 for all, 1 for a round that would do without the others."""
     from tests.federations import federation
 
-    record_property("survived", ("SIGKILL of a Ray worker or raylet", KILLS))
-    record_property("same model", "SIGKILL of a Ray worker or raylet")
-    settings = ["run.rounds=60", "evaluation.result=last", f"participation.min_sites={needed or 3}", f"run.seed={seed}"]
+    record_property("survived", ("SIGKILL of a process of Ray", KILLS))
+    record_property("same model", "SIGKILL of a process of Ray")
+    settings = ["run.rounds=80", "evaluation.result=last", f"participation.min_sites={needed or 3}", f"run.seed={seed}"]
     (tmp_path / "fire.toml").write_text(DIGITS, encoding="utf-8")
     overrides = [part for one in settings for part in ("--set", one)]
     out = tmp_path / "fire"
-    code, killed = run_under_fire(["run", str(tmp_path / "fire.toml"), *overrides], out, seed, KILLS)
+    code, killed, left = run_under_fire(["run", str(tmp_path / "fire.toml"), *overrides], out, seed, KILLS)
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
     seen = [event["event"] for event in events]
     print(seed, dict(killed), "workers lost", seen.count("worker_lost"), "Ray again", seen.count("ray_started_again"))
@@ -35,4 +35,4 @@ def test_ten_kills_of_workers_and_raylets_change_nothing(
     assert [line["absent"] for line in rounds_of(out) if line["absent"]] == []
     summary = json.loads((out / "summary.json").read_text())
     assert summary["model_sha256"] == federation(tmp_path, *settings, out="undisturbed")["model_sha256"]
-    assert marked(str(out)) == []
+    assert left == []

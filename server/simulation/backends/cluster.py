@@ -29,6 +29,7 @@ QUIET = {
 _NOT_NEEDED = ("start_monitor", "start_log_monitor", "start_api_server")
 """Processes of Ray's for people who look at a cluster: some four seconds of a processor at every start."""
 CONNECT_S = 10.0
+CANNOT_JOIN = 'On a node of the cluster, "auto" joins it; "ray status" shows whether it is there.'
 GPU_PARTS = 10_000
 """The smallest share of a GPU that Ray knows is one of so many."""
 
@@ -121,8 +122,7 @@ def start(wanted: Wanted) -> None:
             if not wanted.address:
                 raise
             problem = f'"{wanted.address}" cannot be joined: {_first_line(error)}'
-            remedy = 'On a node of the cluster, "auto" joins it; "ray status" shows whether it is there.'
-            raise BadInput([Fault("simulation.address", problem, remedy)]) from None
+            raise BadInput([Fault("simulation.address", problem, CANNOT_JOIN)]) from None
 
 
 def _reach(address: str) -> None:

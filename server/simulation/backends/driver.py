@@ -12,8 +12,9 @@ import queue
 import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from common.data.images.decoded import of_raw
-from common.errors import BadInput, CannotGoOn, stop_on
+from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from server.simulation.backends import cluster
 from server.simulation.backends.cluster import Wanted, Workers, choose_workers
 from server.simulation.backends.dispatch import MOST_LOSSES, Dispatcher, Task, Worker
@@ -32,7 +33,9 @@ from server.simulation.backends.frames import Frame, receive, send
 from server.simulation.backends.site_files import make_changes, whole
 
 WORKER = "server.simulation.backends.site_worker:SiteWorker"
-LOOK_S = 1.0
+LOOK_S, LEAVING_S = 1.0, 4.0
+"""Between two looks at Ray's processes; for leaving a cluster that goes on."""
+JOIN_S = 120.0
 SHARED_BYTES = 100_000
 """A larger array goes to Ray's object store once; smaller ones travel with each call."""
 STARTS_PER_WORKER = 5
@@ -58,7 +61,8 @@ class Driver:
         """Serve the coordinator until it says that it is enough, or is gone."""
         threading.Thread(target=self._read, daemon=True).start()
         try:
-            cluster.start(self.wanted)
+            with self._joined_in_time():
+                cluster.start(self.wanted)
             if self.wanted.address:
                 cluster.check_nodes(cluster.versions(), versions_there)
             self._begin_workers(self.wanted.sites)
@@ -70,10 +74,31 @@ class Driver:
             send(self.connection, {"kind": "stopped", "reason": str(error)})
         self._close_workers()
 
+    @contextlib.contextmanager
+    def _joined_in_time(self) -> Iterator[None]:
+        """Ray waits without end for a cluster that does not answer."""
+        problem = f'"{self.wanted.address}" did not let this machine join within {JOIN_S:.0f} s.'
+        fault = vars(Fault("simulation.address", problem, cluster.CANNOT_JOIN))
+
+        def give_up() -> None:
+            send(self.connection, {"kind": "fault", "faults": [fault]})
+            end()
+
+        timer = threading.Timer(JOIN_S, give_up)
+        if self.wanted.address:
+            timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _read(self) -> None:
         try:
             while True:
-                self.events.put((self._on_frame, receive(self.connection)))
+                frame = receive(self.connection)
+                self.events.put((self._on_frame, frame))
+                if frame.about["kind"] == "end":
+                    time.sleep(LEAVING_S)
         except EOFError:
             pass  # the coordinator is gone
         finally:

@@ -1,6 +1,7 @@
 """The process that drives Ray, as the coordinator sees it: started early, ended in any case."""
 
 import json
+import os
 import re
 import select
 import shutil
@@ -14,6 +15,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from common.config import Experiment
 from common.errors import BadInput, Fault
@@ -91,15 +94,15 @@ class RayProgram:
         return RayProgram(self.wanted)
 
     def close(self) -> None:
-        """End it, and the Ray that it started."""
+        """End it, and all that it started, also what outlived it."""
         with suppress(OSError):
             frames.send(self._connection, {"kind": "end"})
+        if self.wanted.address:  # it leaves a cluster that goes on
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDING_S)
         self._connection.close()
-        try:
-            self._process.wait(ENDING_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _end_session(self._process.pid)
+        self._process.wait()
         self._log.close()
 
     def _last_words(self) -> str:
@@ -108,6 +111,14 @@ class RayProgram:
         lines = self._log.read().decode(errors="replace").splitlines()
         words = [line.strip() for line in lines if REASON.search(line)]
         return words[-1] if words else f"it ended with exit code {self._process.returncode}"
+
+
+def _end_session(session: int) -> None:
+    """Kill the processes of a session: Ray's stay in the one of the driver, whoever their parent is by now."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                process.kill()
 
 
 @contextmanager

@@ -18,8 +18,11 @@ from server.simulation.backends.program import RayLost, RayProgram
 from strategies.base.round_record import RunStopped
 
 LOOK_S = 0.1
-MOST_STARTS = 5
-"""Drivers of Ray that may end one after the other without a single reply, before the run is given up."""
+MOST_STARTS, MOST_FIRST_STARTS = 10, 3
+"""Drivers of Ray that may end one after the other without a single reply, before the run is given up.
+
+Where no worker has ever been ready, another start will hardly do better.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class RayGrid(LocalGrid):
         super().__init__(len(run.names))
         self._run, self._program = run, program
         self._asked: dict[str, Message] = {}
-        self._starts = 0
+        self._starts, self._most_starts = 0, MOST_FIRST_STARTS
         self.workers = 1
 
     def __enter__(self) -> "RayGrid":
@@ -105,6 +108,8 @@ class RayGrid(LocalGrid):
         if frame.about["kind"] == "stopped":
             raise RunStopped(frame.about["reason"])
         if frame.about["kind"] == "note":
+            if frame.about["event"] == "worker_ready":
+                self._most_starts = MOST_STARTS
             self._run.note(frame.about["event"], **frame.about["facts"])
             return None
         if frame.about["kind"] == "begun":
@@ -163,7 +168,7 @@ class RayGrid(LocalGrid):
         Raises:
             RunStopped: If Ray has ended too often.
         """
-        while self._starts < MOST_STARTS:
+        while self._starts < self._most_starts:
             self._starts += 1
             self._run.note("ray_started_again", reason=str(lost))
             self._program = self._program.again()
@@ -174,4 +179,4 @@ class RayGrid(LocalGrid):
                 lost = again
             else:
                 return
-        raise RunStopped(f"Ray ended {MOST_STARTS} times before a single site had answered; it said last: {lost}")
+        raise RunStopped(f"Ray ended {self._starts} times before a single site had answered; it said last: {lost}")
