@@ -106,6 +106,12 @@ def closed_first(code: int, ask: Callable[[], object] | None = None) -> Iterator
             _closing.remove(closing)
 
 
+def wait_if_ending() -> None:
+    """Stay here where the program was told to stop: what has ended since needs nothing else in its place."""
+    if _ending.is_set():
+        time.sleep(2 * ENDING_S)
+
+
 def go_on_with(line: Callable[[], str]) -> None:
     """Remember what gives the command line that goes on; it is asked and printed if the program is stopped."""
     _how_to_go_on[:] = [line]

@@ -41,9 +41,20 @@ until "$bin/ray" status --address "$address" >/dev/null 2>&1; do sleep 1; done
 for node in "${nodes[@]:1}"; do
     start "$node" --address="$address"
 done
+# All nodes, so that all count when the run chooses how many sites train at a time; after some minutes those that came.
+for ((look = 0; look < 60; look++)); do
+    [ "$("$bin/ray" status --address "$address" 2>/dev/null | grep -c ' node_')" -ge "${#nodes[@]}" ] && break
+    sleep 2
+done
 
 resume=()
 if [ -e "$out/events.jsonl" ]; then resume=(--resume); fi
 srun --nodes=1 --ntasks=1 --overlap --nodelist="$head" \
     "$bin/flwr-sim" run "$experiment" --out "$out" --backend ray \
-    --set "simulation.address=$address" --progress lines "${resume[@]}" "$@"
+    --set "simulation.address=$address" --progress lines "${resume[@]}" "$@" &
+run=$!
+# Before the time limit Slurm sends TERM to this script alone: it ends the run, and with it the nodes.
+trap 'kill -TERM "$run" 2>/dev/null' TERM
+code=0
+while kill -0 "$run" 2>/dev/null; do wait "$run" && code=0 || code=$?; done
+exit "$code"

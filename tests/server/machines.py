@@ -1,8 +1,10 @@
 """Two machines of a cluster on this one: network namespaces joined by a cable, the second with folders of its own."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -91,11 +93,12 @@ def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
 
 
 @contextmanager
-def ray_on(east: Machine, west: Machine, folder: Path) -> Iterator[str]:
+def ray_on(east: Machine, west: Machine) -> Iterator[str]:
     """A head with two cores and no GPU, and a node with two cores and a GPU that Ray only believes in; its address."""
     common = ("--num-cpus=2", "--object-store-memory=200000000", "--block")
     address = f"{EAST}:6379"
-    head = ("--head", "--port=6379", "--num-gpus=0", "--include-dashboard=false", f"--temp-dir={folder / 'ray'}")
+    place = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # Ray's sockets lie below: 107 characters at most
+    head = ("--head", "--port=6379", "--num-gpus=0", "--include-dashboard=false", f"--temp-dir={place}")
     processes = [east.start(str(BIN / "ray"), "start", *head, *common)]
     try:
         _wait_for_nodes(east, address, 1)
@@ -103,9 +106,13 @@ def ray_on(east: Machine, west: Machine, folder: Path) -> Iterator[str]:
         _wait_for_nodes(east, address, 2)
         yield address
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        for process in (*inside(west), *inside(east)):
+            if process.pid not in (east.pid, west.pid):
+                with suppress(psutil.Error):
+                    process.kill()
+        for started in processes:
+            started.communicate()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _wait_for_nodes(machine: Machine, address: str, many: int) -> None:

@@ -84,7 +84,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A head without a GPU, and a node with one that shares no folder and no network interface with it."""
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    with two_machines(folder) as (east, west), ray_on(east, west, folder) as address:
+    with two_machines(folder) as (east, west), ray_on(east, west) as address:
         yield east, west, address, folder
 
 
@@ -136,7 +136,7 @@ def test_a_site_that_takes_more_cores_than_any_node_has_is_refused(two_nodes: Cl
 def test_a_node_that_is_lost_loses_no_site(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
     settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "run.rounds=30", "evaluation.result=last")
-    with two_machines(tmp_path) as (east, west), ray_on(east, west, tmp_path) as address:
+    with two_machines(tmp_path) as (east, west), ray_on(east, west) as address:
         run = east.start(*typed(tmp_path, "run", f"simulation.address={address}", *settings))
         until = time.monotonic() + WITHIN_S
         while len(rounds_of(tmp_path / "run")) < 2 and run.poll() is None and time.monotonic() < until:

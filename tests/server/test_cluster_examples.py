@@ -2,8 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +14,12 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from server.simulation.backends.cluster import QUIET
+from common.system.stopping import STOPPED_ON_REQUEST
 from tests.federations import DIGITS, finished
+from tests.server.machines import POSSIBLE, Machine, inside, two_machines
+from tests.server.ray_kills import rounds_of
 
+WITHIN_S = 300
 ROOT = Path(__file__).parents[2]
 SLURM, KUBERAY = (ROOT / "experiments" / "cluster" / name for name in ("slurm.sh", "kuberay.yaml"))
 SRUN = """#!/bin/bash
@@ -22,8 +28,8 @@ while [[ $1 == --* ]]; do
     shift
 done
 echo "$node $*" >> "$CALLS"
-if [ "$1" = hostname ]; then echo 127.0.0.1; exit; fi
-case "$*" in *"ray start --address"*) set -- "$@" --node-ip-address=127.0.0.1 ;; esac
+if [ "$1" = hostname ]; then echo 10.77.0.1; exit; fi
+[ "$node" = node2 ] && exec nsenter --target="$NODE2" --net --mount --wdns=/ "$@"
 exec "$@"
 """
 SCONTROL = """#!/bin/bash
@@ -31,49 +37,69 @@ SCONTROL = """#!/bin/bash
 """
 
 
-def slurm(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """The job as two nodes would run it, both here; and the calls of ``srun``."""
+def slurm(folder: Path, *arguments: str, machines: tuple[Machine, Machine] | None = None) -> subprocess.Popen[str]:
+    """The job on the first of two machines; without them, here."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     environment = {
-        **os.environ, **QUIET,
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "CALLS": str(folder / "calls"),
+        "NODE2": str(machines[1].pid if machines else 0),
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_CPUS_PER_TASK": "1",
         "POLYCLINIC_BIN": str(Path(sys.executable).parent),
-        "PYTHONPATH": str(ROOT),
-    }  # fmt: skip
-    done = subprocess.run(
-        ["bash", str(SLURM), *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=400
-    )
+    }
+    command = ["env", f"--chdir={folder}", "bash", str(SLURM), *arguments]
+    if machines:
+        return machines[0].start(*command, more=environment)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env={**os.environ, **environment}, stdout=pipe, stderr=pipe, text=True)
+
+
+def calls_of(folder: Path) -> list[str]:
     calls = folder / "calls"
-    return done, calls.read_text().splitlines() if calls.exists() else []
+    return calls.read_text().splitlines() if calls.exists() else []
 
 
 def test_a_slurm_job_without_its_arguments_says_how_it_is_called(tmp_path: Path) -> None:
-    done, calls = slurm(tmp_path)
-    assert (done.returncode, calls) == (2, [])
-    assert done.stderr.startswith("usage: sbatch slurm.sh EXPERIMENT.toml RUN_FOLDER")
+    done = slurm(tmp_path)
+    said = done.communicate(timeout=60)[1]
+    assert (done.returncode, calls_of(tmp_path)) == (2, [])
+    assert said.startswith("usage: sbatch slurm.sh EXPERIMENT.toml RUN_FOLDER")
 
 
 @pytest.mark.long
-def test_a_slurm_job_trains_on_all_its_nodes_and_goes_on_when_it_is_submitted_again(tmp_path: Path) -> None:
+@pytest.mark.skipif(not POSSIBLE, reason="network namespaces need root")
+def test_a_slurm_job_that_reaches_its_time_limit_goes_on_on_all_its_nodes_when_it_is_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
-    done, calls = slurm(tmp_path, "experiment.toml", "run", "--set", "simulation.workers=2")
-    assert done.returncode == 0, done.stderr
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished()[1]["model_sha256"]
-    started = [call for call in calls if "ray start" in call]
-    assert [call.split()[0] for call in started] == ["node1", "node2"]
+    settings = ("run.rounds=40", "evaluation.result=last", "simulation.workers=2")
+    arguments = ["experiment.toml", "run", *(part for one in settings for part in ("--set", one))]
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as place, two_machines(tmp_path) as machines:
+        monkeypatch.setenv("RAY_TMPDIR", place)
+        first = slurm(tmp_path, *arguments, machines=machines)
+        until = time.monotonic() + WITHIN_S
+        while len(rounds_of(tmp_path / "run")) < 2 and first.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        os.kill(first.pid, signal.SIGTERM)
+        said = first.communicate(timeout=WITHIN_S)[1]
+        assert first.returncode == STOPPED_ON_REQUEST, said
+        assert "stopped on request; to go on" in said
+        again = slurm(tmp_path, *arguments, machines=machines)
+        said = again.communicate(timeout=WITHIN_S)[1]
+        assert again.returncode == 0, said
+        assert [process.pid for machine in machines for process in inside(machine) if process.name() == "raylet"] == []
+    calls = calls_of(tmp_path)
+    assert ["--resume" in call for call in calls if "flwr-sim" in call] == [False, True]
+    assert [call.split()[0] for call in calls if "ray start" in call] == ["node1", "node2"] * 2
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
-    assert len({event["node"] for event in events if event["event"] == "worker_ready"}) == 2
-    again, calls = slurm(tmp_path, "experiment.toml", "run", "--set", "simulation.workers=2")
-    assert again.returncode == 0, again.stderr
-    assert calls[-1].startswith("node1")
-    assert "--resume" in calls[-1]
+    resumed = max(place for place, event in enumerate(events) if event["event"] == "resumed")
+    assert len({event["node"] for event in events[resumed:] if event["event"] == "worker_ready"}) == 2
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["model_sha256"] == finished(*settings[:2])[1]["model_sha256"]
 
 
 # ---------------------------------------------------------------------- KubeRay
