@@ -169,7 +169,7 @@ def test_the_memory_killer_takes_workers_and_no_site(tmp_path: Path) -> None:
     (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
     memory = tmp_path / "memory"
     memory.mkdir()
-    for name, text in (("max", "8000000000"), ("current", "1000000000"), ("stat", "inactive_file 0\n")):
+    for name, text in (("max", "8000000000"), ("current", "1000000000"), ("stat", "inactive_file 0\nactive_file 0\n")):
         (memory / f"memory.{name}").write_text(text)
     more = {"RAY_memory_monitor_refresh_ms": "50"}
     settings = ("simulation.workers=2", "run.rounds=30", "evaluation.result=last")

@@ -114,7 +114,7 @@ class RayProgram:
 
 
 def _end_session(session: int) -> None:
-    """Kill the processes of a session: Ray's stay in the one of the driver, whoever their parent is by now."""
+    """Kill the processes of a session: Ray's stay in that of the driver, also where their parent has ended."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
             if os.getsid(process.pid) == session:
