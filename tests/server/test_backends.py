@@ -65,6 +65,27 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_listens_on_loopback_alone(
     assert [child.name() for child in psutil.Process().children(recursive=True) if "ray" in child.name()] == []
 
 
+@pytest.mark.slow
+def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushes, push = list[int](), RayGrid.push_messages
+
+    def killing(grid: RayGrid, messages: Any) -> Any:
+        asked = push(grid, messages)
+        pushes.append(len(asked))
+        if len(pushes) == 2:  # the first is the roll call
+            children = psutil.Process().children(recursive=True)
+            next(child for child in children if "SiteWorker" in " ".join(child.cmdline())).kill()
+        return asked
+
+    monkeypatch.setattr(RayGrid, "push_messages", killing)
+    summary = federation(tmp_path, ON_RAY, "simulation.workers=2")
+    assert summary["model_sha256"] == finished()[1]["model_sha256"]
+    assert len(events_of(tmp_path / "run", "worker_lost")) == 1
+    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+
+
 def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path) -> None:
     with closing(socket.socket()) as bound:
         bound.bind(("127.0.0.1", 0))
