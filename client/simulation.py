@@ -18,19 +18,17 @@ from strategies.registry import method_of
 
 @dataclass(frozen=True)
 class SimulatedSites:
-    """Finds a site by its partition id. Small, for it travels to every worker with every message.
+    """Finds a site by its partition id.
 
     Attributes:
         experiment: The experiment as JSON.
         base: Folder that the experiment's paths start from.
         run_folder: Where the sites keep their memory, each in its own folder under ``sites``.
-        decoded: Where the images lie for every worker of this machine, if anywhere.
     """
 
     experiment: str
     base: Path
     run_folder: Path
-    decoded: Path | None = None
 
     def __call__(self, context: Context) -> Site:
         return _site(self, int(context.node_config["partition-id"]))
@@ -39,7 +37,7 @@ class SimulatedSites:
 def _site(sites: SimulatedSites, index: int) -> Site:
     """A site of the data as they are now; it lasts until another run asks for one of its own."""
     experiment = _experiment(sites.experiment)
-    data = simulated_data(experiment, sites.base, sites.decoded)
+    data = simulated_data(experiment, sites.base)
     kept = _kept_sites(sites, data)
     if index not in kept:
         kept[index] = _new_site(sites, experiment, data, index)
@@ -79,6 +77,6 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
     )
 
 
-def simulated_app(experiment: str, base: Path, run_folder: Path, decoded: Path | None = None) -> ClientApp:
+def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:
     """Build the ClientApp that serves every site of a simulation."""
-    return client_app(SimulatedSites(experiment, base, run_folder, decoded))
+    return client_app(SimulatedSites(experiment, base, run_folder))

@@ -13,7 +13,6 @@ from common.config import Experiment
 from common.contract import Declaration, LabelContract, merge
 from common.data.base.image_set import ImageSet, Splits, are_known, joined
 from common.data.base.spec import DataSpec
-from common.data.images.decoded import is_decoded, read_decoded
 from common.data.load import load
 from common.data.partition.partition import SitePart, partition, site_images
 from common.data.partition.spec import PartitionSpec
@@ -72,21 +71,30 @@ class SiteImages:
     test: ImageSet
 
 
-def simulated_data(experiment: Experiment, base: Path, decoded: Path | None = None) -> SimulatedData:
-    """Load and cut the data of an experiment; kept in this process for the next site that asks.
+_received: dict[tuple[str, Path], Splits] = {}
+"""Data sets that another process has read for this one, by their spec and folder."""
 
-    Args:
-        decoded: Where another process has laid :func:`whole_data` down for the sites, which need no more than that.
+
+def simulated_data(experiment: Experiment, base: Path) -> SimulatedData:
+    """Load and cut the data of an experiment; kept in this process for the next site that asks.
 
     Raises:
         BadInput: With all faults of the data set and the partition.
     """
     assert experiment.data is not None, "checked before"
     assert experiment.partition is not None, "checked before"
-    decoded = decoded if decoded is not None and is_decoded(decoded) else None
-    server = experiment.server_data.model_dump_json() if experiment.server_data and decoded is None else ""
     data, parts = experiment.data.model_dump_json(), experiment.partition.model_dump_json()
-    return _simulated_data(data, parts, server, experiment.run.seed, base, decoded)
+    for_sites = (data, base) in _received  # they need nothing of the coordinator's own
+    server = experiment.server_data.model_dump_json() if experiment.server_data and not for_sites else ""
+    return _simulated_data(data, parts, server, experiment.run.seed, base)
+
+
+def receive_data(experiment: Experiment, base: Path, splits: Splits) -> None:
+    """Serve sites of this experiment from a data set that another process has read, :func:`whole_data` of it."""
+    assert experiment.data is not None, "checked before"
+    forget()
+    _received.clear()
+    _received[experiment.data.model_dump_json(), base] = splits
 
 
 def whole_data(experiment: Experiment, base: Path) -> Splits:
@@ -102,9 +110,9 @@ def forget() -> None:
 
 
 @lru_cache(maxsize=1)
-def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path, decoded: Path | None) -> SimulatedData:
+def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path) -> SimulatedData:
     # Keyed by text, for specs hold mappings that cannot be hashed.
-    splits = _whole_data(data, base) if decoded is None else read_decoded(decoded)
+    splits = _whole_data(data, base)
     division = partition(splits, TypeAdapter(PartitionSpec).validate_json(parts), seed)
     own = load(TypeAdapter(DataSpec).validate_json(server), base) if server else division.server
     return SimulatedData(division.splits, division.parts, own)
@@ -112,6 +120,8 @@ def _simulated_data(data: str, parts: str, server: str, seed: int, base: Path, d
 
 @lru_cache(maxsize=1)
 def _whole_data(data: str, base: Path) -> Splits:
+    if (received := _received.get((data, base))) is not None:
+        return received
     return load(TypeAdapter(DataSpec).validate_json(data), base)
 
 

@@ -83,9 +83,13 @@ def run(
     file = read_early(experiment, _with_backend(overrides, backend))
     stop_on(([] if resume else new_folder_faults(out)) or place_faults(out))
     stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
-    from server.simulation.simulate import simulate
+    from server.simulation.backends.program import begun
 
-    simulate(file, out, console, track, resume=resume, web_port=port if web else None, progress=form)
+    with begun(file.experiment) as ray:  # its workers import torch while this process does
+        from server.simulation.simulate import simulate
+
+        view = port if web else None
+        simulate(file, out, console, track, resume=resume, web_port=view, progress=form, program=ray)
     _print_result(out)
 
 

@@ -15,7 +15,7 @@ from flwr.app import Message, RecordDict
 from rich.console import Console
 
 from common.config import ExperimentFile, read_experiment
-from server.simulation import backends
+from server.simulation.backends import inline as backends
 from server.simulation.simulate import simulate
 
 VECTORS = Path(__file__).parents[2] / "shared" / "vectors"

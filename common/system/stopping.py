@@ -12,14 +12,12 @@ import ctypes
 import os
 import select
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
 
 STOPPED_ON_REQUEST = 3
 """The exit code of ``flwr-sim``, and of ``flwr-server run``."""
@@ -27,16 +25,13 @@ STOPPED_ON_REQUEST = 3
 ENDING_S = 3.0
 CLOSING_S = 4.0
 """For a program to close what is open; then it is ended."""
-GRACE_S = 1.0
-"""A program that fails as Ray's processes end waits so long for the signal that may have ended them."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []
 _to_remove: list[Callable[[], object]] = []
-_set_handler = signal.signal
-_ending, _other_programs = threading.Event(), threading.Event()
+_ending = threading.Event()
 
 
 @dataclass
@@ -73,8 +68,7 @@ def stopped_at_once() -> Iterator[None]:
     try:
         yield
     finally:
-        failed = sys.exc_info()[0] is not None
-        if _has_come(reading, GRACE_S if failed and _other_programs.is_set() else 0.0):
+        if _has_come(reading):
             time.sleep(2 * ENDING_S)  # what its children's end makes of this program is not its end
         signal.set_wakeup_fd(watched)
         for each, handler in before.items():
@@ -84,9 +78,9 @@ def stopped_at_once() -> Iterator[None]:
         _how_to_go_on.clear()
 
 
-def _has_come(reading: int, wait_s: float) -> bool:
-    """Whether a signal has come, or comes within this time: its byte is in the pipe, or the thread is at work."""
-    return _ending.is_set() or bool(select.select([reading], [], [], wait_s)[0]) or _ending.is_set()
+def _has_come(reading: int) -> bool:
+    """Whether a signal has come: its byte is in the pipe, or the thread is at work."""
+    return _ending.is_set() or bool(select.select([reading], [], [], 0.0)[0]) or _ending.is_set()
 
 
 @contextmanager
@@ -112,33 +106,10 @@ def closed_first(code: int, ask: Callable[[], object] | None = None) -> Iterator
             _closing.remove(closing)
 
 
-@contextmanager
-def handlers_kept() -> Iterator[None]:
-    """Within it, no library takes SIGINT or SIGTERM from :func:`stopped_at_once`.
-
-    Ray's handler raises ``SystemExit`` in the main thread and closes Ray there, while Ray's processes get the same
-    signal and end: the exit code is then that of the one that is first.
-    """
-    if not _is_within():
-        yield
-        return
-
-    def set_other(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number in SIGNALS else _set_handler(number, handler)
-
-    signal.signal = set_other  # type: ignore[assignment]
-    _other_programs.set()
-    try:
-        yield
-    finally:
-        signal.signal = _set_handler
-
-
-def take_signals_again() -> None:
-    """Set the handlers of :func:`stopped_at_once` anew: Ray's C++ part has put its own below Python's."""
-    if _is_within():
-        for each in SIGNALS:
-            _set_handler(each, signal.getsignal(each))
+def wait_if_ending() -> None:
+    """Stay here where the program was told to stop: what has ended since needs nothing else in its place."""
+    if _ending.is_set():
+        time.sleep(2 * ENDING_S)
 
 
 def go_on_with(line: Callable[[], str]) -> None:

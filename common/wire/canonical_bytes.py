@@ -103,6 +103,17 @@ def _array_sha256(array: Array) -> str:
     return str(kept[1])
 
 
+def kept_sha256(array: Array) -> str:
+    """The hash that is kept on an array; empty where there is none, or the bytes are others now."""
+    data, sha256 = vars(array).get(_KEPT, (None, ""))
+    return str(sha256) if data is array.data else ""
+
+
+def keep_sha256(array: Array, sha256: str) -> None:
+    """Keep the hash of its bytes on an array that this process did not hash itself, but one of the same run did."""
+    vars(array)[_KEPT] = array.data, sha256
+
+
 def _of_bytes(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], bytes)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from flwr.app import Array, Message
+from flwr.app import Array, Error, Message, MessageType, RecordDict
 from flwr.app.message.arraychunk import ArrayChunk
 from flwr.supercore.inflatable.inflatable_object import no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
@@ -69,6 +69,22 @@ def name_as(message: Message, name: str) -> None:
 def come_from(message: Message, node_id: int) -> None:
     """Set the source of a message."""
     message.metadata.__dict__["_src_node_id"] = node_id
+
+
+def metadata_of(message: Message) -> dict[str, Any]:
+    """Everything that a message says of itself, as JSON can hold it."""
+    return dict(vars(message.metadata))
+
+
+def made_again(content: RecordDict | Error, metadata: Mapping[str, Any]) -> Message:
+    """A message as it was in another process of the same run.
+
+    Args:
+        metadata: What :func:`metadata_of` gave there.
+    """
+    message = Message(content, reply_to=Message(RecordDict(), 1, MessageType.TRAIN))
+    vars(message.metadata).update(metadata)
+    return message
 
 
 def taken_apart(message: Message) -> tuple[Any, dict[str, bytes]]:

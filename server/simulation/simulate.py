@@ -1,11 +1,9 @@
 """flwr-sim: check an experiment, bring its simulated sites up, run it, write its folder."""
 
 import hashlib
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +11,13 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile
-from common.data.base.image_set import Splits
 from common.data.base.spec import DataSpec
-from common.data.images.decoded import write_decoded
 from common.data.load import faults as data_faults
 from common.data.partition.partition import partition_faults
 from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
 from common.models.saved import load_model
-from common.simulation import SimulatedData, forget, own_tests, simulated_data, whole_data
-from common.system.stopping import removed_if_stopped
+from common.simulation import POOLED, SimulatedData, forget, own_tests, simulated_data, whole_data
 from common.system.terminal import ProgressForm
 from server.federation.evaluation import Setting
 from server.federation.recorder import Both, Watcher
@@ -31,13 +26,14 @@ from server.federation.run import federate
 from server.federation.set_up import lead
 from server.reporting.live.launch import beside
 from server.reporting.run_claims import UNKNOWN_PATIENTS
-from server.runs.folder import RunFolder
 from server.runs.live_status import Present
 from server.runs.reporter import Reporter
 from server.runs.samples import wanted, write_samples
 from server.runs.scalars import Track
 from server.runs.tracking.progress import progress_of_run
-from server.simulation.backends import Workers, choose_workers, inline, on_ray, site_app
+from server.simulation.backends.inline import inline, site_app
+from server.simulation.backends.program import RayProgram, begun
+from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from strategies.base.method import Method
 from strategies.registry import method_of
 
@@ -55,6 +51,7 @@ def simulate(
     web_port: int | None = None,
     progress: ProgressForm = ProgressForm.auto,
     pages: bool = True,
+    program: RayProgram | None = None,
 ) -> dict[str, Any]:
     """Run a simulated experiment into the folder ``out``; return its summary.
 
@@ -63,12 +60,16 @@ def simulate(
         resume: Go on with the run in ``out`` from its last checkpoint; if it is done, only return its summary.
         progress: How it is shown how far the run is; never on a quiet console.
         pages: Write report and model card.
+        program: The process that drives Ray, where somebody has started it for this experiment already.
 
     Raises:
         BadInput: With every fault of the experiment and its data, before anything is written or trained.
         TooFewSites: If sites fail during the run.
     """
-    return lead(OneMachine(file, console, web_port, progress), file, out, track=track, resume=resume, pages=pages)
+    with begun(file.experiment) if program is None else nullcontext(program) as ray:
+        return lead(
+            OneMachine(file, console, web_port, progress, ray), file, out, track=track, resume=resume, pages=pages
+        )
 
 
 class OneMachine:
@@ -77,13 +78,21 @@ class OneMachine:
     Args:
         web_port: Of a live view, 0 for any; None for no view.
         progress: How it is shown how far the run is; never on a quiet console.
+        program: The process that drives Ray; None where the sites are in this process.
     """
 
     durable = False
 
-    def __init__(self, file: ExperimentFile, console: Console, web_port: int | None, progress: ProgressForm) -> None:
+    def __init__(
+        self,
+        file: ExperimentFile,
+        console: Console,
+        web_port: int | None,
+        progress: ProgressForm,
+        program: RayProgram | None = None,
+    ) -> None:
         self.file, self.experiment, self.console, self.web_port = file, file.experiment, console, web_port
-        self.progress = progress
+        self.progress, self.program = progress, program
         self.tell: Callable[[str], None] = console.print
         self.method: Method
         self.data: SimulatedData
@@ -115,14 +124,12 @@ class OneMachine:
 
     def _setting(self, opening: OpenedRunFolder) -> Setting:
         experiment, data = self.experiment, self.data
-        sites = 1 if self.method.pooled != "no" else len(data.parts)
-        ray = experiment.simulation.backend == "ray"
         return Setting(
             base=self.file.base,
             folder=opening.folder,
             run=opening.run,
-            sites=sites,
-            workers=self._workers(sites).count if ray else 1,
+            sites=len(self._site_names()),
+            workers=1,
             backend=experiment.simulation.backend,
             device="cuda" if torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0 else "cpu",
             precision=experiment.training.precision,
@@ -142,8 +149,9 @@ class OneMachine:
             return None
         return hashlib.sha256((self.file.base / table).read_bytes()).hexdigest()
 
-    def _workers(self, sites: int) -> Workers:
-        return choose_workers(self.experiment.simulation, sites, self.experiment.training.threads)
+    def _site_names(self) -> tuple[str, ...]:
+        """The sites that are asked, in the order of the partition."""
+        return (POOLED,) if self.method.pooled != "no" else tuple(part.site for part in self.data.parts)
 
     @contextmanager
     def _watched(self, out: Path) -> Iterator[Watcher]:
@@ -164,32 +172,17 @@ class OneMachine:
         summaries: list[dict[str, Any]] = []
 
         def main(grid: Any) -> None:
-            summaries.append(federate(grid, experiment, setting, watcher))
+            workers = getattr(grid, "workers", setting.workers)
+            summaries.append(federate(grid, experiment, replace(setting, workers=workers), watcher))
 
         text, path = experiment.model_dump_json(), setting.folder.path.resolve()
-        if experiment.simulation.backend == "ray":
-            workers, address = self._workers(setting.sites), experiment.simulation.address
-            with _decoded_for_workers(whole_data(experiment, base), path / "images", setting.folder) as decoded:
-                on_ray(main, site_app(text, base, path, decoded), setting.sites, workers, address)
+        if self.program is not None:
+            note = setting.folder.event
+            run = SimulatedRun(text, base, path, self._site_names(), whole_data(experiment, base), note)
+            on_ray(main, run, self.program)
         else:
             inline(main, site_app(text, base, path), setting.sites)
         return summaries[0]
-
-
-@contextmanager
-def _decoded_for_workers(data: Splits, place: Path, folder: RunFolder) -> Iterator[Path | None]:
-    """Lay the images down for as long as workers need them: decoded once, and once in memory for all of them."""
-    try:
-        write_decoded(data, place)
-    except OSError as error:
-        folder.event("images_not_shared", reason=f"{error.strerror}: every worker reads the data set itself")
-        yield None
-        return
-    with removed_if_stopped(partial(shutil.rmtree, place, ignore_errors=True)):
-        try:
-            yield place
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:

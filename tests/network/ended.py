@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,14 +91,30 @@ WAYS: Mapping[str, tuple[signal.Signals, Callable[[int, str, signal.Signals], No
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """Every living process that a program with this mark in its environment started, itself included."""
-    found = []
+    """Every living process that a program with this mark in its environment started, itself included.
+
+    Ray's agents overwrite their environment: they are found as children of one that has it.
+    """
+    parents, found = dict[psutil.Process, int](), dict[int, psutil.Process]()
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
+            parents[process] = process.ppid()
+            if process.environ().get(MARK) == mark:
+                found[process.pid] = process
         except psutil.Error:
             continue
+    while more := {one.pid: one for one, parent in parents.items() if parent in found and one.pid not in found}:
+        found |= more
+    return living(found.values())
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended."""
+    found = []
+    for process in processes:
+        with suppress(psutil.Error):
+            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
     return found
 
 
@@ -172,7 +188,8 @@ class Command:
             folder: Where half-written files would be.
             way: One of :data:`WAYS`; empty for a command that ends by itself.
         """
-        since = self._began
+        since, before = self._began, set(marked(self._mark))
+        left = lambda: living({*before, *marked(self._mark)})  # noqa: E731
         if way:
             number, send = WAYS[way]
             since = time.monotonic()
@@ -180,14 +197,14 @@ class Command:
         try:
             code = self.process.wait(60)
             deadline = time.monotonic() + 5
-            while marked(self._mark) and time.monotonic() < deadline:
+            while left() and time.monotonic() < deadline:
                 time.sleep(0.01)
             wall = time.monotonic() - since
-            alive = [" ".join(one.cmdline()[:5]) for one in marked(self._mark)]
+            alive = [" ".join(one.cmdline()[:5]) for one in left()]
             half = [str(path.relative_to(folder)) for name in HALF for path in folder.rglob(name)]
             return Ended(code, _cpu() - self._cpu, wall, self.said, (*alive, *half))
         finally:
-            for process in marked(self._mark):
+            for process in left():
                 process.kill()
             self.process.wait()
 

@@ -195,11 +195,8 @@ def holds(case: Case, ended: Ended, out: Path, *, early: bool = False) -> None:
 @pytest.mark.network
 @pytest.mark.parametrize(("name", "when", "way"), ALL, ids=lambda each: str(each))
 def test_a_command_that_is_told_to_stop_ends_with_all_that_it_started(
-    name: str, when: str, way: str, world: World, tmp_path: Path, table: Table, request: pytest.FixtureRequest
+    name: str, when: str, way: str, world: World, tmp_path: Path, table: Table
 ) -> None:
-    if name == "flwr-sim run (ray)":
-        open_still = "Ray's C++ part may end the program with exit code 1 and without a word"
-        request.applymarker(pytest.mark.xfail(reason=open_still, strict=False))
     ended = stopped(CASES[name], world, tmp_path / "out", when, way)
     table.add(name, f"{way} {when}", ended)
     holds(CASES[name], ended, tmp_path / "out", early=when == "early")

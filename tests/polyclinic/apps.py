@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.flower import FedMLPSite, Site, SiteLabels, labels, loss_slope
-from server.simulation.backends import inline
+from server.simulation.backends.inline import inline
 from strategies.local.losses import known_entries
 
 CLASSES = tuple("0123456789")

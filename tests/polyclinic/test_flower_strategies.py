@@ -26,7 +26,7 @@ from polyclinic.flower import (
 )
 from polyclinic.flower.labels import UnknownLabels
 from polyclinic.flower.passing import mixture
-from server.simulation.backends import inline
+from server.simulation.backends.inline import inline
 from strategies.fedsld.prior import label_prior
 from strategies.fedsld.weights import weighted_binary_cross_entropy
 from strategies.local.losses import known_entries
@@ -224,7 +224,7 @@ class Silent(App):
 def test_a_site_that_does_not_say_what_it_weighs_is_skipped_with_the_reason(
     strategy: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.simulation.backends.quiet_flower", lambda: None)
+    monkeypatch.setattr("server.simulation.backends.inline.quiet_flower", lambda: None)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     logging.getLogger("flwr").setLevel(logging.INFO)
     app = Silent()
@@ -329,7 +329,7 @@ def test_an_unknown_task_and_a_head_of_another_precision_are_refused() -> None:
 def test_flowers_own_log_counts_a_site_that_failed(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.simulation.backends.quiet_flower", lambda: None)
+    monkeypatch.setattr("server.simulation.backends.inline.quiet_flower", lambda: None)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     logging.getLogger("flwr").setLevel(logging.INFO)
     run(SurgicalAggregation(**HEAD), App(broken={3}), rounds=1)

@@ -1,26 +1,214 @@
-"""One federation, three ways to run it, the same model bit for bit."""
+"""One federation, several ways to run it, the same model bit for bit."""
 
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from common.config import SimulationSection
-from server.simulation.backends import choose_workers
-from tests.federations import federation
+from common.errors import BadInput
+from server.simulation.backends.ray_grid import RayGrid
+from tests.federations import DIGITS, federation, finished
+from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
+from tests.server.ray_kills import PROGRAM, rounds_of
+
+ON_RAY = 'simulation.backend="ray"'
+WITHIN_S = 240
+
+
+def needs_machines(test: Any) -> Any:
+    """For tests in namespaces of their own, which take a minute."""
+    return pytest.mark.long(pytest.mark.skipif(not POSSIBLE, reason="network namespaces need root")(test))
+
+
+def events_of(run: Path, name: str) -> list[dict[str, Any]]:
+    every = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    return [event for event in every if event["event"] == name]
+
+
+def listening() -> set[str]:
+    """Addresses outside this machine's loopback on which this process's children listen."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            found |= {one.laddr.ip for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
+        except psutil.Error:
+            continue
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_ray_gives_the_inline_model_bit_for_bit(workers: int, tmp_path: Path) -> None:
-    inline = federation(tmp_path, out="inline")
-    on_ray = federation(tmp_path, 'simulation.backend="ray"', f"simulation.workers={workers}", out="ray")
+def test_ray_gives_the_inline_model_bit_for_bit_and_listens_on_loopback_alone(
+    workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    addresses, push = set[str](), RayGrid.push_messages
+
+    def looking(grid: RayGrid, messages: Any) -> Any:
+        addresses.update(listening())
+        return push(grid, messages)
+
+    monkeypatch.setattr(RayGrid, "push_messages", looking)
+    _, inline = finished()
+    on_ray = federation(tmp_path, ON_RAY, f"simulation.workers={workers}", out="ray")
     assert (inline["backend"], on_ray["backend"]) == ("inline", "ray")
     assert inline["model_sha256"] == on_ray["model_sha256"]
     assert inline["test"] == on_ray["test"]
-    assert not (tmp_path / "ray" / "images").exists()  # what the workers read is gone with them
+    assert len(events_of(tmp_path / "ray", "worker_ready")) == workers
+    assert addresses == {"::ffff:127.0.0.1", "127.0.0.1"}
+    assert [child.name() for child in psutil.Process().children(recursive=True) if "ray" in child.name()] == []
 
 
-def test_workers_are_chosen_by_what_is_there_and_never_more_than_sites() -> None:
-    assert choose_workers(SimulationSection(gpus_per_site=0), sites=1, threads=1).count == 1
-    assert choose_workers(SimulationSection(gpus_per_site=0, workers=7), sites=20, threads=1).count == 7
-    assert choose_workers(SimulationSection(gpus_per_site=0), sites=1000, threads=10_000).count == 1
+@pytest.mark.slow
+def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushes, push = list[int](), RayGrid.push_messages
+
+    def killing(grid: RayGrid, messages: Any) -> Any:
+        asked = push(grid, messages)
+        pushes.append(len(asked))
+        if len(pushes) == 2:  # the first is the roll call
+            children = psutil.Process().children(recursive=True)
+            next(child for child in children if "SiteWorker" in " ".join(child.cmdline())).kill()
+        return asked
+
+    monkeypatch.setattr(RayGrid, "push_messages", killing)
+    summary = federation(tmp_path, ON_RAY, "simulation.workers=2")
+    assert summary["model_sha256"] == finished()[1]["model_sha256"]
+    assert len(events_of(tmp_path / "run", "worker_lost")) == 1
+    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+
+
+def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path) -> None:
+    with closing(socket.socket()) as bound:
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        with pytest.raises(BadInput, match=r'simulation\.address: "127\.0\.0\.1:\d+" cannot be joined'):
+            federation(tmp_path, ON_RAY, f"simulation.address=127.0.0.1:{port}")
+
+
+# ---------------------------------------------------------------------- a cluster
+
+
+Cluster = tuple[Machine, Machine, str, Path]
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A head without a GPU, and a node with one that shares no folder and no network interface with it."""
+    folder = tmp_path_factory.mktemp("cluster")
+    (folder / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+    with two_machines(folder) as (east, west), ray_on(east, west) as address:
+        yield east, west, address, folder
+
+
+def typed(folder: Path, out: str, *settings: str) -> list[str]:
+    """The command line of a run on Ray."""
+    run = [sys.executable, "-c", PROGRAM, "run", str(folder / "experiment.toml"), "--out", str(folder / out)]
+    return [*run, "--backend", "ray", *(part for one in settings for part in ("--set", one))]
+
+
+@needs_machines
+def test_two_sites_share_a_gpu_of_a_node_that_shares_no_folder_with_the_coordinator(two_nodes: Cluster) -> None:
+    east, west, address, folder = two_nodes
+    done = east.run(*typed(folder, "shared", f"simulation.address={address}"))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "shared" / "summary.json").read_text())
+    assert summary["model_sha256"] == finished()[1]["model_sha256"]
+    ready = events_of(folder / "shared", "worker_ready")
+    # One GPU and two cores: two sites of half a GPU each, none on the head.
+    assert [event["gpus"] for event in ready] == [1, 1]
+    assert len({event["node"] for event in ready}) == 1
+    assert sorted(path.name for path in (folder / "shared" / "sites").iterdir()) == ["site-1", "site-2", "site-3"]
+    left = west.run("ls", str(folder), "/tmp").stdout
+    assert "shared" not in left
+    assert "polyclinic" not in left
+
+
+@needs_machines
+def test_both_nodes_train_where_no_gpu_is_asked_for(two_nodes: Cluster) -> None:
+    east, _, address, folder = two_nodes
+    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "training.reset_optimizer=false")
+    done = east.run(*typed(folder, "both", f"simulation.address={address}", *settings))
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((folder / "both" / "summary.json").read_text())
+    assert summary["model_sha256"] == finished("training.reset_optimizer=false")[1]["model_sha256"]
+    assert len({event["node"] for event in events_of(folder / "both", "worker_ready")}) == 2
+
+
+@needs_machines
+def test_a_site_that_takes_more_cores_than_any_node_has_is_refused(two_nodes: Cluster) -> None:
+    east, _, address, folder = two_nodes
+    done = east.run(
+        *typed(folder, "refused", f"simulation.address={address}", "simulation.gpus_per_site=0", "training.threads=5")
+    )
+    assert done.returncode == 2
+    assert "a site takes 5 cores, and no node of the cluster has that" in " ".join(done.stderr.split())
+
+
+@needs_machines
+def test_a_node_that_is_lost_loses_no_site(tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "run.rounds=30", "evaluation.result=last")
+    with two_machines(tmp_path) as (east, west), ray_on(east, west) as address:
+        run = east.start(*typed(tmp_path, "run", f"simulation.address={address}", *settings))
+        until = time.monotonic() + WITHIN_S
+        while len(rounds_of(tmp_path / "run")) < 2 and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        west.kill_all("raylet/raylet")
+        said = run.communicate(timeout=WITHIN_S)[1]
+    assert run.returncode == 0, said
+    assert "worker_lost" in (tmp_path / "run" / "events.jsonl").read_text()
+    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.result=last")[1]["model_sha256"]
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@pytest.mark.long
+def test_a_node_that_stays_without_memory_stops_the_run_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_memory_usage_threshold", "0.001")
+    monkeypatch.setenv("RAY_memory_monitor_refresh_ms", "50")
+    with pytest.raises(Exception, match="memory"):
+        federation(tmp_path, ON_RAY, "simulation.workers=1")
+
+
+@needs_machines
+def test_the_memory_killer_takes_workers_and_no_site(tmp_path: Path) -> None:
+    """Ray reads what the kernel says of a container's memory: here it reads files of this test."""
+    (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    for name, text in (("max", "8000000000"), ("current", "1000000000"), ("stat", "inactive_file 0\nactive_file 0\n")):
+        (memory / f"memory.{name}").write_text(text)
+    more = {"RAY_memory_monitor_refresh_ms": "50"}
+    settings = ("simulation.workers=2", "run.rounds=30", "evaluation.result=last")
+    with two_machines(tmp_path) as (east, _):
+        assert east.run("mount", "--bind", str(memory), "/sys/fs/cgroup").returncode == 0
+        run = east.start(*typed(tmp_path, "run", *settings), more=more)
+        until = time.monotonic() + WITHIN_S
+        while len(rounds_of(tmp_path / "run")) < 2 and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.1)
+        (memory / "memory.current").write_text("7900000000")
+        while not events_of(tmp_path / "run", "worker_lost") and run.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        (memory / "memory.current").write_text("1000000000")
+        said = run.communicate(timeout=2 * WITHIN_S)[1]
+    assert run.returncode == 0, said
+    lost = events_of(tmp_path / "run", "worker_lost")
+    assert lost
+    assert all("memory" in event["reason"] for event in lost)
+    assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["model_sha256"] == finished("run.rounds=30", "evaluation.result=last")[1]["model_sha256"]

@@ -17,7 +17,7 @@ import strategies.rounds.strategy
 from common.errors import BadInput
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
-from server.simulation import backends
+from server.simulation.backends import inline as backends
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of
 from tests.server.killing import Killed, kill_at

@@ -9,7 +9,7 @@ from common.config import ExperimentFile, plan_of
 from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.simulation import simulated_data
-from server.simulation.backends import inline, site_app
+from server.simulation.backends.inline import inline, site_app
 from strategies.base.callbacks import Callbacks
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import FederationValidation, RoundRecord

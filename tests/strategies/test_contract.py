@@ -25,7 +25,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from common.wire.roll_call import RollCall, RollCallAnswer
-from server.simulation.backends import InlineGrid
+from server.simulation.backends.inline import InlineGrid
 from strategies.base.checkpoint import of_bytes, to_bytes
 from strategies.base.state import FederationState
 from strategies.registry import STRATEGIES

@@ -20,7 +20,7 @@ from common.wire.errors import WireError
 from common.wire.records import EvaluateRequest, TrainReply, TrainRequest
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.verify import verify
-from server.simulation import backends
+from server.simulation.backends import inline as backends
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of, of_type, overheard
 from tests.server.killing import Killed, kill_at

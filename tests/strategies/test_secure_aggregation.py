@@ -12,7 +12,7 @@ from safetensors.numpy import load_file
 from common.errors import BadInput
 from common.wire.codec import decode
 from common.wire.records import TrainReply
-from server.simulation import backends
+from server.simulation.backends import inline as backends
 from strategies.privacy.secure_aggregation.supported import contradictions
 from strategies.registry import method_named
 from tests.federations import FULL_COVERAGE, experiment, federation, of_type, overheard

@@ -1,31 +1,45 @@
 """What a Flower user types: ``STRATEGIES[name]`` and ``start`` with a ``state_dict``."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from flwr.app import ArrayRecord
-from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.config import plan_of
+from common.config import ExperimentFile, SimulationSection, plan_of
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256
-from server.simulation.backends import Workers, inline, on_ray, site_app
+from common.simulation import whole_data
+from server.simulation.backends.inline import inline, site_app
+from server.simulation.backends.program import begun
+from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
 
 DIGITS = tuple("0123456789")
 
 
-def on_ray_here(main: Any, app: ClientApp, sites: int) -> None:
-    """A Flower ``ServerApp`` on Ray."""
-    on_ray(main, app, sites, Workers(1, 0.0), "")
+Run = Callable[[Any, ExperimentFile, Path], None]
+NAMES = ("site-1", "site-2", "site-3")
 
 
-def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Any = inline) -> tuple[SplitNetwork, Result]:
+def in_this_process(main: Any, file: ExperimentFile, folder: Path) -> None:
+    inline(main, site_app(file.experiment.model_dump_json(), file.base, folder), len(NAMES))
+
+
+def on_ray_here(main: Any, file: ExperimentFile, folder: Path) -> None:
+    on = file.experiment.model_copy(update={"simulation": SimulationSection(workers=1)})
+    images = whole_data(on, file.base)
+    with begun(on) as program:
+        assert program is not None
+        on_ray(main, SimulatedRun(on.model_dump_json(), file.base, folder, NAMES, images), program)
+
+
+def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_process) -> tuple[SplitNetwork, Result]:
     """Three rounds of surgical aggregation over three sites."""
     file = experiment(folder, "run.rounds=3", "evaluation.result=last")
     network = build(file.experiment.model, classes, file.experiment.run.seed)
@@ -36,7 +50,7 @@ def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Any = inline) 
         arrays = ArrayRecord(network.state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=3))
 
-    run(main, site_app(file.experiment.model_dump_json(), file.base, folder / "stock"), 3)
+    run(main, file, folder / "stock")
     return network, results[0]
 
 
@@ -45,8 +59,10 @@ def test_every_method_is_a_flower_strategy() -> None:
     assert all(issubclass(one, Strategy) and isinstance(one(), Strategy) for one in STRATEGIES.values())
 
 
-@pytest.mark.parametrize("run", [inline, pytest.param(on_ray_here, marks=[pytest.mark.slow, pytest.mark.network])])
-def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "run", [in_this_process, pytest.param(on_ray_here, marks=[pytest.mark.slow, pytest.mark.network])]
+)
+def test_start_calls_the_roll_and_ends_in_the_model_that_our_own_run_ends_in(run: Run, tmp_path: Path) -> None:
     network, result = started(tmp_path, run=run)
     assert result.arrays.keys() == ArrayRecord(network.state_dict()).keys()
     network.load_state_dict(result.arrays.to_torch_state_dict())

@@ -22,7 +22,7 @@ from common.wire.records import (
     TrainRequest,
 )
 from common.wire.roll_call import RollCall, RollCallAnswer
-from server.simulation.backends import inline
+from server.simulation.backends.inline import inline
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import RoundRecord, RunStopped, TooFewSites
 from strategies.unifed.method import SequentialTraining, UniFed

@@ -1,66 +1,61 @@
-"""A data set that is decoded once and read by many processes: its arrays as files, the pictures mapped, not copied."""
+"""A data set that is decoded once and read by many processes: facts that JSON can hold, and plain arrays."""
 
-import json
-import shutil
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.data.base.image_set import ImageSet, Skipped, Splits
 
 PARTS = ("train", "validation", "test")
-_ARRAYS = ("labels", "patients", "sources")
-_FACTS = "facts.json"
+_ARRAYS = ("stored", "labels", "patients", "sources", "places")
+Facts = dict[str, Any]
 
 
-def write_decoded(splits: Splits, folder: Path) -> None:
-    """Write a data set into a folder of its own, instead of what lies there.
-
-    Raises:
-        OSError: If there is no room; nothing is left then.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    try:
-        facts = {part: _written(getattr(splits, part), folder / part) for part in PARTS}
-        (folder / _FACTS).write_text(json.dumps(facts), encoding="utf-8")
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
-
-
-def is_decoded(folder: Path) -> bool:
-    """Whether a whole data set lies there."""
-    return (folder / _FACTS).is_file()
-
-
-def read_decoded(folder: Path) -> Splits:
-    """The data set; processes that read the same share its pictures in memory."""
-    facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
-    return Splits(*(_read(folder / part, **facts[part]) for part in PARTS))
+def taken_apart(splits: Splits) -> tuple[Facts, list[NDArray[Any]]]:
+    """A data set as facts and arrays; an array that several parts share is there once."""
+    arrays: list[NDArray[Any]] = []
+    places: dict[int, int] = {}
+    facts: Facts = {}
+    for part in PARTS:
+        images: ImageSet = getattr(splits, part)
+        facts[part] = {
+            "class_names": list(images.class_names),
+            "skipped": [asdict(skip) for skip in images.skipped],
+            "missing": images.missing,
+        }
+        for name in _ARRAYS:
+            array = getattr(images, name)
+            if array is not None and id(array) not in places:
+                places[id(array)] = len(arrays)
+                arrays.append(array)
+            facts[part][name] = None if array is None else places[id(array)]
+    return facts, arrays
 
 
-def _written(images: ImageSet, stem: Path) -> dict[str, object]:
-    pictures = np.lib.format.open_memmap(
-        _file(stem, "pictures"), mode="w+", dtype=np.uint8, shape=(len(images), *images.stored.shape[1:])
-    )
-    for row in range(len(images)):
-        pictures[row] = images.stored[row if images.places is None else images.places[row]]
-    pictures.flush()
-    for name in _ARRAYS:
-        np.save(_file(stem, name), getattr(images, name), allow_pickle=False)
-    skipped = [asdict(skip) for skip in images.skipped]
-    return {"class_names": images.class_names, "skipped": skipped, "missing": images.missing}
+def put_together(facts: Facts, arrays: Sequence[NDArray[Any]]) -> Splits:
+    """The inverse of :func:`taken_apart`; no array is copied."""
+    return Splits(*(_images(facts[part], arrays) for part in PARTS))
 
 
-def _read(stem: Path, class_names: list[str], skipped: list[dict[str, str]], missing: int) -> ImageSet:
-    # "c": torch wants arrays that may be written to; nobody does, and if, it would not reach the file.
-    pictures = np.load(_file(stem, "pictures"), mmap_mode="c", allow_pickle=False)
-    labels, patients, sources = (np.load(_file(stem, name), allow_pickle=False) for name in _ARRAYS)
-    left_out = tuple(Skipped(**skip) for skip in skipped)
-    return ImageSet(pictures, labels, tuple(class_names), patients, sources, left_out, missing)
+def _images(facts: Facts, arrays: Sequence[NDArray[Any]]) -> ImageSet:
+    given: dict[str, Any] = {name: None if facts[name] is None else arrays[facts[name]] for name in _ARRAYS}
+    skipped = tuple(Skipped(**skip) for skip in facts["skipped"])
+    return ImageSet(class_names=tuple(facts["class_names"]), skipped=skipped, missing=facts["missing"], **given)
 
 
-def _file(stem: Path, name: str) -> Path:
-    return stem.with_name(f"{stem.name}-{name}.npy")
+def raw(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """The bytes of an array, one after the other."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def shapes(arrays: Sequence[NDArray[Any]]) -> list[tuple[str, tuple[int, ...]]]:
+    """What else :func:`of_raw` needs of each array: type and shape."""
+    return [(array.dtype.str, array.shape) for array in arrays]
+
+
+def of_raw(data: Any, dtype: str, shape: Sequence[int]) -> NDArray[Any]:
+    """The inverse of :func:`raw`, read-only, without a copy."""
+    return np.frombuffer(data, dtype).reshape(shape)

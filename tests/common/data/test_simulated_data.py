@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from common.config import Experiment
-from common.data.images.decoded import write_decoded
+from common.data.images.decoded import put_together, taken_apart
 from common.data.partition.partition import partition
 from common.data.partition.spec import LabelSkewSpec, TasksSpec
-from common.simulation import SimulatedData, images_of, simulated_data, whole_data
+from common.simulation import SimulatedData, images_of, receive_data, simulated_data, whole_data
 from tests.common.data.conftest import even_splits, in_turn, mixture, splits_of
 
 
@@ -98,13 +98,13 @@ def test_the_same_experiment_is_loaded_and_divided_once(tmp_path: Path) -> None:
 
 def test_a_worker_reads_what_was_decoded_for_it_and_cuts_it_likewise(tmp_path: Path) -> None:
     experiment = tasks_in(tmp_path)
-    wanted = simulated_data(experiment, tmp_path)
-    write_decoded(whole_data(experiment, tmp_path), tmp_path / "images")
+    wanted, facts_and_arrays = simulated_data(experiment, tmp_path), taken_apart(whole_data(experiment, tmp_path))
     (tmp_path / "set.npz").unlink()
-    found = simulated_data(experiment, tmp_path, tmp_path / "images")
+    receive_data(experiment, tmp_path, put_together(*facts_and_arrays))
+    found = simulated_data(experiment, tmp_path)
     for site in range(2):
         one, other = images_of(wanted, site, "no"), images_of(found, site, "no")
         assert one.declaration == other.declaration
-        assert isinstance(other.train.stored, np.memmap)
+        assert any(other.train.stored is array for array in facts_and_arrays[1])  # no copy for each site
         np.testing.assert_array_equal(one.train.images, other.train.images)
         np.testing.assert_array_equal(one.test.labels, other.test.labels)

@@ -1,0 +1,1 @@
+"""Where simulated sites run: in this process, or on Ray."""

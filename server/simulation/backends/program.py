@@ -1,0 +1,164 @@
+"""The process that drives Ray, as the coordinator sees it: started early, ended in any case."""
+
+import json
+import os
+import re
+import select
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from common.config import Experiment
+from common.errors import BadInput, Fault
+from common.system.stopping import removed_if_stopped
+from server.simulation.backends import frames
+from server.simulation.backends.cluster import Wanted, environment, own_paths
+
+DRIVER = "server.simulation.backends.driver"
+ENDING_S = 5.0
+LONGEST_PLACE = 40
+"""Ray's sockets lie some 60 characters deeper, and Linux allows 107."""
+
+
+REASON = re.compile(r"Error\b|terminated|has ended")
+"""What a line says that tells why Ray ended; the others are Ray's own state."""
+
+
+class RayLost(Exception):
+    """The process that drives Ray has ended; says what it printed last."""
+
+
+class RayProgram:
+    """One process that drives Ray.
+
+    Attributes:
+        wanted: What it was started for.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        self._connection, theirs = frames.pair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", DRIVER, json.dumps(asdict(wanted)), str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                env=environment(wanted.address),
+                start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
+            )
+
+    def send(self, about: dict[str, Any], data: Sequence[Any] = ()) -> None:
+        """Send a frame.
+
+        Raises:
+            RayLost: If the process is gone.
+        """
+        try:
+            frames.send(self._connection, about, data)
+        except OSError:
+            raise RayLost(self._last_words()) from None
+
+    def receive(self, within_s: float | None = None) -> frames.Frame | None:
+        """The next frame; None if none comes within this time.
+
+        Raises:
+            RayLost: If the process is gone.
+            BadInput: If it says that Ray cannot be used as the experiment wants.
+        """
+        if within_s is not None and not select.select([self._connection], [], [], within_s)[0]:
+            return None
+        try:
+            frame = frames.receive(self._connection)
+        except EOFError:
+            raise RayLost(self._last_words()) from None
+        if frame.about["kind"] == "fault":
+            raise BadInput(Fault(**fault) for fault in frame.about["faults"])
+        return frame
+
+    def again(self) -> "RayProgram":
+        """Another one in its place."""
+        self.close()
+        return RayProgram(self.wanted)
+
+    def close(self) -> None:
+        """End it, and all that it started, also what outlived it."""
+        with suppress(OSError):
+            frames.send(self._connection, {"kind": "end"})
+        if self.wanted.address:  # it leaves a cluster that goes on
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(ENDING_S)
+        self._connection.close()
+        _end_session(self._process.pid)
+        self._process.wait()
+        self._log.close()
+
+    def _last_words(self) -> str:
+        self._process.wait()
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").splitlines()
+        words = [line.strip() for line in lines if REASON.search(line)]
+        return words[-1] if words else f"it ended with exit code {self._process.returncode}"
+
+
+def _end_session(session: int) -> None:
+    """Kill the processes of a session: Ray's stay in that of the driver, also where their parent has ended."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == session:
+                process.kill()
+
+
+@contextmanager
+def begun(experiment: Experiment) -> Iterator[RayProgram | None]:
+    """Start Ray for an experiment that runs on it, so that it starts while this process imports and prepares.
+
+    Raises:
+        BadInput: If Ray is not installed.
+    """
+    if experiment.simulation.backend != "ray":
+        yield None
+        return
+    if find_spec("ray") is None:
+        remedy = "Install polyclinic[sim], or use --backend inline."
+        raise BadInput([Fault("simulation.backend", "Ray is not installed.", remedy)])
+    scratch = Path(tempfile.mkdtemp(prefix="polyclinic-ray-", dir=_place()))
+    remove = partial(shutil.rmtree, scratch, ignore_errors=True)
+    with removed_if_stopped(remove):
+        program = RayProgram(wanted_of(experiment, scratch))
+        try:
+            yield program
+        finally:
+            program.close()
+            remove()
+
+
+def wanted_of(experiment: Experiment, scratch: Path) -> Wanted:
+    """What the experiment says about workers."""
+    section = experiment.simulation
+    sites = getattr(experiment.partition, "sites", 0)
+    return Wanted(
+        workers=section.workers,
+        threads=experiment.training.threads,
+        gpus_per_site=section.gpus_per_site,
+        address=section.address,
+        sites=sites if isinstance(sites, int) and sites else len(sites) if sites else 1_000,
+        scratch="" if section.address else str(scratch),
+        paths=own_paths(),
+    )
+
+
+def _place() -> str | None:
+    return None if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
