@@ -7,7 +7,6 @@ share a few processes, a thread each. CPU seconds are given for the coordinator'
 """
 
 import argparse
-import contextlib
 import itertools
 import statistics
 import sys
@@ -15,8 +14,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-from network import BIN, HERE, Federation, Processes, ends_of, eventually, processes
+from network import BIN, HERE, Federation, ends_of, eventually, processes
 from rich.console import Console
 from rich.table import Table
 
@@ -38,26 +36,13 @@ class Rounds:
     peak_mb: dict[str, float] = field(default_factory=dict)
 
 
-class Counted(Processes):
-    """Processes whose CPU seconds are counted by name."""
-
-    def by_name(self) -> dict[str, float]:
-        """CPU seconds so far by name; all processes of the sites are one."""
-        found: dict[str, float] = {}
-        for process in self._all():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                name = self._name(process).split("-")[0]
-                found[name] = found.get(name, 0.0) + sum(process.cpu_times()[:2])
-        return found
-
-
 def measured(sites: int, rounds: int, hosts: int, folder: Path, into: Rounds) -> None:
     """One repetition."""
     federation = Federation(MODEL, folder / "federation")
     if not federation.folder.exists():
         federation.make(sites)
     scratch = folder / "scratch"
-    with processes(scratch, Counted) as these:
+    with processes(scratch) as these:
         these.start("coordinator", BIN / "flwr-server", "start", federation.folder / "coordinator")
         for host in range(min(hosts, sites)):
             these.start(f"site-{host}", sys.executable, HERE / "idle_site.py", *federation.sites[host::hosts])
@@ -68,10 +53,10 @@ def measured(sites: int, rounds: int, hosts: int, folder: Path, into: Rounds) ->
         run = these.start("run", BIN / "flwr-server", *command, "--once", *setting)
         lines = out / "rounds.jsonl"
         ends_of(lines, 1, these)
-        cpu = these.by_name()
+        cpu = these.cpu_by_name()
         ends, _ = ends_of(lines, rounds + 1, these)
         into.seconds += [after - before for before, after in itertools.pairwise(ends)]
-        for name, seconds in these.by_name().items():
+        for name, seconds in these.cpu_by_name().items():
             into.cpu.setdefault(name, []).append((seconds - cpu.get(name, 0.0)) / rounds)
         into.peak_mb = these.peak_mb()
         eventually(lambda: run.poll() is not None, these)

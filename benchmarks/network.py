@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import psutil
 from flwr.cli.build import build_fab_from_files
@@ -141,6 +141,15 @@ class Processes:
         """CPU seconds so far, of all processes and of all their children that have ended."""
         return sum(sum(process.cpu_times()[:4]) for process in self._all())
 
+    def cpu_by_name(self) -> dict[str, float]:
+        """CPU seconds so far by the part of a process's name before the first dash: all sites are one."""
+        found: dict[str, float] = {}
+        for process in self._all():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                name = self._name(process).split("-")[0]
+                found[name] = found.get(name, 0.0) + sum(process.cpu_times()[:2])
+        return found
+
     def peak_mb(self) -> dict[str, float]:
         """Largest resident memory of every process so far."""
         peaks: dict[str, float] = {}
@@ -175,14 +184,11 @@ class Processes:
         psutil.wait_procs(late, timeout=20)
 
 
-P = TypeVar("P", bound=Processes)
-
-
 @contextlib.contextmanager
-def processes(folder: Path, kind: type[P] = Processes) -> Iterator[P]:
+def processes(folder: Path) -> Iterator[Processes]:
     """Ended at the end in any case."""
     folder.mkdir(parents=True, exist_ok=True)
-    these = kind(folder)
+    these = Processes(folder)
     try:
         yield these
     finally:
