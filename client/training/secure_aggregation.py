@@ -81,9 +81,9 @@ class Masks:
         """Make this site's shares; tell the hospital which of its head rows no other site's can hide."""
         held = self._round(site)
         answer = held.shares(request)
-        if held.rows_alone:
+        if held.rows_of_few:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
-            self._tell(f"round {request.round}: no other site annotates {quoted(held.rows_alone)}: its rows {what}")
+            self._tell(f"round {request.round}: too few sites annotate {quoted(held.rows_of_few)}: its rows {what}")
         return answer
 
     def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
@@ -109,11 +109,12 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
     """What a request asks, as the sites of a round compare it before they mask.
 
     The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two
-    sites compare those of the classes that both annotate. A class that only one of them annotates cannot be compared.
+    sites compare those of the classes that both receive. What only one of them receives cannot be compared.
     """
     rows = request.class_names if method.traffic.rows == "all" else ()
     plan = json.dumps([request.plan, request.contract, rows])
-    own = [(row, name) for row, name in enumerate(request.class_names) if name in site.declaration.canonical]
+    annotated = request.class_names if rows else site.declaration.canonical
+    own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
     by_class = {name: array for name, array in request.statistics.items() if len(array) == len(request.class_names)}
     rest = {name: array for name, array in sorted(request.statistics.items()) if name not in by_class}
@@ -126,7 +127,13 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
         values = [array[row] for _, array in sorted(by_class.items())]
         if values:
             shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = _sha256(*values)
-    return Asked(plan=hashlib.sha256(plan.encode()).hexdigest(), model=_sha256(*groups, *rest.values()), shared=shared)
+    start = [] if head is None else [array[[row for row, _ in own]] for array in (head.weight, head.bias)]
+    return Asked(
+        plan=hashlib.sha256(plan.encode()).hexdigest(),
+        model=_sha256(*groups, *rest.values()),
+        shared=shared,
+        start=_sha256(*groups, *start),
+    )
 
 
 def _sha256(*arrays: Any) -> str:

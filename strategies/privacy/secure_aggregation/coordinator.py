@@ -66,7 +66,7 @@ class UnmaskedSum:
         vector: Of numbers times parts, over the body and all rows; rows that are not opened are zero.
         parts: Survivor -> its part of all weights that were asked for.
         rows: Class -> survivors that own it, for the rows that are opened.
-        closed: Rows that only one site was left in, which does not want them opened.
+        closed: Rows that too few sites were left in, which do not want them opened.
         integers: The sum before it was turned into numbers.
     """
 
@@ -114,7 +114,7 @@ class Summing:
         if earlier:
             self._members = earlier[0]
             if missing := sorted(set(self._members) - set(asked.weights)):
-                problem = f"this round was masked before, among {quoted(self._members)}"
+                problem = f"this round, or one from the same model, was masked before, among {quoted(self._members)}"
                 raise MaskingFailed(
                     f"{problem}: it can be done again with the same sites, and lacks {quoted(missing)}."
                 )
