@@ -1,7 +1,9 @@
 """Updates that a site holds back until it has masked them."""
 
 import hashlib
+import hmac
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,8 @@ from client.gate.requested_work import RequestedWork
 from client.site.site import Site
 from common.config import Plan
 from common.errors import quoted
+from common.system.files import write_atomically
+from common.system.seeds import seed_of
 from common.wire.records import Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
     KeysAnswer,
@@ -26,7 +30,9 @@ from common.wire.secure_aggregation import (
 )
 from strategies.base.method import Method
 from strategies.base.state import site_weight
+from strategies.privacy.discrete_gaussian import KEY_BYTES
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
 from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
 from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.registry import method_of
@@ -59,15 +65,18 @@ class Masks:
         verdict = of_reply(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
+        shares = shares_of(plan, method)
         terms = Terms(
             weight=site_weight(reply, method.parameters.weighting),
             largest=largest_change(plan, method),
-            alone=site.policy.rows_alone,
+            alone=site.policy.rows_alone and shares is None,
             identity=site.identity,
             peers=site.policy.peers,
-            cohort=site.policy.smallest_cohort,
+            cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
             asked=asked_of(site, request, method),
-            masked=masked_rounds_of(site),
+            masked=masked_rounds_of(site, shares),
+            shares=shares,
+            **({} if shares is None else {"noise": share_keys(site, plan)}),
         )
         self._rounds[site.name] = held = SiteRound(request.run, request.round, site.name, reply.update, terms)
         if held.cut:
@@ -98,9 +107,25 @@ class Masks:
         return self._rounds[site.name]
 
 
-def masked_rounds_of(site: Site) -> MaskedRounds:
+def share_keys(site: Site, plan: Plan) -> Callable[[str], bytes]:
+    """From what a share of noise covers, the key that it is drawn with.
+
+    The key follows from a secret of the site, made when it is needed first: a round that is masked again after a kill
+    is covered by the same noise, which tells no more than once.
+    """
+    if site.repeatable_noise:
+        secret = seed_of(plan.run.seed, 0, site.name, "noise shares").to_bytes(KEY_BYTES, "big")
+    else:
+        path = site.folder / "noise.key"
+        if not path.exists():
+            write_atomically(path, os.urandom(KEY_BYTES), durable=site.durable, private=True)
+        secret = path.read_bytes()
+    return lambda covered: hmac.digest(secret, covered.encode(), hashlib.sha256)
+
+
+def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
     """The rounds that a site has masked; nothing where its policy lets the coordinator learn any difference."""
-    if site.policy.smallest_cohort < SMALLEST_DIFFERENCE:
+    if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.repeatable_noise):
         return MaskedRounds()
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 

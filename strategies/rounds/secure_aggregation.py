@@ -25,6 +25,7 @@ from strategies.base.method import Method
 from strategies.base.round_record import TooFewSites
 from strategies.base.state import Means, site_weight
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
 from strategies.rounds.messages.replies import Replies, decoded
 
@@ -111,12 +112,14 @@ def unmasked_mean(
     *,
     rows: Mapping[str, Collection[str]],
     largest: float,
+    shares: NoiseShares | None = None,
 ) -> Unmasked:
     """The mean of the updates of the sites that have just trained.
 
     Args:
         model: What they started from.
         rows: Site -> head rows that it sends.
+        shares: The noise that the sites add together; None for none.
 
     Raises:
         TooFewSites: If too few stay to the end, or what they gave does not fit together.
@@ -130,7 +133,7 @@ def unmasked_mean(
     )
     sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
     classes = tuple(sorted({name for names in sent.values() for name in names}))
-    asked = SumRequest(questions.run, questions.round, weights, sent, classes, layout, largest)
+    asked = SumRequest(questions.run, questions.round, weights, sent, classes, layout, largest, shares)
     try:
         opened = Summing(asked, questions).opened()
     except MaskingFailed as error:

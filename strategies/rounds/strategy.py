@@ -25,6 +25,7 @@ from strategies.base.flower_arrays import array_record, is_state_dict, model_of,
 from strategies.base.robust_state import Merged
 from strategies.base.round_record import RoundRecord
 from strategies.base.state import FederationState, Means, after_round, with_absent, with_judgement
+from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.rounds.ask_sites import Exchanges
 from strategies.rounds.guard.verdict import Judged
@@ -285,7 +286,10 @@ class FederatedAveraging(Exchanges):
         rows = {site: self.rows_sent(self.rows_of(site, contract), contract.sites[site]) for site in asked}
         largest = largest_change(self.plan, self)
         questions = Questions(self.run, server_round, partial(self._queried, server_round))
-        unmasked: Unmasked = unmasked_mean(questions, self, self.state.model, came, rows=rows, largest=largest)
+        shares = shares_of(self.plan, self)
+        unmasked: Unmasked = unmasked_mean(
+            questions, self, self.state.model, came, rows=rows, largest=largest, shares=shares
+        )
         self.sites.bytes_up.update(questions.bytes_up)
         self._refuse_too_few(server_round, unmasked.received)
         arrived = time.monotonic()

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 
 from common.config import Plan
 from common.wire.records import Groups, TrainRequest
@@ -17,11 +16,6 @@ from tests.client.masked import NAMES, Hospitals, integers, masked_plan
 
 VICTIM = "cedar"
 OTHERS = tuple(name for name in NAMES if name != VICTIM)
-
-
-@pytest.fixture(autouse=True)
-def _flower_knows_where_it_is() -> None:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
 
 
 def test_an_honest_round_opens_the_plain_sum_to_the_bit(tmp_path: Path) -> None:

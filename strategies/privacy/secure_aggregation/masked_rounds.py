@@ -11,7 +11,7 @@ their updates are the same.
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,12 @@ class MaskedRound:
     Attributes:
         members: The sites that masked together, sorted; empty before.
         opened: The sites whose sum this site helped to open, sorted; empty before.
+        noise: What its share of distributed noise was drawn for; empty for none.
     """
 
     members: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
+    noise: str = ""
 
     def masking(self, members: Collection[str]) -> "MaskedRound":
         """The round, asked to be masked among these sites.
@@ -45,7 +47,7 @@ class MaskedRound:
         asked = tuple(sorted(members))
         if self.members not in ((), asked):
             raise SecretsError(f"this round was masked among {quoted(self.members)}, and is among no others")
-        return MaskedRound(asked, self.opened)
+        return replace(self, members=asked)
 
     def opening(self, survivors: Collection[str]) -> "MaskedRound":
         """The round, asked to help to open the sum of these sites.
@@ -56,7 +58,17 @@ class MaskedRound:
         opened = tuple(sorted(survivors))
         if self.opened not in ((), opened):
             raise SecretsError(f"the sum of {quoted(self.opened)} was opened in this round, and no other is")
-        return MaskedRound(self.members, opened)
+        return replace(self, opened=opened)
+
+    def with_noise(self, drawn_for: str) -> "MaskedRound":
+        """The round, asked to be masked with a share of noise.
+
+        Raises:
+            SecretsError: If that share has covered something else: what two shares of one round cover is told twice.
+        """
+        if self.noise not in ("", drawn_for):
+            raise SecretsError("this round was masked with noise before, for another request or by other weights")
+        return replace(self, noise=drawn_for)
 
 
 def fewest(members: int, cohort: int) -> int:
@@ -96,7 +108,7 @@ class MaskedRounds:
         for one in found:
             done = done.masking(one["members"]) if one.get("members") else done
             done = done.opening(one["opened"]) if one.get("opened") else done
-        return done
+        return replace(done, noise=str(found[0].get("noise", "")))
 
     def note(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
         """Write down what is about to be done."""
@@ -104,7 +116,7 @@ class MaskedRounds:
             return
         path, before = self._path(run), self._rounds(run)
         starts = sorted({*before.get(str(server_round), {}).get("starts", ()), start} - {""})
-        noted = {"members": list(done.members), "opened": list(done.opened), "starts": starts}
+        noted = {"members": list(done.members), "opened": list(done.opened), "starts": starts, "noise": done.noise}
         if before.get(str(server_round)) == noted:
             return
         if not path.exists():

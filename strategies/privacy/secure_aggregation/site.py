@@ -5,9 +5,11 @@ total of weights from anybody but the sites themselves, help to open two differe
 and its own mask away both, open a row that only one site is left in, or answer one stage in two ways.
 """
 
+import hashlib
+import json
 import os
 from base64 import b64encode
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.aggregation.mean import running_sum
+from strategies.privacy.discrete_gaussian import BitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     add_mask,
@@ -44,6 +47,7 @@ from strategies.privacy.secure_aggregation.crypto import (
 from strategies.privacy.secure_aggregation.encrypted_shares import Letter, read_letter
 from strategies.privacy.secure_aggregation.fixed_point import cut, fixed_point
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds, fewest
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
 from strategies.privacy.secure_aggregation.segments import Segment, flat, segments_of, threshold
 from strategies.privacy.secure_aggregation.signed_keys import (
     Statement,
@@ -97,6 +101,9 @@ class Terms:
         cohort: Fewest sites whose sum it helps to open.
         asked: What every other site of the round must have been asked, too.
         masked: The rounds that it has masked so far.
+        shares: The noise that the sites add together; None for none.
+        noise: From what a share of it covers, the key that it is drawn with: the same for the same, and for nothing
+            else.
     """
 
     weight: float
@@ -107,6 +114,8 @@ class Terms:
     cohort: int = 2
     asked: Asked = field(default_factory=Asked)
     masked: MaskedRounds = field(default_factory=MaskedRounds)
+    shares: NoiseShares | None = None
+    noise: Callable[[str], bytes] = lambda covered: os.urandom(SECRET_BYTES)
 
 
 class SiteRound:
@@ -294,13 +303,26 @@ class SiteRound:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
-        total = running_sum(self._statements[site].weight for site in sorted({self.site, *others}))
-        vector = fixed_point(self._update, terms.weight / total, terms.largest)
+        weights = [self._statements[site].weight for site in sorted({self.site, *others})]
+        parts = [weight / running_sum(weights) for weight in weights]
         self._done = self._done.masking({self.site, *others})
+        if terms.shares is None:
+            vector = fixed_point(self._update, terms.weight / running_sum(weights), terms.largest)
+        else:
+            vector = self._with_share(self._update, parts, terms.shares)
         self._note()
         self._update = None
         self._add_masks(vector, others)
         return MaskedAnswer(self.run, self.round, self.site, vector)
+
+    def _with_share(self, update: NDArray[np.float32], parts: Sequence[float], shares: NoiseShares) -> Integers:
+        """The update with this site's share of the noise; the same share if the same round is masked again."""
+        grid = shares.grid(parts)
+        part = dict(zip(self._done.members, parts, strict=True))[self.site]
+        covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, parts, vars(grid)]).encode())
+        covered.update(update.tobytes())
+        self._done = self._done.with_noise(covered.hexdigest())
+        return grid.masked_input(update, part, BitStream(self._terms.noise(covered.hexdigest())))
 
     def _opened(self, sender: str, letter: bytes) -> Letter:
         text = opened(letter, self._sealing, self._statements[sender].sealing_key)
