@@ -205,7 +205,7 @@ class PrivacySection(Section):
                 raise ValueError('honest_sites goes with noise = "distributed"')
             return self
         if self.honest_sites is None:
-            raise ValueError('noise = "distributed" needs honest_sites: how many sites of a sum add their share at least')
+            raise ValueError('noise = "distributed" needs honest_sites: how many sites of a sum add noise at least')
         if self.level != "update" or not self.secure_aggregation:
             reason = "a share hides nothing by itself, and DP-SGD adds its noise in each local step"
             raise ValueError(f'noise = "distributed" goes with level = "update" and secure_aggregation: {reason}')

@@ -140,14 +140,16 @@ def _honest(policy: Policy, asked: RequestedWork) -> str:
     needed = asked.plan.privacy.honest_sites
     if needed is None or policy.honest_sites is None or needed <= policy.honest_sites:
         return ""
-    return f"it is {policy.honest_sites}, and the plan's epsilon holds only while {needed} sites of a sum add their noise"
+    reason = f"the plan's epsilon holds only while {needed} sites of a sum add their noise"
+    return f"it is {policy.honest_sites}, and {reason}"
 
 
 def _known_sites(policy: Policy, asked: RequestedWork) -> str:
     needed = asked.plan.privacy.honest_sites
     if needed is None or policy.honest_sites is None or len(policy.peers) >= needed - 1:
         return ""
-    return f"it lists {len(policy.peers)} sites, and of {needed} that add their noise the coordinator could make up the rest"
+    known = len(policy.peers)
+    return f"it lists {known} sites, and of {needed} that add their noise the coordinator could make up the rest"
 
 
 REQUEST_RULES: Mapping[str, RequestRule] = {

@@ -108,7 +108,7 @@ class Masks:
 
 
 def share_keys(site: Site, plan: Plan) -> Callable[[str], bytes]:
-    """From what a share of noise covers, the key that it is drawn with.
+    """What makes the key of a share of noise, from what that share covers.
 
     The key follows from a secret of the site, made when it is needed first: a round that is masked again after a kill
     is covered by the same noise, which tells no more than once.

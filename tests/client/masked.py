@@ -154,8 +154,8 @@ class Hospitals:
                 if answer is not None:
                     yield name, answer
 
-        asked = SumRequest(run, server_round, weights, rows, classes, layout, largest_change(of, method), shares_of(of, method))
-        return Summing(asked, ask).opened()
+        numbers = largest_change(of, method), shares_of(of, method)
+        return Summing(SumRequest(run, server_round, weights, rows, classes, layout, *numbers), ask).opened()
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""

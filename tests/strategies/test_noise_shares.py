@@ -129,7 +129,8 @@ def test_an_update_is_on_the_grid_no_longer_than_its_bound_and_a_sum_stays_in_ra
     placed = grid.masked_input(update, parts[0], stream(1)).view(np.int32) - noise
     assert np.linalg.norm(placed) <= bound * parts[0] * grid.steps
     assert np.abs(placed - update.astype(np.float64) * (parts[0] * grid.steps)).max() < 1
-    assert grid.limit < 2**31 and grid.scale_bits >= LEAST_SCALE_BITS
+    assert grid.limit < 2**31
+    assert grid.scale_bits >= LEAST_SCALE_BITS
 
 
 def test_too_little_noise_leaves_no_room_and_is_refused() -> None:

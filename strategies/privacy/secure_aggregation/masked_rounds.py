@@ -5,7 +5,7 @@ same sites or none: the difference of two sums shows the sites that are in one o
 members need two thirds of that list to open a sum, any two such majorities have a site in common, and that site opens
 one sum. So two sums of one round have the same sites, or none in common.
 
-The same holds for two rounds, of whatever runs, that begin with one model: where training draws nothing by chance,
+The same holds for two rounds, of one run or two, that begin with one model: where training draws nothing by chance,
 their updates are the same.
 """
 

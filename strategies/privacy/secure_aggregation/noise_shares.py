@@ -7,9 +7,9 @@ truncated to the grid, not rounded by chance, so that it becomes no longer and n
 a standard deviation of 2^12 steps of the grid or more.
 
 A sum of discrete Gaussians is no discrete Gaussian. Their theorem 1 bounds the difference: the logarithms of the two
-probabilities lie at most tau apart in each number (:func:`closeness`), which at such shares is below 10^-1000000. So the
-sum costs what a discrete Gaussian of its variance costs, and that is no more than the continuous one (Canonne, Kamath,
-Steinke, NeurIPS 2020, theorem 4).
+probabilities lie at most tau apart in each number (:func:`closeness`), which at such shares is below 10^-1000000. So
+the sum costs what a discrete Gaussian of its variance costs, and that is no more than the continuous one (Canonne,
+Kamath, Steinke, NeurIPS 2020, theorem 4).
 """
 
 import math
@@ -106,7 +106,8 @@ def shares_of(plan: Plan, method: Method) -> NoiseShares | None:
     if section.noise != "distributed":
         return None
     protection = protection_of(plan, method, 1)
-    assert protection is not None and section.honest_sites is not None, "the schema says"
+    assert protection is not None, "it has a level"
+    assert section.honest_sites is not None, "the schema says"
     return NoiseShares(section.max_update_norm, protection.noise_multiplier, section.honest_sites)
 
 
