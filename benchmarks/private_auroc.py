@@ -41,6 +41,8 @@ lr = 0.02
 accountant = "rdp"
 [evaluation]
 result = "last"
+[participation]
+guard = "off"
 [simulation]
 backend = "inline"
 [data]

@@ -76,7 +76,7 @@ class Masks:
             asked=asked_of(site, request, method),
             masked=masked_rounds_of(site, shares),
             shares=shares,
-            **({} if shares is None else {"noise": share_keys(site, plan)}),
+            **({} if shares is None else {"noise": share_keys(site, plan, request.round)}),
         )
         self._rounds[site.name] = held = SiteRound(request.run, request.round, site.name, reply.update, terms)
         if held.cut:
@@ -107,19 +107,19 @@ class Masks:
         return self._rounds[site.name]
 
 
-def share_keys(site: Site, plan: Plan) -> Callable[[str], bytes]:
+def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
     """What makes the key of a share of noise, from what that share covers.
 
     The key follows from a secret of the site, made when it is needed first: a round that is masked again after a kill
-    is covered by the same noise, which tells no more than once.
+    is covered by the same noise, which tells no more than once. In simulation it follows from the run's seed.
     """
     if site.repeatable_noise:
-        secret = seed_of(plan.run.seed, 0, site.name, "noise shares").to_bytes(KEY_BYTES, "big")
-    else:
-        path = site.folder / "noise.key"
-        if not path.exists():
-            write_atomically(path, os.urandom(KEY_BYTES), durable=site.durable, private=True)
-        secret = path.read_bytes()
+        seed = seed_of(plan.run.seed, server_round, site.name, "noise shares")
+        return lambda covered: seed.to_bytes(KEY_BYTES, "big")
+    path = site.folder / "noise.key"
+    if not path.exists():
+        write_atomically(path, os.urandom(KEY_BYTES), durable=site.durable, private=True)
+    secret = path.read_bytes()
     return lambda covered: hmac.digest(secret, covered.encode(), hashlib.sha256)
 
 
