@@ -179,6 +179,10 @@ class PrivacySection(Section):
         secure_aggregation: The coordinator sees sums of updates, and no single one.
         largest_change: Under secure aggregation, numbers of an update beyond are cut; where left out,
             ``method.clip_update``, or 16.
+        noise: At ``update``: each site adds all noise that hides it (``local``), or under secure aggregation a share,
+            so that the sum carries it (``distributed``).
+        honest_sites: With distributed noise, how many sites of a sum add their share at least: epsilon holds only
+            while so many do. No sum of fewer is opened.
     """
 
     level: Literal["none", "sample", "patient", "update"] = "none"
@@ -191,6 +195,23 @@ class PrivacySection(Section):
     accountant: Literal["rdp", "prv"] = "prv"
     secure_aggregation: bool = False
     largest_change: float | None = Field(None, gt=0)
+    noise: Literal["local", "distributed"] = "local"
+    honest_sites: int | None = Field(None, ge=2)
+
+    @model_validator(mode="after")
+    def _noise_is_shared_only_in_sums(self) -> Self:
+        if self.noise == "local":
+            if self.honest_sites is not None:
+                raise ValueError('honest_sites goes with noise = "distributed"')
+            return self
+        if self.honest_sites is None:
+            raise ValueError('noise = "distributed" needs honest_sites: how many sites of a sum add noise at least')
+        if self.level != "update" or not self.secure_aggregation:
+            reason = "a share hides nothing by itself, and DP-SGD adds its noise in each local step"
+            raise ValueError(f'noise = "distributed" goes with level = "update" and secure_aggregation: {reason}')
+        if self.noise_multiplier == 0 or self.largest_change is not None:
+            raise ValueError('noise = "distributed" goes with noise, and max_update_norm is the largest_change')
+        return self
 
     @model_validator(mode="after")
     def _noise_is_said_once(self) -> Self:

@@ -136,6 +136,22 @@ def _unit(policy: Policy, asked: RequestedWork) -> str:
     return 'it is "patient", and privacy.level = "sample" hides single images' if by_image else ""
 
 
+def _honest(policy: Policy, asked: RequestedWork) -> str:
+    needed = asked.plan.privacy.honest_sites
+    if needed is None or policy.honest_sites is None or needed <= policy.honest_sites:
+        return ""
+    reason = f"the plan's epsilon holds only while {needed} sites of a sum add their noise"
+    return f"it is {policy.honest_sites}, and {reason}"
+
+
+def _known_sites(policy: Policy, asked: RequestedWork) -> str:
+    needed = asked.plan.privacy.honest_sites
+    if needed is None or policy.honest_sites is None or len(policy.peers) >= needed - 1:
+        return ""
+    known = len(policy.peers)
+    return f"it lists {known} sites, and of {needed} that add their noise the coordinator could make up the rest"
+
+
 REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.methods": _method,
     "policy.networks": _networks,
@@ -151,6 +167,8 @@ REQUEST_RULES: Mapping[str, RequestRule] = {
     "policy.masked_only": _masked,
     "policy.epsilon": _budget,
     "policy.privacy_unit": _unit,
+    "policy.honest_sites": _honest,
+    "policy.peers": _known_sites,
 }
 
 

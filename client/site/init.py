@@ -52,8 +52,9 @@ level = "standard"              # "strict": only runs whose noise hides patients
 # metrics_outside_privacy = false           # true: figures that no noise covers leave in such runs too
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
 # smallest_cohort = 3           # under secure aggregation, refuse to unmask a sum of fewer sites
-# rows_alone = false            # true: then also head rows of classes that no other site has: nothing hides them
+# rows_alone = false            # true: then also head rows of classes that fewer sites have: the coordinator sees them
 # peers = {{ south = "ecdsa-sha2-nistp256 AAAA..." }}   # the sites with which masks are agreed on
+# honest_sites = 1              # so many sites of a sum are trusted to add their share of noise: docs/privacy.md
 
 # What runs here:
 # methods = ["surgical"]        # all of this release where left out; a plug-in's only if listed

@@ -34,6 +34,7 @@ WITHOUT_LIMITS: dict[str, Any] = {
     "optimizers": ("*",),
     "schedules": ("*",),
     "smallest_cohort": 1,
+    "honest_sites": None,
     "exact_figures": True,
     "hidden_rows": True,
     "extra_questions": None,
@@ -119,12 +120,14 @@ class Policy(Section):
         score_histograms: Whether it tells how the final model's scores on its test and validation parts are spread, if
             asked.
         masked_only: Send no update but under secure aggregation.
-        rows_alone: Whether, under secure aggregation, a head row that no other site of the round owns may be opened:
-            nobody else's hide it. Else it stays masked, and the model's row stays as it was.
+        rows_alone: Whether, under secure aggregation, a head row that fewer sites of the round own than
+            ``smallest_cohort`` may be opened. Else it stays masked, and the model's row stays as it was.
         smallest_cohort: Under secure aggregation, fewest sites whose sum it helps to open; and a round that is asked
             again is masked among the same sites only. 1: sums of two sites, and of any others when a round is repeated.
         peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
             signed with, as OpenSSH lines; where left out, the coordinator is trusted to relay the right ones.
+        honest_sites: Of the sites in a sum, this one included, how many it trusts to add their share of distributed
+            noise; runs whose epsilon holds only with more are declined. It knows them by ``peers``.
         smallest_count: Of a class that fewer patients show, or fewer do not, nothing is told.
         round_counts_to: Counts are rounded down to a multiple of it.
         epsilon, delta: What all runs together may cost; the site stops taking part before that, and takes no part in
@@ -171,6 +174,7 @@ class Policy(Section):
     rows_alone: bool = False
     smallest_cohort: int = Field(3, ge=1)
     peers: dict[str, str] = Field(default_factory=dict)
+    honest_sites: int | None = Field(1, ge=1)
     smallest_count: int = Field(10, ge=0)
     round_counts_to: int = Field(1, ge=1)
     epsilon: float | None = Field(None, gt=0)

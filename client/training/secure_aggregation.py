@@ -1,7 +1,9 @@
 """Updates that a site holds back until it has masked them."""
 
 import hashlib
+import hmac
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +15,8 @@ from client.gate.requested_work import RequestedWork
 from client.site.site import Site
 from common.config import Plan
 from common.errors import quoted
+from common.system.files import write_atomically
+from common.system.seeds import seed_of
 from common.wire.records import Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
     KeysAnswer,
@@ -26,7 +30,9 @@ from common.wire.secure_aggregation import (
 )
 from strategies.base.method import Method
 from strategies.base.state import site_weight
+from strategies.privacy.discrete_gaussian import KEY_BYTES
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
 from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
 from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.registry import method_of
@@ -59,15 +65,18 @@ class Masks:
         verdict = of_reply(site.policy, RequestedWork(plan, method, request.round), reply)
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
+        shares = shares_of(plan, method)
         terms = Terms(
             weight=site_weight(reply, method.parameters.weighting),
             largest=largest_change(plan, method),
-            alone=site.policy.rows_alone,
+            alone=site.policy.rows_alone and shares is None,
             identity=site.identity,
             peers=site.policy.peers,
-            cohort=site.policy.smallest_cohort,
+            cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
             asked=asked_of(site, request, method),
-            masked=masked_rounds_of(site),
+            masked=masked_rounds_of(site, shares),
+            shares=shares,
+            **({} if shares is None else {"noise": share_keys(site, plan, request.round)}),
         )
         self._rounds[site.name] = held = SiteRound(request.run, request.round, site.name, reply.update, terms)
         if held.cut:
@@ -81,9 +90,9 @@ class Masks:
         """Make this site's shares; tell the hospital which of its head rows no other site's can hide."""
         held = self._round(site)
         answer = held.shares(request)
-        if held.rows_alone:
+        if held.rows_of_few:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
-            self._tell(f"round {request.round}: no other site annotates {quoted(held.rows_alone)}: its rows {what}")
+            self._tell(f"round {request.round}: too few sites annotate {quoted(held.rows_of_few)}: its rows {what}")
         return answer
 
     def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
@@ -98,9 +107,25 @@ class Masks:
         return self._rounds[site.name]
 
 
-def masked_rounds_of(site: Site) -> MaskedRounds:
+def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
+    """What makes the key of a share of noise, from what that share covers.
+
+    The key follows from a secret of the site, made when it is needed first: a round that is masked again after a kill
+    is covered by the same noise, which tells no more than once. In simulation it follows from the run's seed.
+    """
+    if site.repeatable_noise:
+        seed = seed_of(plan.run.seed, server_round, site.name, "noise shares")
+        return lambda covered: seed.to_bytes(KEY_BYTES, "big")
+    path = site.folder / "noise.key"
+    if not path.exists():
+        write_atomically(path, os.urandom(KEY_BYTES), durable=site.durable, private=True)
+    secret = path.read_bytes()
+    return lambda covered: hmac.digest(secret, covered.encode(), hashlib.sha256)
+
+
+def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
     """The rounds that a site has masked; nothing where its policy lets the coordinator learn any difference."""
-    if site.policy.smallest_cohort < SMALLEST_DIFFERENCE:
+    if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.repeatable_noise):
         return MaskedRounds()
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 
@@ -109,11 +134,12 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
     """What a request asks, as the sites of a round compare it before they mask.
 
     The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two
-    sites compare those of the classes that both annotate. A class that only one of them annotates cannot be compared.
+    sites compare those of the classes that both receive. What only one of them receives cannot be compared.
     """
     rows = request.class_names if method.traffic.rows == "all" else ()
     plan = json.dumps([request.plan, request.contract, rows])
-    own = [(row, name) for row, name in enumerate(request.class_names) if name in site.declaration.canonical]
+    annotated = request.class_names if rows else site.declaration.canonical
+    own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
     by_class = {name: array for name, array in request.statistics.items() if len(array) == len(request.class_names)}
     rest = {name: array for name, array in sorted(request.statistics.items()) if name not in by_class}
@@ -126,7 +152,13 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
         values = [array[row] for _, array in sorted(by_class.items())]
         if values:
             shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = _sha256(*values)
-    return Asked(plan=hashlib.sha256(plan.encode()).hexdigest(), model=_sha256(*groups, *rest.values()), shared=shared)
+    start = [] if head is None else [array[[row for row, _ in own]] for array in (head.weight, head.bias)]
+    return Asked(
+        plan=hashlib.sha256(plan.encode()).hexdigest(),
+        model=_sha256(*groups, *rest.values()),
+        shared=shared,
+        start=_sha256(*groups, *start),
+    )
 
 
 def _sha256(*arrays: Any) -> str:

@@ -3,7 +3,7 @@
 import datetime as dt
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -23,6 +23,8 @@ from server.federation.recorder import Recorder, Watcher, versions
 from strategies.base.callbacks import Callbacks
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import RunStopped
+from strategies.privacy.accounting import epsilon_of
+from strategies.privacy.protection import protection_of
 from strategies.registry import method_of
 from strategies.rounds.strategy import FederatedAveraging
 
@@ -171,7 +173,15 @@ def _privacy(experiment: Experiment, strategy: FederatedAveraging, books: Books)
     if section.level == "none":
         return None
     said = {site: books.epsilon.get(site) for site in sorted(strategy.sites.members) if books.epochs[site]}
-    return {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": said}
+    told = {"level": section.level, "delta": section.delta, "accountant": section.accountant, "epsilon": said}
+    if section.noise == "local":
+        return told
+    protection = protection_of(strategy.plan, strategy, 1)
+    assert protection is not None, "it has noise"
+    round_alone = protection.cost_with(1)
+    alone = replace(round_alone, count=round_alone.count * strategy.plan.run.rounds)
+    of_one = epsilon_of([alone], section.delta, section.accountant)
+    return {**told, "noise": section.noise, "honest_sites": section.honest_sites, "epsilon_of_one_share": of_one}
 
 
 def _told(answer: RollCallAnswer) -> dict[str, int | None]:

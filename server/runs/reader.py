@@ -88,12 +88,21 @@ class LearnedInRound(_Record):
 
 
 class Privacy(_Record):
-    """What a run with privacy cost, by site; None where there was no noise."""
+    """What a run with privacy cost, by site; None where there was no noise.
+
+    Attributes:
+        noise: Whether each site added all its noise, or a share.
+        honest_sites: With shares, as long as how many sites of a sum add theirs ``epsilon`` holds.
+        epsilon_of_one_share: What the whole run costs a site if no other adds its share.
+    """
 
     level: str
     delta: float
     accountant: str
     epsilon: dict[str, float | None]
+    noise: str = "local"
+    honest_sites: int | None = None
+    epsilon_of_one_share: float | None = None
 
 
 class RunSummary(_Record):

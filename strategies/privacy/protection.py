@@ -1,7 +1,7 @@
 """What a plan's privacy means at one site: how much noise, over which steps, at what cost; or why it makes no sense."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -69,6 +69,14 @@ class Protection:
         """Privacy cost of one round."""
         return Steps(self.noise_multiplier, self.sample_rate, self.steps * self.epochs)
 
+    def cost_with(self, honest: int) -> Steps:
+        """Privacy cost of one round where only so many sites of a sum add their share of distributed noise.
+
+        Against the coordinator together with the others, who know their own shares and take them off.
+        """
+        promised = self.section.honest_sites or 1
+        return replace(self.cost, noise_multiplier=self.noise_multiplier * math.sqrt(min(honest, promised) / promised))
+
     def shield(self, method: Method, noise: NoiseSource, patients: NDArray[np.str_]) -> Shield:
         """What makes one round private.
 
@@ -78,7 +86,8 @@ class Protection:
         section = self.section
         if section.level == "update":
             bounds = section.max_update_norm, section.max_statistics_norm
-            return Shield(reply=NoisyReply(*bounds, self.noise_multiplier, noise))
+            own = self.noise_multiplier if section.noise == "local" else 0.0  # else a share goes on before the mask
+            return Shield(reply=NoisyReply(*bounds, own, noise))
         by_patient = section.level == "patient"
         epoch = PrivateEpochs(
             loss=method.loss,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 
+from common.config import Plan
 from common.models.state import ModelState
 from common.system.plain_text import shown
 from common.wire.codec import R, Record, encode, payload_bytes
@@ -25,7 +26,9 @@ from strategies.base.method import Method
 from strategies.base.round_record import TooFewSites
 from strategies.base.state import Means, site_weight
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
+from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.rounds.messages.replies import Replies, decoded
 
 STAGES: Mapping[type, str] = {
@@ -106,11 +109,11 @@ class Unmasked:
 def unmasked_mean(
     questions: Questions,
     method: Method,
+    plan: Plan,
     model: ModelState,
     received: Replies[TrainReply],
     *,
     rows: Mapping[str, Collection[str]],
-    largest: float,
 ) -> Unmasked:
     """The mean of the updates of the sites that have just trained.
 
@@ -130,7 +133,10 @@ def unmasked_mean(
     )
     sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
     classes = tuple(sorted({name for names in sent.values() for name in names}))
-    asked = SumRequest(questions.run, questions.round, weights, sent, classes, layout, largest)
+    shares = shares_of(plan, method)
+    asked = SumRequest(
+        questions.run, questions.round, weights, sent, classes, layout, largest_change(plan, method), shares
+    )
     try:
         opened = Summing(asked, questions).opened()
     except MaskingFailed as error:

@@ -25,7 +25,6 @@ from strategies.base.flower_arrays import array_record, is_state_dict, model_of,
 from strategies.base.robust_state import Merged
 from strategies.base.round_record import RoundRecord
 from strategies.base.state import FederationState, Means, after_round, with_absent, with_judgement
-from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.rounds.ask_sites import Exchanges
 from strategies.rounds.guard.verdict import Judged
 from strategies.rounds.guarded_mean import ModelBroken
@@ -283,9 +282,8 @@ class FederatedAveraging(Exchanges):
         """
         contract, asked = self.sites.contract, self.requests.expected
         rows = {site: self.rows_sent(self.rows_of(site, contract), contract.sites[site]) for site in asked}
-        largest = largest_change(self.plan, self)
         questions = Questions(self.run, server_round, partial(self._queried, server_round))
-        unmasked: Unmasked = unmasked_mean(questions, self, self.state.model, came, rows=rows, largest=largest)
+        unmasked: Unmasked = unmasked_mean(questions, self, self.plan, self.state.model, came, rows=rows)
         self.sites.bytes_up.update(questions.bytes_up)
         self._refuse_too_few(server_round, unmasked.received)
         arrived = time.monotonic()

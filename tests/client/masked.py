@@ -10,12 +10,14 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
 
 from client.app import client_app
 from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
 from common.contract import Declaration
+from common.errors import BadInput
 from common.models.state import ModelState
 from common.security.identity import public_line
 from common.wire.codec import R, Record, decode, encode
@@ -23,6 +25,7 @@ from common.wire.records import TrainReply, TrainRequest
 from strategies.base.state import site_weight
 from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.fixed_point import ONE
+from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat
 from strategies.privacy.secure_aggregation.site import Identity
 from strategies.privacy.secure_aggregation.supported import largest_change
@@ -62,6 +65,7 @@ class Hospitals:
     refusals: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
         keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in self.counts}
         lines = {name: public_line(key, "") for name, key in keys.items()}
         policy = Policy(masked_only=True, peers=lines, smallest_count=0, **self.policy)
@@ -88,7 +92,7 @@ class Hospitals:
         message = Message(encode(record), 2, kind)
         try:
             reply = self.apps[name](message, Context(1, 2, {}, RecordDict(), {}))
-        except ValueError as error:
+        except (ValueError, BadInput) as error:
             self.refusals.append(f"{name}: {error}")
             return None
         if reply.has_error():
@@ -150,8 +154,8 @@ class Hospitals:
                 if answer is not None:
                     yield name, answer
 
-        asked = SumRequest(run, server_round, weights, rows, classes, layout, largest_change(of, method))
-        return Summing(asked, ask).opened()
+        numbers = largest_change(of, method), shares_of(of, method)
+        return Summing(SumRequest(run, server_round, weights, rows, classes, layout, *numbers), ask).opened()
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 
 from common.config import Plan
 from common.wire.records import Groups, TrainRequest
@@ -17,11 +16,6 @@ from tests.client.masked import NAMES, Hospitals, integers, masked_plan
 
 VICTIM = "cedar"
 OTHERS = tuple(name for name in NAMES if name != VICTIM)
-
-
-@pytest.fixture(autouse=True)
-def _flower_knows_where_it_is() -> None:
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
 
 
 def test_an_honest_round_opens_the_plain_sum_to_the_bit(tmp_path: Path) -> None:
@@ -176,10 +170,37 @@ def test_survivors_that_a_coordinator_changes_are_refused_after_a_restart(tmp_pa
     assert sum("and no other is" in one for one in here.refusals) == 3
 
 
-def test_another_round_may_have_other_members(tmp_path: Path) -> None:
+def moved(site: str, asked: Any) -> Any:
+    """The model of a later round."""
+    if not isinstance(asked, TrainRequest) or asked.model.trunk is None:
+        return asked
+    return replace(asked, model=replace(asked.model, trunk=asked.model.trunk * np.float32(0.9)))
+
+
+def test_another_round_may_have_other_members_from_another_model(tmp_path: Path) -> None:
     here, of = Hospitals(tmp_path, FOUR), masked_plan()
     here.opened(of, tuple(FOUR), 1)
-    assert VICTIM not in here.opened(of, tuple(name for name in FOUR if name != VICTIM), 2).parts
+    assert VICTIM not in here.opened(of, tuple(name for name in FOUR if name != VICTIM), 2, change=moved).parts
+
+
+@pytest.mark.parametrize(("server_round", "run"), [(2, "run"), (1, "another")])
+@pytest.mark.parametrize("restarted", [(), tuple(FOUR)], ids=["", "restarted"])
+def test_one_model_is_not_masked_again_without_a_hospital_by_another_name(
+    server_round: int, run: str, restarted: tuple[str, ...], tmp_path: Path
+) -> None:
+    """Where a step looks at all images, another round or run makes the same updates, and the sums differ by one."""
+    here, of = Hospitals(tmp_path, FOUR), masked_plan()
+    here.opened(of, tuple(FOUR), 1)
+    here.start(restarted)
+    with pytest.raises(MaskingFailed, match='it can be done again with the same sites, and lacks "cedar"'):
+        here.opened(of, tuple(name for name in FOUR if name != VICTIM), server_round, run=run)
+
+
+def test_a_hospital_that_joins_after_one_model_was_masked_sits_its_second_round_out(tmp_path: Path) -> None:
+    here, of = Hospitals(tmp_path, FOUR), masked_plan()
+    without = tuple(name for name in FOUR if name != VICTIM)
+    here.opened(of, without, 1)
+    assert VICTIM not in here.opened(of, tuple(FOUR), 1, run="another").parts
 
 
 # ---------------------------------------------------------------------- small cohorts
@@ -222,7 +243,36 @@ def test_a_third_of_six_is_lost_and_the_sum_is_the_plain_one_to_the_bit(tmp_path
     assert opened.integers.view(np.int32).tolist() == plain.tolist()
 
 
+CLASSES = {"ash": ("a", "b"), "birch": ("a", "b"), "cedar": ("a",), "elm": ("a",)}
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_no_hospital_opens_the_rows_of_a_class_that_two_annotate_unless_its_policy_shows_single_rows(
+    alone: bool, tmp_path: Path
+) -> None:
+    """The sum of two rows is a sum of two hospitals, whatever else is in the round."""
+    here = Hospitals(tmp_path, FOUR, policy={"rows_alone": alone}, class_names=CLASSES)
+    opened = here.opened(masked_plan("surgical"), tuple(FOUR))
+    assert sorted(opened.rows) == (["a", "b"] if alone else ["a"])
+    assert opened.closed == (() if alone else ("b",))
+
+
 # ---------------------------------------------------------------------- any field, to any hospital
+
+
+def test_a_row_that_a_hospital_does_not_annotate_is_compared_where_all_rows_are_sent(tmp_path: Path) -> None:
+    """By dead rows of its own class and the victim's, another hospital's trunk would not move."""
+
+    def dead(name: str, asked: Any) -> Any:
+        if name == VICTIM or not isinstance(asked, TrainRequest):
+            return asked
+        assert asked.model.head is not None
+        return replace(asked, model=replace(asked.model, head=replace(asked.model.head, weight=np.zeros((2, 8), "f4"))))
+
+    here = Hospitals(tmp_path, class_names={"ash": ("a",), "birch": ("a",), "cedar": ("b",)})
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(), change=dead)
+    assert any(one.startswith(VICTIM) and "received another head row of" in one for one in here.refusals)
 
 
 def other_numbers(groups: Groups) -> Groups:

@@ -23,6 +23,7 @@ from common.wire.secure_aggregation import (
 from strategies.aggregation.mean import running_sum
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
 from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of, threshold
 from strategies.privacy.secure_aggregation.signed_keys import Statement, StatementError, read_statement
 from strategies.privacy.secure_aggregation.site import may_open
@@ -46,6 +47,7 @@ class SumRequest:
         weights: Site -> plain weight.
         rows: Site -> classes whose rows it must send, sorted.
         classes: All rows of the sum, sorted.
+        shares: The noise that the sites add together; None for none.
     """
 
     run: str
@@ -55,6 +57,7 @@ class SumRequest:
     classes: tuple[str, ...]
     layout: SegmentLayout
     largest: float
+    shares: NoiseShares | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class UnmaskedSum:
         vector: Of numbers times parts, over the body and all rows; rows that are not opened are zero.
         parts: Survivor -> its part of all weights that were asked for.
         rows: Class -> survivors that own it, for the rows that are opened.
-        closed: Rows that only one site was left in, which does not want them opened.
+        closed: Rows that too few sites were left in, which do not want them opened.
         integers: The sum before it was turned into numbers.
     """
 
@@ -114,7 +117,7 @@ class Summing:
         if earlier:
             self._members = earlier[0]
             if missing := sorted(set(self._members) - set(asked.weights)):
-                problem = f"this round was masked before, among {quoted(self._members)}"
+                problem = f"this round, or one from the same model, was masked before, among {quoted(self._members)}"
                 raise MaskingFailed(
                     f"{problem}: it can be done again with the same sites, and lacks {quoted(missing)}."
                 )
@@ -233,11 +236,21 @@ class Summing:
         unopened = [name for name in asked.classes if name not in rows]
         for place in asked.layout.places(asked.classes, unopened, body=False):
             total[place] = 0
-        if not plausible(total, len(taking_part)):
-            raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
         weight = running_sum(asked.weights[site] for site in taking_part)
-        parts = {site: asked.weights[site] / weight for site in survivors}
-        return UnmaskedSum(asked, from_fixed_point(total, asked.largest), parts, rows, tuple(sorted(closed)), total)
+        every = {site: asked.weights[site] / weight for site in taking_part}
+        parts = {site: every[site] for site in survivors}
+        return UnmaskedSum(asked, self._numbers(total, list(every.values())), parts, rows, tuple(sorted(closed)), total)
+
+    def _numbers(self, total: Integers, parts: list[float]) -> NDArray[np.float64]:
+        """The sum as it was before it was turned into integers.
+
+        Args:
+            parts: Of all that took part, survivors or not.
+        """
+        grid = self.asked.shares.grid(parts) if self.asked.shares else None
+        if not (grid.plausible(total) if grid else plausible(total, len(parts))):
+            raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
+        return grid.values(total) if grid else from_fixed_point(total, self.asked.largest)
 
     @property
     def _shares(self) -> int:

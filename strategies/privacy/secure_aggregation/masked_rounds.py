@@ -4,11 +4,14 @@ A round that is asked again, after the coordinator was killed or because it woul
 same sites or none: the difference of two sums shows the sites that are in one of them only. All sites of a list of
 members need two thirds of that list to open a sum, any two such majorities have a site in common, and that site opens
 one sum. So two sums of one round have the same sites, or none in common.
+
+The same holds for two rounds, of one run or two, that begin with one model: where training draws nothing by chance,
+their updates are the same.
 """
 
 import json
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +31,12 @@ class MaskedRound:
     Attributes:
         members: The sites that masked together, sorted; empty before.
         opened: The sites whose sum this site helped to open, sorted; empty before.
+        noise: What its share of distributed noise was drawn for; empty for none.
     """
 
     members: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
+    noise: str = ""
 
     def masking(self, members: Collection[str]) -> "MaskedRound":
         """The round, asked to be masked among these sites.
@@ -42,7 +47,7 @@ class MaskedRound:
         asked = tuple(sorted(members))
         if self.members not in ((), asked):
             raise SecretsError(f"this round was masked among {quoted(self.members)}, and is among no others")
-        return MaskedRound(asked, self.opened)
+        return replace(self, members=asked)
 
     def opening(self, survivors: Collection[str]) -> "MaskedRound":
         """The round, asked to help to open the sum of these sites.
@@ -53,7 +58,17 @@ class MaskedRound:
         opened = tuple(sorted(survivors))
         if self.opened not in ((), opened):
             raise SecretsError(f"the sum of {quoted(self.opened)} was opened in this round, and no other is")
-        return MaskedRound(self.members, opened)
+        return replace(self, opened=opened)
+
+    def with_noise(self, drawn_for: str) -> "MaskedRound":
+        """The round, asked to be masked with a share of noise.
+
+        Raises:
+            SecretsError: If that share has covered something else: what two shares of one round cover is told twice.
+        """
+        if self.noise not in ("", drawn_for):
+            raise SecretsError("this round was masked with noise before, for another request or by other weights")
+        return replace(self, noise=drawn_for)
 
 
 def fewest(members: int, cohort: int) -> int:
@@ -75,24 +90,38 @@ class MaskedRounds:
     def __init__(self, folder: Path | None = None, *, durable: bool = True) -> None:
         self._folder, self._durable = folder, durable
 
-    def of(self, run: str, server_round: int) -> MaskedRound:
-        """What was done in this round.
+    def of(self, run: str, server_round: int, start: str = "") -> MaskedRound:
+        """What was done in this round, and in any that began with the same model.
+
+        Args:
+            start: Hash of the model that the round begins with; empty for none that is known.
 
         Raises:
-            ValueError: If the file is damaged: what the site does not know it must not do again.
+            SecretsError: If these rounds were masked among different sites, or opened for different ones.
+            ValueError: If a file is damaged: what the site does not know it must not do again.
         """
-        found = self._rounds(run).get(str(server_round), {"members": (), "opened": ()})
-        return MaskedRound(tuple(found["members"]), tuple(found["opened"]))
+        found = [self._rounds(run).get(str(server_round), {})]
+        if start and self._folder is not None:
+            every = [one for path in sorted(self._folder.glob("*.json")) for one in self._rounds(path.stem).values()]
+            found += [one for one in every if start in one.get("starts", ())]
+        done = MaskedRound()
+        for one in found:
+            done = done.masking(one["members"]) if one.get("members") else done
+            done = done.opening(one["opened"]) if one.get("opened") else done
+        return replace(done, noise=str(found[0].get("noise", "")))
 
-    def note(self, run: str, server_round: int, done: MaskedRound) -> None:
+    def note(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
         """Write down what is about to be done."""
-        if self._folder is None or self.of(run, server_round) == done:
+        if self._folder is None:
             return
-        path = self._path(run)
+        path, before = self._path(run), self._rounds(run)
+        starts = sorted({*before.get(str(server_round), {}).get("starts", ()), start} - {""})
+        noted = {"members": list(done.members), "opened": list(done.opened), "starts": starts, "noise": done.noise}
+        if before.get(str(server_round)) == noted:
+            return
         if not path.exists():
             self._forget_old()
-        rounds = {**self._rounds(run), str(server_round): {"members": done.members, "opened": done.opened}}
-        write_atomically(path, json.dumps(rounds).encode(), durable=self._durable)
+        write_atomically(path, json.dumps({**before, str(server_round): noted}).encode(), durable=self._durable)
 
     def _rounds(self, run: str) -> dict[str, Any]:
         if self._folder is None or not self._path(run).exists():

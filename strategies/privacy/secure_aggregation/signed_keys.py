@@ -31,7 +31,7 @@ class Statement(BaseModel):
         model: SHA-256 of the trunk and batch normalisation that it started from.
         shared: SHA-256 by name of what it has in common with some sites only: the head rows that it started from.
         rows: Classes whose head rows it sends, sorted.
-        alone: Whether a row of which it is the only owner may be opened.
+        alone: Whether a row that fewer sites own than a cohort may be opened.
         sealing_key, masking_key: Public halves, made for this round: for letters to other sites, and for masks.
     """
 

@@ -5,9 +5,11 @@ total of weights from anybody but the sites themselves, help to open two differe
 and its own mask away both, open a row that only one site is left in, or answer one stage in two ways.
 """
 
+import hashlib
+import json
 import os
 from base64 import b64encode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.aggregation.mean import running_sum
+from strategies.privacy.discrete_gaussian import BitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     add_mask,
@@ -44,6 +47,7 @@ from strategies.privacy.secure_aggregation.crypto import (
 from strategies.privacy.secure_aggregation.encrypted_shares import Letter, read_letter
 from strategies.privacy.secure_aggregation.fixed_point import cut, fixed_point
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds, fewest
+from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
 from strategies.privacy.secure_aggregation.segments import Segment, flat, segments_of, threshold
 from strategies.privacy.secure_aggregation.signed_keys import (
     Statement,
@@ -71,11 +75,16 @@ class Identity:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a site was asked to do, as hashes that the sites of a round compare; see :class:`Statement`."""
+    """What a site was asked to do, as hashes that the sites of a round compare; see :class:`Statement`.
+
+    Attributes:
+        start: Of the model alone, which stays at the site: by it one is known that comes again.
+    """
 
     plan: str = ""
     model: str = ""
     shared: Mapping[str, str] = field(default_factory=dict)
+    start: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,13 +94,16 @@ class Terms:
     Attributes:
         weight: Its plain weight in the mean.
         largest: Numbers of its update beyond are cut.
-        alone: Whether rows that no other site of the round owns may be opened.
+        alone: Whether rows that fewer sites of the round own than ``cohort`` may be opened.
         identity: None in simulation.
         peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
             relay the right statements.
         cohort: Fewest sites whose sum it helps to open.
         asked: What every other site of the round must have been asked, too.
         masked: The rounds that it has masked so far.
+        shares: The noise that the sites add together; None for none.
+        noise: From what a share of it covers, the key that it is drawn with: the same for the same, and for nothing
+            else.
     """
 
     weight: float
@@ -102,6 +114,8 @@ class Terms:
     cohort: int = 2
     asked: Asked = field(default_factory=Asked)
     masked: MaskedRounds = field(default_factory=MaskedRounds)
+    shares: NoiseShares | None = None
+    noise: Callable[[str], bytes] = lambda covered: os.urandom(SECRET_BYTES)
 
 
 class SiteRound:
@@ -121,7 +135,7 @@ class SiteRound:
         self._update: NDArray[np.float32] | None = vector
         self.cut = cut(vector, terms.largest)
         self._sealing, self._masking = new_key(), new_key()
-        self._done = terms.masked.of(run, server_round)
+        self._done = terms.masked.of(run, server_round, terms.asked.start)
         self._members: tuple[str, ...] = ()
         self._statements: Mapping[str, Statement] = {}
         self._segments: tuple[Segment, ...] = ()
@@ -167,9 +181,11 @@ class SiteRound:
         return self._once(request, RevealAnswer, self._reveal)
 
     @property
-    def rows_alone(self) -> tuple[str, ...]:
-        """Rows that no other site of the round owns, once it is known who takes part."""
-        return tuple(name for segment in self._segments if segment.owners == (self.site,) for name in segment.classes)
+    def rows_of_few(self) -> tuple[str, ...]:
+        """Rows that too few sites of the round own, this one among them, once it is known who takes part."""
+        own = [segment for segment in self._segments if self.site in segment.owners]
+        few = [one for one in own if len(one.owners) < least_owners(one.owners, self._statements)]
+        return tuple(name for segment in few for name in segment.classes)
 
     def _once(self, request: Any, kind: type[Answer], answer: Callable[[Any], Answer]) -> Answer:
         """Answer a stage; the same again where the same is asked again, and nothing where anything else is."""
@@ -287,13 +303,26 @@ class SiteRound:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
-        total = running_sum(self._statements[site].weight for site in sorted({self.site, *others}))
-        vector = fixed_point(self._update, terms.weight / total, terms.largest)
+        weights = [self._statements[site].weight for site in sorted({self.site, *others})]
+        parts = [weight / running_sum(weights) for weight in weights]
         self._done = self._done.masking({self.site, *others})
-        terms.masked.note(self.run, self.round, self._done)
+        if terms.shares is None:
+            vector = fixed_point(self._update, terms.weight / running_sum(weights), terms.largest)
+        else:
+            vector = self._with_share(self._update, parts, terms.shares)
+        self._note()
         self._update = None
         self._add_masks(vector, others)
         return MaskedAnswer(self.run, self.round, self.site, vector)
+
+    def _with_share(self, update: NDArray[np.float32], parts: Sequence[float], shares: NoiseShares) -> Integers:
+        """The update with this site's share of the noise; the same share if the same round is masked again."""
+        grid = shares.grid(parts)
+        part = dict(zip(self._done.members, parts, strict=True))[self.site]
+        covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, parts, vars(grid)]).encode())
+        covered.update(update.tobytes())
+        self._done = self._done.with_noise(covered.hexdigest())
+        return grid.masked_input(update, part, BitStream(self._terms.noise(covered.hexdigest())))
 
     def _opened(self, sender: str, letter: bytes) -> Letter:
         text = opened(letter, self._sealing, self._statements[sender].sealing_key)
@@ -318,7 +347,7 @@ class SiteRound:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
         self._refuse_too_few(len(survivors))
         self._done = self._done.opening(survivors)
-        self._terms.masked.note(self.run, self.round, self._done)
+        self._note()
         openable = [segment for segment in self._segments if may_open(segment, survivors, self._statements)]
         given = [(site, one.name) for one in openable for site in one.owners if site in survivors]
         gone = tuple(sorted(took_part - survivors))
@@ -335,6 +364,9 @@ class SiteRound:
         self._forget()
         return answer
 
+    def _note(self) -> None:
+        self._terms.masked.note(self.run, self.round, self._done, self._terms.asked.start)
+
     def _forget(self) -> None:
         """Forget the round but for the last answer, which is sent again if its message comes twice."""
         self._own, self._letters = {}, {}
@@ -347,9 +379,16 @@ class SiteRound:
 
 
 def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:
-    """Whether a segment's sum hides each of its summands, or its only one may be seen."""
+    """Whether a segment's sum hides each of its summands as well as they ask, or they may be seen."""
     left = [site for site in segment.owners if site in survivors]
-    return len(left) > 1 or (len(left) == 1 and statements[left[0]].alone)
+    if not left:
+        return False
+    return len(left) >= least_owners(left, statements) or all(statements[site].alone for site in left)
+
+
+def least_owners(owners: Collection[str], statements: Mapping[str, Statement]) -> int:
+    """Fewest sites whose sum these sites help to open."""
+    return max(2, *(statements[site].cohort for site in owners))
 
 
 def no_round(site: str) -> MaskingRefused:

@@ -10,6 +10,8 @@ LARGEST_CHANGE = 16.0
 
 def largest_change(plan: Plan, method: Method) -> float:
     """The bound of one number of an update: the experiment's, or the length that updates are clipped to."""
+    if plan.privacy.noise == "distributed":
+        return plan.privacy.max_update_norm
     return plan.privacy.largest_change or method.parameters.clip_update or LARGEST_CHANGE
 
 

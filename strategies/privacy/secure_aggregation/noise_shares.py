@@ -1,0 +1,122 @@
+"""Distributed noise: each site adds its share under its mask, and only the sum carries the noise that is promised.
+
+Kairouz, Liu, Steinke, "The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation",
+ICML 2021. The promise holds while at least ``honest`` sites of a sum add their share: each share has the variance
+sigma^2 / honest, no sum of fewer sites is opened, and more sites make more noise, not less. Departures: an update is
+truncated to the grid, not rounded by chance, so that it becomes no longer and needs no rotation before; and a share has
+a standard deviation of 2^12 steps of the grid or more.
+
+A sum of discrete Gaussians is no discrete Gaussian. Their theorem 1 bounds the difference: the logarithms of the two
+probabilities lie at most tau apart in each number (:func:`closeness`), which at such shares is below 10^-1000000. So
+the sum costs what a discrete Gaussian of its variance costs, and that is no more than the continuous one (Canonne,
+Kamath, Steinke, NeurIPS 2020, theorem 4).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.config import Plan
+from common.wire.secure_aggregation import Integers
+from strategies.base.method import Method
+from strategies.privacy.discrete_gaussian import SCALE_BITS, BitStream, discrete_gaussian
+from strategies.privacy.protection import protection_of
+from strategies.privacy.secure_aggregation.crypto import SecretsError
+
+LEAST_SCALE_BITS: Final = 12
+HALF_RANGE: Final = 2.0**31
+"""Sums travel modulo 2^32, as numbers of both signs."""
+ROOM: Final = 8.0
+"""Standard deviations of the noise for which the range has room; beyond, a number comes back with the other sign."""
+
+
+@dataclass(frozen=True)
+class ShareGrid:
+    """The grid of one round.
+
+    Attributes:
+        scale_bits: Binary logarithm of the standard deviation of one site's share, in steps of the grid.
+        steps: Of the grid, in one unit of an update times its site's part of the weights.
+        limit: Beyond so many steps no number of a sum lies.
+    """
+
+    scale_bits: int
+    steps: float
+    limit: int
+
+    def masked_input(self, update: NDArray[np.float32], part: float, bits: BitStream) -> Integers:
+        """One site's addend before its masks: the update on the grid and a share of the noise.
+
+        Args:
+            update: At most as long as the bound.
+            part: Of all weights, from 0 to 1.
+        """
+        truncated = np.trunc(update.astype(np.float64) * (part * self.steps)).astype(np.int64)
+        noisy = truncated + discrete_gaussian(len(update), bits, self.scale_bits)
+        return (noisy & 0xFFFFFFFF).astype(np.uint32)
+
+    def plausible(self, total: Integers) -> bool:
+        """Whether this can be a sum; one with a mask left on is soon out of range."""
+        signed = total.view(np.int32).astype(np.int64)
+        return not len(signed) or bool(np.abs(signed).max() <= self.limit)
+
+    def values(self, total: Integers) -> NDArray[np.float64]:
+        """A sum as it was before it was brought to the grid."""
+        return total.view(np.int32) / np.float64(self.steps)
+
+
+@dataclass(frozen=True)
+class NoiseShares:
+    """What every site of a run knows of the noise that they add together.
+
+    Attributes:
+        bound: Longest length of an update.
+        noise_multiplier: Standard deviation of the sum's noise over how far one site's data can move the sum, at most.
+        honest: How many sites of a sum add their share at least.
+    """
+
+    bound: float
+    noise_multiplier: float
+    honest: int
+
+    def grid(self, parts: Sequence[float]) -> ShareGrid:
+        """The grid for sites with these parts of the weights: as fine as the range of the sum allows.
+
+        The site with the largest part moves the sum most: two of its updates lie up to twice the bound apart.
+
+        Raises:
+            SecretsError: If there is no room for the noise.
+        """
+        deviation = self.noise_multiplier * 2 * self.bound * max(parts)
+        in_shares = math.sqrt(self.honest) / deviation  # standard deviations of a share in one unit
+        needed = self.bound * in_shares + ROOM * math.sqrt(len(parts))
+        bits = min(SCALE_BITS, math.ceil(math.log2(HALF_RANGE / needed)) - 1)
+        if bits < LEAST_SCALE_BITS:
+            raise SecretsError("a sum has no room for updates beside so little noise, or for so many sites")
+        return ShareGrid(bits, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + len(parts))
+
+
+def shares_of(plan: Plan, method: Method) -> NoiseShares | None:
+    """The noise that the sites of a plan's run add together; None where each adds its own."""
+    section = plan.privacy
+    if section.noise != "distributed":
+        return None
+    protection = protection_of(plan, method, 1)
+    assert protection is not None, "it has a level"
+    assert section.honest_sites is not None, "the schema says"
+    return NoiseShares(section.max_update_norm, protection.noise_multiplier, section.honest_sites)
+
+
+def closeness(sites: int, deviation: float) -> float:
+    """Tau: how far a sum of discrete Gaussians is from the discrete Gaussian of its variance, in log probability.
+
+    Theorem 1 of Kairouz et al., for each number of a vector.
+
+    Args:
+        deviation: Standard deviation of one site's share, in steps of the grid.
+    """
+    return 10 * sum(math.exp(-2 * math.pi**2 * deviation**2 * k / (k + 1)) for k in range(1, sites))

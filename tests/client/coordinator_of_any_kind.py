@@ -1,0 +1,305 @@
+"""A coordinator that may change every message of masked rounds, and works out all that the answers give away.
+
+The hospitals' gate, policy and masks are the real ones. Only local training is replaced by arithmetic on a few numbers
+(:func:`trained`), which an attacker would like better than the real one: it draws nothing by chance, and a dead trunk,
+dead rows or a learning rate of nothing leave an update of zeros.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import chain, combinations
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric import ec
+from numpy.typing import NDArray
+
+from client.site.site import Site
+from common.config import Plan
+from common.models.head import Head
+from common.security.identity import public_line
+from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.secure_aggregation import (
+    Integers,
+    KeysAnswer,
+    KeysRequest,
+    MaskedAnswer,
+    MaskedRequest,
+    RevealAnswer,
+    RevealRequest,
+    SharesAnswer,
+    SharesRequest,
+)
+from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
+from strategies.privacy.secure_aggregation.fixed_point import fixed_point, from_fixed_point
+from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, flat, segments_of, threshold
+from strategies.privacy.secure_aggregation.signed_keys import Statement, read_statement, signed
+from tests.client.masked import Hospitals
+
+LAYOUT = SegmentLayout(trunk=60, norm=0, features=20)
+STRANGER = ec.generate_private_key(ec.SECP256R1())
+Found = tuple[str, frozenset[str]]
+"""Part of the model, :data:`BODY` or a class, and the sites whose sum of it is open."""
+
+
+def trained(site: Site, request: TrainRequest) -> TrainReply:
+    """An update that depends on the site and on what it was asked, of length 1 from an ordinary model."""
+    head, trunk = request.model.head, request.model.trunk
+    assert head is not None
+    assert trunk is not None
+    asked = hashlib.sha256(trunk.tobytes() + head.weight.tobytes() + site.name.encode()).digest()
+    numbers = np.random.default_rng(int.from_bytes(asked[:8])).normal(size=60 + 21 * len(head.class_names))
+    numbers *= Plan.model_validate_json(request.plan).training.lr * 10 / np.sqrt(len(numbers))
+    numbers[:60] *= float(np.any(head.weight))
+    numbers[60:] *= float(np.any(trunk))
+    rows = numbers[60:].reshape(-1, 21).astype(np.float32)
+    update = Groups(numbers[:60].astype(np.float32), None, Head(head.class_names, rows[:, :20], rows[:, 20]))
+    figures = {"train_loss": None, "validation_loss": None, "validation_auroc": None}
+    count = site.train_samples
+    return TrainReply(request.run, request.round, site.name, count, seconds=0.0, update=update, epochs=1, **figures)
+
+
+@dataclass(frozen=True)
+class Script:
+    """What the coordinator does in one attempt at a round; a site that a mapping lacks gets the honest message.
+
+    Attributes:
+        model: Number of the model that all sites start from.
+        changed: Site -> what else its request to train says.
+        members, relayed, letters, survivors: Site -> the sites that are named to it in each message.
+        forged: Site -> what is done to the statements that are relayed to it.
+        restarted: Sites whose processes start anew before.
+        forgetful: A site whose folder is brought back from before the first round.
+    """
+
+    run: str = "run"
+    round: int = 1
+    model: int = 0
+    changed: Mapping[str, str] = field(default_factory=dict)
+    members: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    relayed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    letters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    survivors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    forged: Mapping[str, str] = field(default_factory=dict)
+    restarted: tuple[str, ...] = ()
+    forgetful: str = ""
+
+
+CHANGED = ("trunk", "rows", "lr", "bound", "weighting", "contract", "round", "run", "counted", "statistics", "again")
+FORGED = ("weight", "plan", "members", "stranger", "twice", "earlier", "cohort")
+
+
+@dataclass
+class Attempt:
+    """What came of one attempt.
+
+    Attributes:
+        updates: Site -> the update that it masked, as one vector.
+        vectors: Site -> its masked answer.
+        fellows: Site -> the sites that it masked with.
+    """
+
+    statements: dict[str, Statement] = field(default_factory=dict)
+    updates: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    vectors: dict[str, Integers] = field(default_factory=dict)
+    fellows: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    revealed: list[RevealAnswer] = field(default_factory=list)
+
+
+class AnyCoordinator:
+    """Leads attempts, as their scripts say."""
+
+    def __init__(self, hospitals: Hospitals, plan: Plan, rows: Mapping[str, tuple[str, ...]]) -> None:
+        self._here, self._plan, self._rows = hospitals, plan, rows
+        self._classes = tuple(sorted({name for names in rows.values() for name in names}))
+        self._stated: dict[str, KeysAnswer] = {}
+        self.attempts: list[Attempt] = []
+
+    def lead(self, script: Script) -> Attempt:
+        """Put every question to every site, and keep what they say."""
+        for name in filter(None, (script.forgetful,)):
+            for path in (self._here.sites[name].folder / "masked").glob("*"):
+                path.unlink()
+        self._here.start(script.restarted)
+        found, every = Attempt(), tuple(self._here.sites)
+        for name in every:
+            self._train(script, name, found)
+        earlier, self._stated = self._stated, {}
+        about = script.run, script.round
+        for name in every:
+            members = script.members.get(name, every)
+            answer = self._here.asked(name, "query.masking_keys", KeysRequest(*about, members), KeysAnswer)
+            if answer is not None:
+                self._stated[name] = answer
+        found.statements = {name: read_statement(one.statement) for name, one in self._stated.items()}
+        letters = self._letters(script, earlier)
+        for name in letters:
+            self._mask(script, name, letters, found)
+        for name in found.vectors:
+            survivors = script.survivors.get(name, tuple(found.vectors))
+            request = RevealRequest(*about, survivors)
+            answer = self._here.asked(name, "query.unmasking", request, RevealAnswer)
+            found.revealed += [answer] if answer is not None else []
+        self.attempts.append(found)
+        return found
+
+    def _train(self, script: Script, name: str, found: Attempt) -> None:
+        request = self._request(script, name)
+        for _ in range(1 + (script.changed.get(name) == "again")):
+            if self._here.asked(name, "train", request, TrainReply) is not None:
+                found.updates[name] = flat(trained(self._here.sites[name], request).update)[2]
+
+    def _request(self, script: Script, name: str) -> TrainRequest:
+        generator = np.random.default_rng(script.model)
+        trunk = generator.normal(size=60).astype(np.float32)
+        weight, bias = generator.normal(size=(len(self._classes), 20)), generator.normal(size=len(self._classes))
+        whole = Head(self._classes, weight.astype(np.float32), bias.astype(np.float32))
+        head, plan = whole.rows(self._rows[name]), self._plan
+        honest = TrainRequest(
+            *(script.run, script.round, plan.model_dump_json(), "contract", head.class_names, 0, -1, ""),
+            Groups(trunk, None, head),
+            {},
+        )
+        training, privacy = plan.training, plan.privacy
+        other: Mapping[str, Mapping[str, Any]] = {
+            "trunk": {"model": Groups(trunk * 0, None, head)},
+            "rows": {"model": Groups(trunk, None, replace(head, weight=head.weight * 0))},
+            "lr": {"plan": plan.model_copy(update={"training": training.model_copy(update={"lr": 1e-30})})},
+            "bound": {"plan": plan.model_copy(update={"privacy": privacy.model_copy(update={"largest_change": 1e30})})},
+            "weighting": {"plan": plan.model_copy(update={"method": {"weighting": "samples"}})},
+            "contract": {"contract": "another"},
+            "round": {"round": script.round + 1},
+            "run": {"run": "a-third"},
+            "counted": {"counted": 7},
+            "statistics": {"statistics": {"factor": np.zeros(1, np.float32)}},
+        }
+        changed = {
+            key: value.model_dump_json() if isinstance(value, Plan) else value
+            for key, value in other.get(script.changed.get(name, ""), {}).items()
+        }
+        return replace(honest, **changed)
+
+    def _letters(self, script: Script, earlier: Mapping[str, KeysAnswer]) -> dict[str, SharesAnswer]:
+        found = {}
+        for name in self._stated:
+            chosen = [self._stated[one] for one in script.relayed.get(name, tuple(self._stated)) if one in self._stated]
+            relayed = list(_forged(script.forged.get(name, ""), name, chosen, earlier))
+            columns = [one.statement for one in relayed], [one.signature for one in relayed]
+            request = SharesRequest(
+                script.run, script.round, *map(tuple, columns), tuple(one.identity for one in relayed)
+            )
+            answer = self._here.asked(name, "query.masking_shares", request, SharesAnswer)
+            if answer is not None:
+                found[name] = answer
+        return found
+
+    def _mask(self, script: Script, name: str, letters: Mapping[str, SharesAnswer], found: Attempt) -> None:
+        written = {one: dict(zip(letters[one].recipients, letters[one].letters, strict=True)) for one in letters}
+        wanted = script.letters.get(name, tuple(letters))
+        senders = tuple(sorted(one for one in wanted if one != name and name in written.get(one, {})))
+        sealed = tuple(written[one][name] for one in senders)
+        request = MaskedRequest(script.run, script.round, senders, sealed, LAYOUT.size(self._rows[name]))
+        answer = self._here.asked(name, "query.masked_update", request, MaskedAnswer)
+        if answer is not None and name in found.updates:
+            found.vectors[name], found.fellows[name] = answer.vector, senders
+
+
+def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, KeysAnswer]) -> Iterator[KeysAnswer]:
+    """What is relayed to a site in the place of these statements."""
+    line = public_line(STRANGER, "")
+    for one in chosen:
+        stated = read_statement(one.statement)
+        changed: Mapping[str, Any] = {
+            "weight": {"weight": 1e-9},
+            "plan": {"plan": "0" * 64, "model": "0" * 64},
+            "members": {"members": stated.members[:-1]},
+            "cohort": {"cohort": 1, "alone": True},
+            "stranger": {"masking_key": stated.sealing_key, "sealing_key": stated.masking_key},
+        }
+        if one.site == to or (how not in changed and how not in ("twice", "earlier")):
+            yield one
+        elif how == "twice":
+            yield from (one, one)
+        elif how == "earlier":
+            yield earlier.get(one.site, one)
+        else:
+            text = stated.model_copy(update=changed[how]).written()
+            own = how == "stranger"
+            yield replace(
+                one,
+                statement=text,
+                signature=signed(text, STRANGER) if own else one.signature,
+                identity=line if own else one.identity,
+            )
+
+
+# ---------------------------------------------------------------------- what it can work out
+
+
+def open_sums(attempt: Attempt, rows: Mapping[str, tuple[str, ...]]) -> dict[Found, NDArray[np.float64]]:
+    """Every sum of some sites' numbers that can be worked out of an attempt, of updates in full."""
+    unmasked = {name: _without_known_masks(name, attempt, rows) for name in attempt.vectors}
+    found = {}
+    for sites in map(frozenset, _subsets(sorted(unmasked))):
+        for part in (BODY, *sorted({name for site in sites for name in rows[site]})):
+            owners = frozenset(site for site in sites if part == BODY or part in rows[site])
+            places = {site: _place(rows[site], part) for site in owners}
+            total = sum((unmasked[site][place] for site, place in places.items()), np.uint32(0))
+            parts = {site: 1 / (1 + len(attempt.fellows[site])) for site in owners}
+            plain = sum(
+                (fixed_point(attempt.updates[s][place], parts[s], 16.0) for s, place in places.items()), np.uint32(0)
+            )
+            if np.array_equal(total, plain):
+                found[(part, owners)] = from_fixed_point(np.asarray(total), 16.0) / min(parts.values())
+    return found
+
+
+def _place(rows: tuple[str, ...], part: str) -> slice:
+    return next(LAYOUT.places(rows, () if part == BODY else (part,), body=part == BODY))
+
+
+def _subsets(names: list[str]) -> Iterator[tuple[str, ...]]:
+    return chain.from_iterable(combinations(names, size) for size in range(1, len(names) + 1))
+
+
+def _without_known_masks(name: str, attempt: Attempt, rows: Mapping[str, tuple[str, ...]]) -> Integers:
+    """A site's masked vector without those of its masks that shares make known."""
+    vector = attempt.vectors[name].copy()
+    masks, keys = _secrets(attempt)
+    for segment in segments_of({one: rows[one] for one in attempt.statements}):
+        if name in segment.owners and (name, segment.name) in masks:
+            places = LAYOUT.places(rows[name], segment.classes, body=segment.body)
+            add_mask(vector, places, masks[(name, segment.name)], subtract=True)
+    for other in attempt.fellows[name]:
+        shared = None
+        if name in keys:
+            shared = agreed(keys[name], attempt.statements[other].masking_key)
+        elif other in keys:
+            shared = agreed(keys[other], attempt.statements[name].masking_key)
+        if shared is not None:
+            common = tuple(one for one in rows[name] if one in rows[other])
+            add_mask(vector, LAYOUT.places(rows[name], common, body=True), shared, subtract=name < other)
+    # A mask that two sites have in common and that nobody else knows cancels in their sum.
+    return vector
+
+
+def _secrets(attempt: Attempt) -> tuple[dict[tuple[str, str], bytes], dict[str, ec.EllipticCurvePrivateKey]]:
+    """The sites' own masks and keys of which enough shares were given."""
+    given = dict[tuple[str, str], list[bytes]]()
+    of_keys = dict[str, list[bytes]]()
+    for answer in attempt.revealed:
+        for owner, segment, share in zip(answer.owners, answer.segments, answer.shares, strict=True):
+            given.setdefault((owner, segment), []).append(share)
+        for gone, share in zip(answer.gone, answer.key_shares, strict=True):
+            of_keys.setdefault(gone, []).append(share)
+    masks, keys = {}, {}
+    for (owner, segment), shares in given.items():
+        if len(shares) >= threshold(len(attempt.statements[owner].members)):
+            masks[(owner, segment)] = combined(shares)
+    for gone, shares in of_keys.items():
+        try:
+            keys[gone] = key_of(combined(shares), attempt.statements[gone].masking_key)
+        except SecretsError:
+            continue  # too few of them
+    return masks, keys

@@ -1,0 +1,144 @@
+"""Masked rounds under a coordinator that may change any field to any site: no update appears, and no small sum."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from common.wire.records import TrainRequest
+from strategies.privacy.secure_aggregation.segments import BODY
+from tests.client.coordinator_of_any_kind import (
+    CHANGED,
+    FORGED,
+    AnyCoordinator,
+    Found,
+    Script,
+    open_sums,
+    trained,
+)
+from tests.client.masked import Hospitals, masked_plan
+
+SITES = ("ash", "birch", "cedar", "elm")
+Rows = Mapping[str, tuple[str, ...]]
+ALIKE: Rows = dict.fromkeys(SITES, ("a", "b"))
+UNLIKE: Rows = {"ash": ("a", "b"), "birch": ("a", "b"), "cedar": ("a", "c"), "elm": ("a", "b")}
+LONGEST_SHADOW = 0.9
+"""Correlation with one site's update that no sum, nor the difference of two, may reach."""
+
+
+def some_of(names: Sequence[str]) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.sets(st.sampled_from(sorted(names)), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+
+
+def told_to_some(values: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
+    """Mostly nobody is told anything else."""
+    return st.one_of(st.just({}), st.dictionaries(st.sampled_from(SITES), values, max_size=4))
+
+
+SCRIPTS = st.builds(
+    Script,
+    run=st.sampled_from(["run", "run", "another"]),
+    round=st.integers(1, 2),
+    model=st.integers(0, 1),
+    changed=told_to_some(st.sampled_from(CHANGED)),
+    members=st.one_of(told_to_some(some_of(SITES)), some_of(SITES).map(lambda all_: dict.fromkeys(SITES, all_))),
+    relayed=told_to_some(some_of(SITES)),
+    letters=st.one_of(told_to_some(some_of(SITES)), some_of(SITES).map(lambda all_: dict.fromkeys(SITES, all_))),
+    survivors=st.one_of(told_to_some(some_of(SITES)), some_of(SITES).map(lambda all_: dict.fromkeys(SITES, all_))),
+    forged=told_to_some(st.sampled_from(FORGED)),
+    restarted=st.one_of(st.just(()), st.just(SITES), some_of(SITES)),
+    forgetful=st.sampled_from(["", "", *SITES]),
+)
+
+
+def all_that_is_found(
+    scripts: Sequence[Script], rows: Rows, folder: Path, **policy: object
+) -> tuple[AnyCoordinator, list[dict[Found, NDArray[np.float64]]]]:
+    """Have the coordinator lead these attempts; return what it can work out of each."""
+    hospitals = Hospitals(folder, dict.fromkeys(SITES, 40), policy=policy, class_names=rows)
+    of = masked_plan("surgical")
+    with patch("client.app.private_round", trained):
+        coordinator = AnyCoordinator(hospitals, of, rows)
+        return coordinator, [open_sums(coordinator.lead(script), rows) for script in scripts]
+
+
+def shadow(found: NDArray[np.float64], update: NDArray[np.float32]) -> float:
+    """How closely a vector follows one site's update; 0 where there is nothing to follow."""
+    lengths = float(np.linalg.norm(found)) * float(np.linalg.norm(update))
+    return abs(float(found @ update)) / lengths if np.linalg.norm(update) > 0.01 and lengths else 0.0
+
+
+def longest_shadow(coordinator: AnyCoordinator, opened: Sequence[Mapping[Found, NDArray[np.float64]]]) -> float:
+    """The closest that any open sum of trunks, or difference of two, comes to one site's update."""
+    sums = [value for one in opened for (part, _), value in one.items() if part == BODY]
+    tried = [*sums, *(one - other for one, other in combinations(sums, 2))]
+    single = [update[:60] for attempt in coordinator.attempts for update in attempt.updates.values()]
+    return max((shadow(found, update) for found in tried for update in single), default=0.0)
+
+
+def refuse_any_leak(scripts: Sequence[Script], rows: Rows) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        coordinator, opened = all_that_is_found(scripts, rows, Path(name))
+        for one in opened:
+            assert all(len(sites) >= 3 for _, sites in one), sorted(map(str, one))
+        assert longest_shadow(coordinator, opened) < LONGEST_SHADOW
+
+
+@given(st.lists(SCRIPTS, min_size=1, max_size=2), st.sampled_from([ALIKE, UNLIKE]))
+@settings(max_examples=25, deadline=None)
+def test_no_update_and_no_sum_of_fewer_than_a_cohort_appears_whatever_the_coordinator_says(
+    scripts: list[Script], rows: Rows
+) -> None:
+    refuse_any_leak(scripts, rows)
+
+
+@pytest.mark.long
+@given(st.lists(SCRIPTS, min_size=1, max_size=4), st.sampled_from([ALIKE, UNLIKE]))
+@settings(max_examples=400, deadline=None)
+def test_no_update_and_no_sum_of_fewer_than_a_cohort_appears_in_four_attempts(
+    scripts: list[Script], rows: Rows
+) -> None:
+    refuse_any_leak(scripts, rows)
+
+
+# ---------------------------------------------------------------------- what the attacker of this test can find
+
+HONEST = Script()
+REPEATED = Script(members=dict.fromkeys(SITES, SITES[1:]), restarted=SITES)
+
+
+def test_an_honest_round_opens_the_sum_of_all_and_no_other(tmp_path: Path) -> None:
+    _, (opened,) = all_that_is_found([HONEST], UNLIKE, tmp_path)
+    three = frozenset(("ash", "birch", "elm"))
+    assert set(opened) == {(BODY, frozenset(SITES)), ("a", frozenset(SITES)), ("b", three)}
+
+
+def test_a_site_that_is_lost_is_in_no_sum(tmp_path: Path) -> None:
+    left = SITES[1:]
+    _, (opened,) = all_that_is_found([Script(survivors=dict.fromkeys(SITES, left))], ALIKE, tmp_path)
+    assert {sites for _, sites in opened} == {frozenset(left)}
+
+
+def test_where_hospitals_let_it_the_attacker_finds_one_update_by_asking_twice(tmp_path: Path) -> None:
+    """So that the property above can fail."""
+    coordinator, opened = all_that_is_found([HONEST, REPEATED], ALIKE, tmp_path, smallest_cohort=1)
+    assert longest_shadow(coordinator, opened) > 0.999
+
+
+def test_where_hospitals_let_it_the_attacker_finds_sums_of_two(tmp_path: Path) -> None:
+    three = Script(members=dict.fromkeys(SITES, SITES[:3]), survivors=dict.fromkeys(SITES, SITES[:2]))
+    _, (opened,) = all_that_is_found([three], ALIKE, tmp_path, smallest_cohort=2)
+    assert frozenset(SITES[:2]) in {sites for _, sites in opened}
+
+
+def test_every_field_of_a_request_to_train_is_changed_by_some_script() -> None:
+    """``best``, ``left_out``, ``frozen`` and ``class_names`` change no arithmetic: test_masked_attacks.py has them."""
+    told = {"run", "round", "plan", "contract", "counted", "model", "statistics"}
+    assert told | {"best", "left_out", "frozen", "class_names"} == set(TrainRequest.__dataclass_fields__)

@@ -1,0 +1,233 @@
+"""Distributed noise: the sum of the shares against the published distribution, and what a site does not open."""
+
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from scipy import stats
+
+from common.config import PrivacySection
+from common.models.head import Head
+from common.wire.codec import R, Record
+from common.wire.records import Groups
+from common.wire.secure_aggregation import KeysRequest, MaskedRequest, RevealRequest, SharesRequest
+from strategies.aggregation.mean import running_sum
+from strategies.privacy.accounting import Steps, epsilon_of
+from strategies.privacy.discrete_gaussian import KEY_BYTES, BitStream, discrete_gaussian
+from strategies.privacy.protection import Protection
+from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.crypto import SecretsError
+from strategies.privacy.secure_aggregation.noise_shares import LEAST_SCALE_BITS, NoiseShares, ShareGrid, closeness
+from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat
+from strategies.privacy.secure_aggregation.site import SiteRound, Terms
+
+STAGES = (KeysRequest, SharesRequest, MaskedRequest, RevealRequest)
+NUMBERS = 4_000
+NAMES = ("ash", "birch", "cedar", "elm", "fir", "oak")
+
+
+def stream(number: int) -> BitStream:
+    return BitStream(number.to_bytes(KEY_BYTES, "big"))
+
+
+def mass(deviation: float, reach: int) -> NDArray[np.float64]:
+    """Probabilities of a discrete Gaussian at -reach, ..., reach."""
+    weights = np.exp(-(np.arange(-reach, reach + 1) ** 2) / (2 * deviation**2))
+    return np.asarray(weights / weights.sum())
+
+
+def of_sum(deviation: float, sites: int, reach: int) -> NDArray[np.float64]:
+    """Exact probabilities of the sum of so many draws, at -reach, ..., reach."""
+    found = mass(deviation, reach)
+    for _ in range(sites - 1):
+        found = np.convolve(found, mass(deviation, reach))
+    middle = len(found) // 2
+    return found[middle - reach : middle + reach + 1]
+
+
+# ---------------------------------------------------------------------- the published distribution
+
+
+@pytest.mark.parametrize("sites", [2, 3, 12])
+@pytest.mark.parametrize("deviation", [0.5, 0.75, 1.0])
+def test_a_sum_of_shares_lies_within_the_published_bound_of_one_discrete_gaussian(deviation: float, sites: int) -> None:
+    """At such small shares the difference can be seen; a share of a round has a deviation of 4,096 at least."""
+    whole = math.sqrt(sites) * deviation
+    reach = math.ceil(5 * whole)
+    found = of_sum(deviation, sites, 8 * reach)
+    one = mass(whole, 8 * reach)
+    seen = slice(7 * reach, 9 * reach + 1)
+    apart = float(np.abs(np.log(found[seen] / one[seen])).max())
+    assert 1e-7 < apart <= closeness(sites, deviation)
+    assert sites > 2 or apart > closeness(sites, deviation) / 10  # for two sites it is a close bound
+
+
+def test_at_the_least_share_the_bound_is_no_number_that_a_float_has() -> None:
+    assert closeness(1_000, 2.0**LEAST_SCALE_BITS) == 0.0
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.5, 2.0])
+def test_at_the_least_share_a_discrete_gaussian_costs_what_the_accountants_say(noise_multiplier: float) -> None:
+    """The exact delta of one number that moves as far as it may, against the continuous Gaussian's (Balle, Wang)."""
+    deviation = 2.0**LEAST_SCALE_BITS
+    moved = round(deviation / noise_multiplier)
+    places = np.arange(-round(10 * deviation), round(10 * deviation) + 1)
+    here = mass(deviation, len(places) // 2)
+    loss = (moved**2 - 2 * moved * places) / (2 * deviation**2)
+    for epsilon in (0.5, 2.0, 6.0):
+        exact = float((here * np.maximum(0.0, 1 - np.exp(epsilon - loss))).sum())
+        shift = moved / deviation
+        there = stats.norm.cdf(shift / 2 - epsilon / shift) - math.exp(epsilon) * stats.norm.cdf(
+            -shift / 2 - epsilon / shift
+        )
+        assert exact == pytest.approx(there, rel=1e-5)
+
+
+def test_shares_of_sites_add_up_to_the_exact_distribution_of_their_sum() -> None:
+    """Chi-squared over 60,000 sums of three shares, at a deviation of one step where every value is counted."""
+    grid = ShareGrid(0, 1.0, 100)
+    zeros = np.zeros(60_000, np.float32)
+    total = sum(grid.masked_input(zeros, 1.0, stream(site)) for site in range(3))
+    values = np.asarray(total).view(np.int32)
+    expected = of_sum(1.0, 3, 60)[54:67] * len(zeros)  # -6 to 6
+    counted = np.array([np.count_nonzero(values == value) for value in range(-6, 7)])
+    rest = len(zeros) - counted.sum(), len(zeros) - expected.sum()
+    assert stats.chisquare([*counted, rest[0]], [*expected, rest[1]]).pvalue > 0.001
+
+
+# ---------------------------------------------------------------------- the grid
+
+
+def test_as_many_shares_as_are_promised_make_the_promised_noise() -> None:
+    """Six sites of equal weight: 1.5 x 2 x 0.8 x 1/6 = 0.4, from the shares of four."""
+    grid = NoiseShares(bound=0.8, noise_multiplier=1.5, honest=4).grid([1 / 6] * 6)
+    assert 2.0**grid.scale_bits * math.sqrt(4) / grid.steps == pytest.approx(0.4, rel=1e-12)
+
+
+def test_noise_is_measured_by_the_site_that_moves_the_sum_most() -> None:
+    grid = NoiseShares(bound=0.8, noise_multiplier=1.5, honest=2).grid([0.5, 0.25, 0.25])
+    assert 2.0**grid.scale_bits * math.sqrt(2) / grid.steps == pytest.approx(1.5 * 2 * 0.8 * 0.5, rel=1e-12)
+
+
+@given(st.integers(0, 2**32), st.floats(1e-3, 1e3), st.integers(2, 40), st.floats(0.3, 50))
+@settings(max_examples=40, deadline=None)
+def test_an_update_is_on_the_grid_no_longer_than_its_bound_and_a_sum_stays_in_range(
+    seed: int, bound: float, sites: int, noise_multiplier: float
+) -> None:
+    generator = np.random.default_rng(seed)
+    weights = generator.uniform(0.1, 1.0, sites)
+    parts = [float(one) for one in weights / weights.sum()]
+    grid = NoiseShares(bound, noise_multiplier, 2).grid(parts)
+    update = generator.normal(size=50)
+    update = (update / np.linalg.norm(update) * bound * (1 - 2.0**-20)).astype(np.float32)
+    noise = discrete_gaussian(50, stream(1), grid.scale_bits)
+    placed = grid.masked_input(update, parts[0], stream(1)).view(np.int32) - noise
+    assert np.linalg.norm(placed) <= bound * parts[0] * grid.steps
+    assert np.abs(placed - update.astype(np.float64) * (parts[0] * grid.steps)).max() < 1
+    assert grid.limit < 2**31
+    assert grid.scale_bits >= LEAST_SCALE_BITS
+
+
+def test_too_little_noise_leaves_no_room_and_is_refused() -> None:
+    with pytest.raises(SecretsError, match="no room"):
+        NoiseShares(1.0, 1e-6, 2).grid([1 / 3] * 3)
+
+
+# ---------------------------------------------------------------------- rounds of sites
+
+
+def opened(
+    shares: NoiseShares, rows: Mapping[str, str], lost_at: Mapping[str, int], *, cohort: int = 2
+) -> tuple[UnmaskedSum, dict[str, NDArray[np.float64]]]:
+    """A round of sites of equal weight, each lost at a stage or never; the sum, and each site's own update."""
+    updates = {site: update_of(seed, rows[site], shares.bound) for seed, site in enumerate(rows)}
+    sites = {}
+    for site, update in updates.items():
+        terms = Terms(1.0, shares.bound, cohort=max(cohort, shares.honest), shares=shares)
+        sites[site] = SiteRound("run", 3, site, update, terms)
+
+    def ask(requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
+        for site, request in requests.items():
+            stage = STAGES.index(type(request))  # type: ignore[arg-type]
+            if lost_at.get(site, len(STAGES)) > stage:
+                one = sites[site]
+                yield site, (one.keys, one.shares, one.masked, one.reveal)[stage](request)  # type: ignore[operator,misc]
+
+    classes = tuple(sorted({name for names in rows.values() for name in names}))
+    layout = SegmentLayout(NUMBERS, 0, 3)
+    weights = dict.fromkeys(rows, 1.0)
+    asked = SumRequest("run", 3, weights, {k: tuple(v) for k, v in rows.items()}, classes, layout, shares.bound, shares)
+    return Summing(asked, ask).opened(), {site: flat(update)[2].astype(np.float64) for site, update in updates.items()}
+
+
+def update_of(seed: int, rows: str, bound: float) -> Groups:
+    numbers = np.random.default_rng(seed).normal(size=NUMBERS + 4 * len(rows))
+    numbers = (numbers / np.linalg.norm(numbers) * bound * 0.999).astype(np.float32)
+    head = numbers[NUMBERS:].reshape(len(rows), 4)
+    return Groups(numbers[:NUMBERS], None, Head(tuple(rows), head[:, :3], head[:, 3]) if rows else None)
+
+
+@pytest.mark.parametrize("lost", [{}, {"ash": 2}, {"ash": 3, "oak": 2}, {"ash": 2, "oak": 2}], ids=str)
+def test_the_noise_of_the_sum_is_at_least_what_is_promised_whoever_of_a_third_is_lost(lost: dict[str, int]) -> None:
+    """Promised: 1.5 x 2 x 1 x 1/6 = 0.5, by four of six. By s survivors: 0.5 x sqrt(s / 4)."""
+    shares = NoiseShares(bound=1.0, noise_multiplier=1.5, honest=4)
+    found, updates = opened(shares, dict.fromkeys(NAMES, ""), lost)
+    survivors = [site for site in NAMES if lost.get(site, 4) > 2]
+    assert sorted(found.parts) == survivors
+    noise = found.vector - running_sum(updates[site] / 6 for site in survivors)
+    expected = 0.5 * math.sqrt(len(survivors) / 4)
+    # The sample variance of 4,000 numbers is within a tenth of the true one but for one time in 100,000.
+    assert float(noise.var()) == pytest.approx(expected**2, rel=0.1)
+    assert abs(float(noise.mean())) < 5 * expected / math.sqrt(NUMBERS)
+
+
+def test_no_sum_of_fewer_sites_than_must_add_their_share_is_opened() -> None:
+    with pytest.raises(MaskingFailed, match="5 are needed"):
+        opened(NoiseShares(1.0, 1.5, 5), dict.fromkeys(NAMES, ""), {"ash": 2, "oak": 2})
+
+
+def test_a_row_of_fewer_sites_than_must_add_their_share_stays_masked() -> None:
+    rows = {site: "ab" if site in NAMES[:3] else "a" for site in NAMES}
+    found, _ = opened(NoiseShares(1.0, 1.5, 4), rows, {})
+    assert found.closed == ("b",)
+    assert sorted(found.rows) == ["a"]
+
+
+# ---------------------------------------------------------------------- what it costs, and what makes no sense
+
+
+def protection(honest_sites: int, noise_multiplier: float = 4.0) -> Protection:
+    facts = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": honest_sites}
+    section = PrivacySection.model_validate({**facts, "noise_multiplier": noise_multiplier})
+    return Protection(section, noise_multiplier, 1.0, 1, 1, 40)
+
+
+def test_sites_that_side_with_the_coordinator_take_their_shares_off_and_it_is_counted() -> None:
+    """Of four shares one is left: half the deviation."""
+    assert protection(4).cost_with(1) == Steps(2.0, 1.0, 1)
+    assert protection(4).cost_with(4) == protection(4).cost_with(9) == Steps(4.0, 1.0, 1)
+    alone, promised = (epsilon_of([cost], 1e-5, "rdp") for cost in (protection(4).cost_with(1), protection(4).cost))
+    assert alone > 2 * promised
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"honest_sites": None}, "needs honest_sites"),
+        ({"noise": "local"}, "honest_sites goes with"),
+        ({"secure_aggregation": False}, "a share hides nothing by itself"),
+        ({"level": "patient"}, "adds its noise in each local step"),
+        ({"noise_multiplier": 0.0}, "goes with noise"),
+        ({"largest_change": 3.0}, "max_update_norm is the largest_change"),
+        ({"honest_sites": 1}, "greater than or equal to 2"),
+    ],
+)
+def test_what_makes_no_sense_with_distributed_noise_is_refused(changed: dict[str, object], why: str) -> None:
+    facts = {"level": "update", "secure_aggregation": True, "noise": "distributed", "honest_sites": 3}
+    with pytest.raises(ValidationError, match=why):
+        PrivacySection.model_validate({**facts, "noise_multiplier": 1.0, **changed})
