@@ -138,7 +138,8 @@ def in_words(found: Mapping[str, Any]) -> str:
     elif found["run"]:
         left = found["seconds_left"]
         pace = "" if left is None else f"; about {left / 60:.0f} min left"
-        lines.append(f"run {found['run']}: round {found['round']} of {found['rounds']}{pace}")
+        where = f"round {found['round']} of {found['rounds']}" if found["rounds"] else "no round yet"
+        lines.append(f"run {found['run']}: {where}{pace}")
     age = time.time() - found["last_contact"]
     lines.append(f"coordinator {found['coordinator']}: last answer {age:.0f} s ago")
     if spent := found["privacy"]:

@@ -143,8 +143,12 @@ def _read_kit(settings: Settings) -> SiteKit:
 
 def _read_site_toml(folder: Path) -> dict[str, Any]:
     if not is_file(folder / FILE):
-        problem = f"is no site's folder: it holds no {FILE}."
-        raise BadInput([Fault(str(folder), problem, "Make one with flwr-client init.")])
+        problem, remedy = f"is no site's folder: it holds no {FILE}.", "Make one with flwr-client init."
+        if not folder.exists():
+            problem = "there is no such folder."
+        elif not folder.is_dir():
+            problem, remedy = "is a file; a site's folder is wanted.", f"Name the folder that holds {FILE}."
+        raise BadInput([Fault(str(folder), problem, remedy)])
     return read_toml(folder / FILE)
 
 

@@ -57,7 +57,11 @@ class Reporter:
     def waiting(self, waiting: Waiting) -> None:
         present = self._present
         if waiting.phase == "roll call" and waiting.sites:
-            names = ", ".join(waiting.sites)
+            stopped = self._signed_off()
+            names = ", ".join(
+                f"{site} (stopped by its operator at {stopped[site]})" if site in stopped else site
+                for site in waiting.sites
+            )
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         if new := sorted(set(waiting.lost) - self._lost):
             self._tell_who_went(new, waiting.round)

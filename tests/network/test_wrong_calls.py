@@ -81,7 +81,7 @@ def table() -> Iterator[Table]:
 
 Typed = Callable[[Place, Path], tuple[object, ...]]
 NO_FILE, NO_FOLDER = "there is no such file.", "is no coordinator's folder"
-NO_SITE, NO_MODEL = "is no site's folder", "model.json: cannot be read: No such file or directory."
+NO_SITE, NO_MODEL = "there is no such folder.", "model.json: cannot be read: No such file or directory."
 WRONG_KEY, IN_USE = "is not a known key.", "cannot be opened: address already in use."
 CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-sim run", "wrong path"): (lambda p, out: ("run", p["none.toml"], "--out", out), NO_FILE),

@@ -17,6 +17,8 @@ from torch import nn
 from common.errors import BadInput, Fault, did_you_mean
 from common.plugins import MODELS, is_offered, loaded
 
+USUAL_SIZES = (32, 64, 96, 128, 160, 224, 256, 299, 384)
+"""Sides of an image in pixels that are tried where the wanted one does not fit."""
 CLASSIFIERS = ("fc", "_fc", "last_linear", "class_layers", "classifier", "heads", "head")
 """Where torchvision's and MONAI's classifiers have their last layers."""
 MONAI_CLASSIFIERS = r"(DenseNet|SEResNet|SEResNext|resnet)\d+"
@@ -147,14 +149,27 @@ def _width(name: str, module: nn.Module, channels: int, image_size: int) -> int:
         with torch.no_grad():
             features = module.eval()(torch.zeros(1, channels, image_size, image_size, device=device))
     except Exception as error:  # somebody else's code: it may raise anything
-        problem = f"{name} does not take images of {image_size} pixels and {channels} channels: {error}"
-        raise BadInput([Fault("model.image_size", problem, "Each network has sizes of its own.")]) from error
+        said = str(error).strip().rstrip(".")
+        problem = f"{name} does not take images of {image_size} pixels and {channels} channels: {said}."
+        raise BadInput([Fault("model.image_size", problem, _size_that_fits(module, channels, device))]) from error
     module.train(was_training)
     if not isinstance(features, torch.Tensor) or features.ndim != 2 or len(features) != 1:
         shape = tuple(features.shape) if isinstance(features, torch.Tensor) else type(features).__name__
         problem = f"{name} gives {shape} for one image; one vector of features is needed, (1, width)."
         raise BadInput([Fault("model.architecture", problem)])
     return int(features.shape[1])
+
+
+def _size_that_fits(module: nn.Module, channels: int, device: torch.device) -> str:
+    """Name the smallest usual image size that a network takes."""
+    for size in USUAL_SIZES:
+        try:
+            with torch.no_grad():
+                module(torch.zeros(1, channels, size, size, device=device))
+        except Exception:  # somebody else's code: it may raise anything
+            continue
+        return f"It takes {size} pixels, for instance."
+    return "Each network has sizes of its own."
 
 
 def _without_classifier(network: nn.Module, name: str) -> None:
