@@ -262,6 +262,21 @@ def _few_images(run: Run) -> Iterator[str]:
             yield f"The figures for “{name}” rest on {counted(least, f'{kind} test image')}."
 
 
+def _few_validation_images(run: Run) -> Iterator[str]:
+    """Only where a round was chosen by them."""
+    if run.summary.best_round is None:
+        return
+    few = {
+        site: record.validation_samples
+        for site, record in run.summary.sites.items()
+        if record.validation_samples is not None and record.validation_samples < FEW
+    }
+    if few:
+        each = [f"{site} ({count})" for site, count in list(few.items())[:NAMED]]
+        more = [f"{len(few) - NAMED:,} more"] if len(few) > NAMED else []
+        yield f"Few validation images chose the round that is tested: {listed([*each, *more])}."
+
+
 def _one_way_of_reading(run: Run) -> Iterator[str]:
     summary, untold = run.summary, _untold(run.summary)
     taking = {site for each in run.rounds for site in each.sites}
@@ -333,4 +348,12 @@ PROMINENT: tuple[Rule, ...] = (
     _wrong_threshold,
     _still_improving,
 )
-FURTHER: tuple[Rule, ...] = (_few_images, _untrained_rows, _one_way_of_reading, _absences, _one_seed, _not_one_model)
+FURTHER: tuple[Rule, ...] = (
+    _few_images,
+    _few_validation_images,
+    _untrained_rows,
+    _one_way_of_reading,
+    _absences,
+    _one_seed,
+    _not_one_model,
+)

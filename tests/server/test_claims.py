@@ -23,7 +23,7 @@ from server.analysis.study.results import PublishedNumber, StudyResult, TableRes
 from server.reporting.comparison_claims import headline, large_effects, standing, verdicts
 from server.reporting.pages.gains import gain_sentences
 from server.reporting.pages.run import write_run_report
-from server.reporting.run_claims import FEW, limits, run_result
+from server.reporting.run_claims import FEW, NAMED, limits, run_result
 from server.reporting.study_claims import study_headline
 from server.runs.reader import RoundLine, Run, RunSummary, read_run
 from tests.server.reports import body_text
@@ -90,6 +90,7 @@ def runs(draw: st.DrawFn) -> Run:
         "sites": {
             site: {
                 "classes": of_site,
+                "validation_samples": draw(st.sampled_from([None, 1, FEW, 400])),
                 "positives": {name: draw(st.sampled_from([None, 0, 12])) for name in of_site} if tells else {},
             }
             for site, of_site in classes.items()
@@ -234,6 +235,11 @@ def test_few_images_are_counted_and_every_run_says_that_it_has_one_seed(run: Run
     owners = {n: [k for k, s in run.summary.sites.items() if n in s.classes] for n in run.summary.classes}
     taking = {site for each in run.rounds for site in each.sites}
     single = [n for n, sites in owners.items() if len(sites) == 1 and sites[0] in taking]
+    chosen_on = {site: one.validation_samples for site, one in run.summary.sites.items()}
+    few = {f"{site} ({count})" for site, count in chosen_on.items() if count is not None and count < FEW}
+    said_few = [s for s in further if s.startswith("Few validation images")]
+    assert bool(said_few) == (bool(few) and run.summary.best_round is not None)
+    assert all(one in said_few[0] for one in few if said_few and len(few) <= NAMED)
     untold = {
         name
         for name, sites in owners.items()
