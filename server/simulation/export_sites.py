@@ -70,5 +70,6 @@ def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
         "score_histograms = true",
         "smallest_count = 0",
         "exact_figures = true            # as in the simulation, so that a rehearsal ends in the same model",
+        "smallest_cohort = 1             # the same: under secure aggregation, also head rows of two sites are opened",
     ]
     return "\n".join(lines) + "\n"

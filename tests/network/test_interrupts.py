@@ -202,6 +202,19 @@ def test_a_command_that_is_told_to_stop_ends_with_all_that_it_started(
     holds(CASES[name], ended, tmp_path / "out", early=when == "early")
 
 
+SERVICES = ("flwr-server start", "flwr-server run", "flwr-client start", "flwr-sim run (ray)")
+
+
+@pytest.mark.network
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_in_the_background_of_a_shell_which_ignores_ctrl_c_ends_by_sigterm(
+    name: str, world: World, tmp_path: Path, table: Table
+) -> None:
+    ended = stopped(CASES[name], world, tmp_path / "out", "late", "SIGTERM to the parent", ignores_ctrl_c=True)
+    table.add(name, "SIGTERM to the parent late, SIGINT ignored", ended)
+    holds(CASES[name], ended, tmp_path / "out")
+
+
 @pytest.mark.parametrize(("name", "way"), SHORT, ids=lambda each: str(each))
 def test_two_commands_of_the_table(name: str, way: str, tmp_path: Path) -> None:
     folder = tmp_path / "north"

@@ -4,7 +4,7 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,10 +32,18 @@ def events_of(run: Path, name: str) -> list[dict[str, Any]]:
     return [event for event in every if event["event"] == name]
 
 
-def listening() -> set[str]:
-    """Addresses outside this machine's loopback on which this process's children listen."""
+def typed_of(process: psutil.Process) -> str:
+    """A process's command line; empty where it has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def listening(others: Collection[psutil.Process]) -> set[str]:
+    """Addresses on which this process's children listen, but for those that other tests have started."""
     found = set()
-    for process in psutil.Process().children(recursive=True):
+    for process in set(psutil.Process().children(recursive=True)) - set(others):
         try:
             found |= {one.laddr.ip for one in process.net_connections() if one.status == psutil.CONN_LISTEN}
         except psutil.Error:
@@ -49,9 +57,10 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_listens_on_loopback_alone(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     addresses, push = set[str](), RayGrid.push_messages
+    others = psutil.Process().children(recursive=True)
 
     def looking(grid: RayGrid, messages: Any) -> Any:
-        addresses.update(listening())
+        addresses.update(listening(others))
         return push(grid, messages)
 
     monkeypatch.setattr(RayGrid, "push_messages", looking)
@@ -76,7 +85,7 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
         pushes.append(len(asked))
         if len(pushes) == 2:  # the first is the roll call
             children = psutil.Process().children(recursive=True)
-            next(child for child in children if "SiteWorker" in " ".join(child.cmdline())).kill()
+            next(child for child in children if "SiteWorker" in typed_of(child)).kill()
         return asked
 
     monkeypatch.setattr(RayGrid, "push_messages", killing)

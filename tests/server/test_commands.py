@@ -152,7 +152,7 @@ def test_compare_refuses_experiments_that_tables_could_not_tell_apart(capsys: Ca
     (tmp_path / "b.toml").write_text('extends = "a.toml"\n[method]\nwarm_up_epochs = 1\n', encoding="utf-8")
     ended = flwr_sim(capsys, "compare", tmp_path / "a.toml", tmp_path / "b.toml", "--out", tmp_path / "out")
     assert ended.code == 2
-    assert 'run.name: "surgical" is the name of "a.toml", "b.toml". Give each its own.' in ended.err
+    assert 'run.name: "surgical" is the name of "a.toml", "b.toml". Give each its own [run] name.' in ended.err
 
 
 def test_compare_refuses_a_seed_that_it_would_overrule(capsys: Capture, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_intervals_stand_beside_each_auroc_and_as_whiskers_on_its_bar(tmp_path: 
     assert test.intervals
     for name, interval in test.intervals.per_class.items():
         assert f"{test.per_class[name].auroc:.3f} {span(interval)}" in body_text(html)
-    assert f"mean over classes lies in {span(test.intervals.mean_auroc)}" in body_text(html)
+    assert f"95 % interval of the mean over classes is {span(test.intervals.mean_auroc)}" in body_text(html)
     without = report(tmp_path / "other", replace(test, intervals=None))
     assert "bootstrap" not in body_text(without)
     bars, plain = (

@@ -17,7 +17,6 @@ SENTENCES = {
     "heavy_site": "{site} states {images} images, {share:.0%} of all; participation.largest_share can bound its weight",
     "no_validation_images": "without validation images: {sites}",
     "patients_unknown": "the data set does not say which images are of one patient",
-    "images_not_shared": "each worker reads the data set itself: {reason}",
     "image_skipped": "image {image} of the {part} part could not be read and was left out: {reason}",
     "joined": "{site} joined in round {round}",
     "absent": "{when} went on without {site}: {reason}",

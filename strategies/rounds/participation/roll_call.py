@@ -103,9 +103,10 @@ class Roll:
                 new.append(member)
         return new
 
-    def most(self, expected: int) -> int:
-        """How many sites may answer at all: those that are registered, in simulation those that are expected."""
-        return max(expected, len(self.registered())) if self.registered else expected
+    @property
+    def awaits(self) -> bool:
+        """Whether a connected site has not answered yet."""
+        return bool(self._asked)
 
     def leave_unanswered(self) -> None:
         """Go on without sites that have not answered; they are asked again as late joiners."""
@@ -155,7 +156,7 @@ def call_the_roll(
 
     Args:
         roll: Is filled.
-        expected: Sites to wait for; one that declines is not one of them, if another may still come.
+        expected: Sites to wait for; one that declines is not one of them while a connected site has not answered.
         needed: Sites that suffice after ``deadline_s``.
         on_wait: Told who is missing, whenever that changes.
 
@@ -168,7 +169,8 @@ def call_the_roll(
     while (left := deadline - time.monotonic()) > 0:
         roll.ask(left)
         came = roll.answered()
-        if len(roll.members) >= expected or len(roll.members) + len(roll.refused) >= roll.most(expected):
+        heard = len(roll.members) + len(roll.refused)
+        if len(roll.members) >= expected or (heard >= expected and not roll.awaits):
             roll.leave_unanswered()
             break
         if deadline_s - left >= TELL_AFTER_S and told != (missing := _missing(roll)):
