@@ -25,7 +25,7 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/pip install --quiet --no-compile --editable '.[sim,dev,weights,export]'
 	touch $@
 
-install: $(VENV)/installed  ## the environment alone: some three minutes, 6 GB
+install: $(VENV)/installed  ## the environment alone: three to four minutes, 7 GB
 
 demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
 	$(BIN)/flwr-sim demo
