@@ -28,7 +28,7 @@ from server.federation.evaluation import Setting
 from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
 from server.federation.set_up import lead
-from server.runs.live_status import Present
+from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.scalars import Track
 from strategies.registry import method_of
@@ -95,7 +95,8 @@ class Hospitals:
             self.tell(f"other accounts could look into {out}; now only this one can (mode 700)")
         present = Present(str(out.resolve()), experiment.run.name or experiment.run.method)
         signed_off = partial(read_sign_offs, coordinator.state)
-        reports = Reporter(present, coordinator.state, self.tell, signed_off)
+        note = partial(note_run, coordinator.state)
+        reports = Reporter(present, coordinator.state, self.tell, signed_off, note)
         with reports as reporter, run_on(coordinator) as grid:
             try:
                 return federate(grid, experiment, self._setting(opening, grid.registered), reporter)

@@ -272,9 +272,8 @@ def _few_validation_images(run: Run) -> Iterator[str]:
         if record.validation_samples is not None and record.validation_samples < FEW
     }
     if few:
-        each = [f"{site} ({count})" for site, count in list(few.items())[:NAMED]]
-        more = [f"{len(few) - NAMED:,} more"] if len(few) > NAMED else []
-        yield f"Few validation images chose the round that is tested: {listed([*each, *more])}."
+        each = [f"{site} ({count})" for site, count in few.items()]
+        yield f"Few validation images chose the round that is tested: {_first(each)}."
 
 
 def _one_way_of_reading(run: Run) -> Iterator[str]:
@@ -330,9 +329,12 @@ def _not_one_model(run: Run) -> Iterator[str]:
 
 
 def _named(names: Iterable[str]) -> str:
-    every = [f"“{name}”" for name in names]
-    rest = len(every) - NAMED
-    return listed([*every[:NAMED], f"{rest:,} more"] if rest > 0 else every)
+    return _first([f"“{name}”" for name in names])
+
+
+def _first(words: Sequence[str]) -> str:
+    rest = len(words) - NAMED
+    return listed([*words[:NAMED], f"{rest:,} more"] if rest > 0 else words)
 
 
 Rule = Callable[[Run], Iterator[str]]

@@ -1,6 +1,7 @@
 """What a coordinator's runs do and did, written down for ``flwr-server status``, ``runs`` and the live view."""
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -78,15 +79,10 @@ def part_of(present: Present, site: str) -> str:
     return "has answered" if site in present.sites else ""
 
 
-def note_run(state: Path, present: Present, now: float) -> None:
-    """Add what a run does now.
-
-    Args:
-        state: The coordinator's folder for what it remembers.
-        now: Unix time.
-    """
+def note_run(state: Path, present: Present) -> None:
+    """Add what a run does now to the list in ``state``, the coordinator's folder for what it remembers."""
     with (state / HISTORY).open("a", encoding="utf-8") as file:
-        file.write(json.dumps({**asdict(present), "noted": now}) + "\n")
+        file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")
 
 
 def runs_led(state: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from types import TracebackType
 
 from common.system.files import write_atomically
 from common.system.formatting import counted, shortened
-from server.runs.live_status import FILE, Present, note_run
+from server.runs.live_status import FILE, Present
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
@@ -22,6 +22,7 @@ class Reporter:
 
     Args:
         signed_off: Site -> when its operator stopped it, of those that said so when they left.
+        note: Told when the run begins and when it has ended, for a list of runs.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class Reporter:
         state: Path,
         tell: Callable[[str], None],
         signed_off: Callable[[], Mapping[str, str]] = dict,
+        note: Callable[[Present], None] = lambda present: None,
     ) -> None:
-        self._signed_off = signed_off
+        self._signed_off, self._note = signed_off, note
         self._present, self._path, self._tell = present, state / FILE, tell
         self._training_began, self._rounds_done = 0.0, 0
         self._lost: set[str] = set()  # told as lost, and in no round since
@@ -40,7 +42,7 @@ class Reporter:
     def __enter__(self) -> "Reporter":
         self._present.pid, self._present.began = os.getpid(), time.time()
         self._write()
-        note_run(self._path.parent, self._present, self._present.began)
+        self._note(self._present)
         return self
 
     def __exit__(
@@ -52,7 +54,7 @@ class Reporter:
         if error is not None and kind is not SystemExit:
             self._note_error(str(error) or type(error).__name__)
         self._write()
-        note_run(self._path.parent, present, time.time())
+        self._note(present)
 
     def waiting(self, waiting: Waiting) -> None:
         present = self._present

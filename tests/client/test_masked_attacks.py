@@ -250,7 +250,7 @@ CLASSES = {"ash": ("a", "b"), "birch": ("a", "b"), "cedar": ("a",), "elm": ("a",
 def test_no_hospital_opens_the_rows_of_a_class_that_two_annotate_unless_its_policy_shows_single_rows(
     alone: bool, tmp_path: Path
 ) -> None:
-    """The sum of two rows is a sum of two hospitals, whatever else is in the round."""
+    """If opened, the row that two hospitals own would be a sum of two updates; the cohort is three."""
     here = Hospitals(tmp_path, FOUR, policy={"rows_alone": alone}, class_names=CLASSES)
     opened = here.opened(masked_plan("surgical"), tuple(FOUR))
     assert sorted(opened.rows) == (["a", "b"] if alone else ["a"])

@@ -40,6 +40,16 @@ def typed_of(process: psutil.Process) -> str:
         return ""
 
 
+def a_site_worker() -> psutil.Process:
+    """One of the processes that serve sites; Ray changes their titles, so that one look may find none."""
+    until = time.monotonic() + 10
+    while True:
+        children = psutil.Process().children(recursive=True)
+        if found := [child for child in children if "SiteWorker" in typed_of(child)]:
+            return found[0]
+        assert time.monotonic() < until, "no worker of Ray's has come"
+
+
 def listening(others: Collection[psutil.Process]) -> set[str]:
     """Addresses on which this process's children listen, but for those that other tests have started."""
     found = set()
@@ -84,8 +94,7 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
         asked = push(grid, messages)
         pushes.append(len(asked))
         if len(pushes) == 2:  # the first is the roll call
-            children = psutil.Process().children(recursive=True)
-            next(child for child in children if "SiteWorker" in typed_of(child)).kill()
+            a_site_worker().kill()
         return asked
 
     monkeypatch.setattr(RayGrid, "push_messages", killing)

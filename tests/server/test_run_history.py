@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from server.cli import app
 from server.coordinator.folder import read_coordinator
 from server.coordinator.init import make_folder
 from server.deployment.status import runs_in_words
-from server.runs.live_status import HISTORY, Present, runs_led
+from server.runs.live_status import HISTORY, Present, note_run, runs_led
 from server.runs.reporter import Reporter
 
 
@@ -22,7 +23,7 @@ def led(state: Path, folder: Path, name: str, error: BaseException | None = None
     (folder / "events.jsonl").touch()
     present = Present(str(folder), name)
     try:
-        with Reporter(present, state, lambda line: None) as reporter:
+        with Reporter(present, state, lambda line: None, note=partial(note_run, state)) as reporter:
             reporter.began(["east", "west"], 2)
             present.round = 1
             if error:

@@ -163,7 +163,7 @@ def machines(living: Sequence[Mapping[str, Any]]) -> list[ClusterNode]:
 def room_faults(wanted: Wanted, workers: Workers, found: Sequence[ClusterNode]) -> list[Fault]:
     """A site that fits on no node would be waited for without end."""
     share = workers.gpus_per_site
-    if any(node.cpus >= wanted.threads and node.gpus * GPU_PARTS >= share * GPU_PARTS for node in found):
+    if any(node.cpus >= wanted.threads and node.gpus >= share for node in found):
         return []
     asked = f"{wanted.threads} {'core' if wanted.threads == 1 else 'cores'}"
     asked += f" and {share:g} of a GPU" if share else ""

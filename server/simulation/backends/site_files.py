@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from common.system.files import write_atomically
+
 GROWS = ".jsonl"
 """Files with this ending only grow: their end is sent."""
 REMOVED = -1
@@ -61,16 +63,13 @@ def make_changes(folder: Path, changes: Iterable[Change]) -> None:
         if start == REMOVED:
             path.unlink(missing_ok=True)
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
         if start:
             with path.open("r+b") as file:
                 file.seek(start)
                 file.write(data)
                 file.truncate()
         else:
-            part = path.with_name(f"{path.name}.part")
-            part.write_bytes(data)
-            part.replace(path)
+            write_atomically(path, data, durable=False)
 
 
 def _listed(folder: Path) -> dict[str, tuple[int, int, int]]:

@@ -7,6 +7,7 @@ messages. Flower's own servicer takes all of that from the body of the request.
 
 import hashlib
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class Fleet:
         if (message := self._messages.next_for(caller.node_id)) is None:
             return PullMessagesResponse()
         proto, tree = told(message)
-        small = self._messages.small_contents(message)
+        small = self._messages.small_contents(tree)
         return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
 
     def push_messages(self, caller: Caller, request: Any) -> Any:
@@ -123,8 +124,8 @@ class Fleet:
         if outcome is Acceptance.NOBODY_WAITS:
             reason = "nobody waits for this reply any more: its time is over, or its run"
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, reason, run=said.run_id)
-        came_along = named(request.small_contents)
-        wanted = [name for name in missing if not self._kept(caller, said.run_id, name, came_along.get(name))]
+        came_along, keep = named(request.small_contents), partial(self._kept, caller, said.run_id)
+        wanted = [name for name in missing if name not in came_along or not keep(name, came_along[name])]
         results = [Result(key=said.message_id, value=0)]
         return PushMessagesResponse(results=results, objects_to_push=wanted, session_id=said.message_id)
 
@@ -217,10 +218,8 @@ class Fleet:
             return PushObjectResponse(stored=False)
         return PushObjectResponse(stored=self._kept(caller, request.run_id, name, push.content))
 
-    def _kept(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview | None) -> bool:
-        """Keep an object of a reply, if it has come and is still needed."""
-        if content is None:
-            return False
+    def _kept(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview) -> bool:
+        """Keep an object of a reply; say whether it is still needed."""
         if not self._messages.takes(caller.node_id, name, len(content)):
             reason = "the reply weighs more than twice what was asked for"
             raise CallRefused(grpc.StatusCode.RESOURCE_EXHAUSTED, reason, noted=True, run=run_id)

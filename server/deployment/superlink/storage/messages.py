@@ -192,10 +192,9 @@ class Messages:
                     return one
         return None
 
-    def small_contents(self, request: StoredMessage) -> list[bytes]:
+    def small_contents(self, tree: Any) -> list[bytes]:
         """The contents of a request's small objects, as far as they are written."""
-        names = names_in(ObjectTree.FromString(request.tree))
-        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(names)]
+        sizes = [(name, self.files.size(name)) for name in dict.fromkeys(names_in(tree))]
         contents = map(self.files.read, small_ones(sizes))
         return [content for content in contents if content is not None]
 
