@@ -311,6 +311,9 @@ def predict(
     read, unreadable = predict_to_csv(folder, data, out, rendering)
     unread = f"; {unreadable} could not be read, see its last column" if unreadable else ""
     console.print(f"{read} images -> {out}{unread}", soft_wrap=True)
+    from server.reporting.tables import limits_of_model
+
+    console.print(limits_of_model(folder), end="")
 
 
 @app.command()
@@ -350,7 +353,10 @@ def evaluate(
     if as_json:
         print(json_text(evaluation.as_json(found), indent=2))
     else:
+        from server.reporting.tables import limits_of_model
+
         console.print(evaluation.shown(found))
+        console.print(limits_of_model(folder), end="")
 
 
 @app.command()

@@ -38,7 +38,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "run": _RUN,
         "site": _SITE,
         "names": "the classes that this site annotates, in its own words",
-        "class_names": "the same, in the federation's words",
+        "class_names": "the classes that this site annotates, in the federation's words",
         "train_samples": "how many training images there are (`round_counts_to`)",
         "validation_samples": "how many validation images there are; -1 where they are of few patients "
         "(`smallest_count`)",
@@ -47,7 +47,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "version": "the release of this program",
         "positives": "how many training images show each class; only where the method asks and `label_counts` allows "
         "it, -1 for a class kept back by `smallest_count`",
-        "negatives": "how many do not show it; the same rule",
+        "negatives": "how many training images do not show each class; under the rules of `positives`",
         "smallest_count": "this site's `smallest_count`, so that others can write “hidden (fewer than 10 patients)”",
         "holds_frozen": "whether the frozen part of the plan's model is on this site's disk, so that it need not be "
         "sent",
@@ -78,23 +78,24 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
         "class_names": "the classes that were tested; none unless the run ends with this model (`test_metrics`)",
-        "auroc": "of each class, on the test images; rounded to what one image changes unless `exact_figures`",
-        "average_precision": "of each class, on the test images; rounded in the same way",
-        "balanced_accuracy": "of each class, on the test images; rounded in the same way",
+        "auroc": "the AUROC of each class on the test images; rounded to what one image changes unless `exact_figures`",
+        "average_precision": "the average precision of each class on the test images; rounded like `auroc`",
+        "balanced_accuracy": "the balanced accuracy of each class on the test images; rounded like `auroc`",
         "positives": "how many test images show each class; -1, and no figure, for a class kept back by "
         "`smallest_count`",
-        "negatives": "how many do not show it; the same rule",
+        "negatives": "how many test images do not show each class; -1 under the same rule",
         "model_sha256": "a hash of the network that was tested",
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
-        "told_classes": "the classes of which the next two tell; only where the experiment asks and `score_histograms` "
-        "allows it, and none kept back by `smallest_count`",
-        "positive_scores": "of each, how many test images that show it got a score in each of 1,024 bins",
-        "negative_scores": "the same for those that do not show it",
-        "validation_classes": "the same three of the validation images, on which the coordinator chooses thresholds; "
-        "`training_figures` must allow it, too",
-        "validation_positive_scores": "as above",
-        "validation_negative_scores": "as above",
+        "told_classes": "the classes of `positive_scores` and `negative_scores`; only where the experiment asks and "
+        "`score_histograms` allows it, and none kept back by `smallest_count`",
+        "positive_scores": "for each of `told_classes` a histogram of scores in 1,024 bins: of the test images "
+        "that show it",
+        "negative_scores": "the same histogram of the test images that do not show it",
+        "validation_classes": "the classes of the two histograms of validation images, on which the coordinator "
+        "chooses thresholds; under the rules of `told_classes`, and `training_figures` must allow it, too",
+        "validation_positive_scores": "like `positive_scores`, of the validation images",
+        "validation_negative_scores": "like `negative_scores`, of the validation images",
         "metric_names": "metrics of plug-ins, where the experiment asks for them and `metrics` allows them",
         "metric_values": "what they say of each class, on the test images; nothing of a class kept back by "
         "`smallest_count`",

@@ -8,17 +8,19 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
-from rich.markup import escape
-from rich.table import Table
+from rich.console import Group
+from rich.padding import Padding
+from rich.text import Text
 
 from client.app import client_app
-from client.gate.data_dictionary import meaning
+from client.gate.data_dictionary import MEANING, meaning
 from client.site.site import Site
 from common.config import Experiment, ParticipationSection, Plan, plan_of, read_experiment
 from common.errors import BadInput, Fault
@@ -172,14 +174,28 @@ def _spread(numbers: np.ndarray[Any, np.dtype[np.float32]]) -> str:
     return f"{known.min():.3g} to {known.max():.3g}" if len(known) else "none"
 
 
-def shown(content: RecordDict) -> Table:
-    """One record for a person at a terminal."""
+def shown(content: RecordDict) -> Group:
+    """One record for a person at a terminal: its fields, and below those that mean the same, what they are."""
     found = rows(content)
     title = f"{found[0].record}: {payload_bytes(content):,} bytes, SHA-256 {record_sha256(content)[:16]}..."
-    table = Table("field", "shape", "bytes", "values", "what it is", title=title, title_justify="left")
-    for row in found:
-        table.add_row(*(escape(text) for text in (row.field, row.shape, f"{row.size:,}", row.values, row.meaning)))
-    return table
+    sent, empty = [row for row in found if not _is_empty(row)], [row.field for row in found if _is_empty(row)]
+    pieces: list[Text | Padding] = [Text(f"\n{title}", style="bold")]
+    width = max(len(row.field) for row in sent)
+    explained = list(dict.fromkeys(MEANING[found[0].record].values()))
+    sent.sort(key=lambda row: explained.index(row.meaning) if row.meaning in explained else len(explained))
+    for what, alike in groupby(sent, lambda row: row.meaning):
+        for row in alike:
+            line = f"  {row.field:{width}}  {row.size:9,} B  {row.values}"
+            pieces.append(Text(line, no_wrap=True, overflow="ellipsis"))
+        pieces.append(Padding(Text(what.replace("`", ""), style="dim"), (0, 0, 0, 6)))
+    if empty:
+        pieces.append(Padding(Text(f"Sent empty: {', '.join(empty)}"), (0, 0, 0, 2)))
+    return Group(*pieces)
+
+
+def _is_empty(row: FieldRow) -> bool:
+    """Whether the field is there and says nothing."""
+    return row.values in ("", "[]")
 
 
 def write(records: Sequence[RecordDict], out: Path) -> list[Path]:

@@ -73,16 +73,19 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
     up = LINK[found["superlink"]]
     heading = f"{found['name']} at {found['address']}: SuperLink {up}; certificate {found['certificate_days']:.0f} days"
-    table = Table("site", "connection", "in the run", Column("key", overflow="fold"))
+    table = Table("site", "connection", "in the run")
     run = found["run"] or {}
     present = Present(**run) if run else None
     for name, site in found["sites"].items():
         part = part_of(present, name) if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = f"stopped by its operator at {when}" if when else site["state"]
-        table.add_row(name, link, "" if when else part, site["fingerprint"])
+        table.add_row(name, link, "" if when else part)
+    width = max((len(name) for name in found["sites"]), default=0)
+    # outside the table, which would break them at 80 columns: they are compared by telephone and copied
+    keys = [f"{name:{width}}  {site['fingerprint']}" for name, site in found["sites"].items()]
     lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
-    return Group(Text(heading), table, *map(Text, lists), Text(_run_in_words(run, found["time"])))
+    return Group(Text(heading), table, *map(Text, (*keys, *lists)), Text(_run_in_words(run, found["time"])))
 
 
 def _may_claim(site: Mapping[str, Any]) -> str:

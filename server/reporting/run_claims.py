@@ -344,6 +344,7 @@ PROMINENT: tuple[Rule, ...] = (
     _not_testing,
     _lost,
     _left_behind,
+    _untrained_rows,
     _unknown_patients,
     _no_better_than_chance,
     _detects_nothing,
@@ -353,7 +354,6 @@ PROMINENT: tuple[Rule, ...] = (
 FURTHER: tuple[Rule, ...] = (
     _few_images,
     _few_validation_images,
-    _untrained_rows,
     _one_way_of_reading,
     _absences,
     _one_seed,

@@ -1,16 +1,20 @@
 """Tables for the terminal and for a README."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from common.errors import BadInput
+from common.system.files import is_file
 from server.analysis.comparison import SUBSETS, Comparison, MethodResult, Spread, Subset
 from server.reporting.coverage import class_groups, owners
 from server.reporting.run_claims import limits, run_result
 from server.reporting.wording import MEASURE_NAMES, number, probability, signed, spread
-from server.runs.reader import Run, RunSummary
+from server.runs.reader import Run, RunSummary, read_run
 
 SITES_MARKED = 12  # more sites than this would not fit; they are counted instead
 BEST = "★"
@@ -45,8 +49,24 @@ def result_of(run: Run) -> Group:
     """What the terminal shows at the end of a run: the table by class, the result, and what limits it."""
     summary = run.summary
     table = coverage_table({summary.label: summary})
-    prominent = [Text(f"! {limit.text}", style="yellow") for limit in limits(run) if limit.prominent]
-    return Group(table, Text(run_result(run)), *prominent)
+    return Group(table, Text(run_result(run)), *_prominent(run))
+
+
+def limits_of_model(folder: Path) -> Group:
+    """What limits a run's model, for who uses it on images; nothing for a model without its run.
+
+    Args:
+        folder: Of a run, or with a model alone.
+    """
+    if not is_file(folder / "summary.json"):
+        return Group()
+    with suppress(BadInput):  # of another version, or edited: the model alone is enough
+        return Group(*_prominent(read_run(folder)))
+    return Group()
+
+
+def _prominent(run: Run) -> list[Text]:
+    return [Text(f"! {limit.text}", style="yellow") for limit in limits(run) if limit.prominent]
 
 
 def comparison_table(comparison: Comparison) -> Group:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,10 @@ def test_it_shows_and_writes_the_very_records_and_leaves_nothing_behind(tmp_path
     assert (counted.positives, decode(tested, EvaluateReply).told_classes) == ((), ())
     described = json.loads((tmp_path / "seen" / "2-TrainReply.json").read_text(encoding="utf-8"))
     assert described["sha256"] == hashlib.sha256(seen[1].read_bytes().splitlines(keepends=True)[0]).hexdigest()
+    for path in sorted((tmp_path / "seen").glob("*.json")):  # no field of a record is left out on the terminal
+        fields = json.loads(path.read_text(encoding="utf-8"))["fields"]
+        shown = out[out.index(f"{path.stem[2:]}: ") :].split("\n\n")[0]
+        assert [name for name in fields if not re.search(rf"(^|\W){re.escape(name)}(\W|$)", shown)] == []
     assert not (tmp_path / "state").exists()
 
 

@@ -10,6 +10,8 @@ from PIL import Image
 
 from common.data.base.spec import DigitsSpec
 from common.data.load import load
+from server.reporting.run_claims import limits
+from server.runs.reader import read_run
 from tests.common.data.dicom_files import dicom
 from tests.common.data.nifti_files import write
 from tests.federations import DIGITS
@@ -47,6 +49,21 @@ def test_predict_names_every_image_and_says_which_cannot_be_read(
     assert all(0 < float(row["7"]) < 1 for row in rows[:3])
     assert rows[3]["7"] == ""
     assert rows[3]["unreadable"]
+
+
+def test_predict_says_what_limits_a_runs_model_and_nothing_of_a_model_alone(
+    finished: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    told = [limit.text for limit in limits(read_run(finished / "run")) if limit.prominent]
+    assert told
+    Image.fromarray(load(DigitsSpec(kind="digits"), Path()).test.images[0]).save(tmp_path / "0.png")
+    ended = flwr_sim(capsys, "predict", finished / "run", tmp_path / "0.png", "--out", tmp_path / "p.csv")
+    assert all(text in " ".join(ended.out.split()) for text in told)
+    (tmp_path / "model").mkdir()
+    for name in ("model.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_bytes((finished / "run" / name).read_bytes())
+    alone = flwr_sim(capsys, "predict", tmp_path / "model", tmp_path / "0.png", "--out", tmp_path / "q.csv")
+    assert (alone.code, "!" in alone.out) == (0, False)
 
 
 def test_predict_takes_the_frame_and_the_slice_that_are_named(finished: Path, capsys: Capture, tmp_path: Path) -> None:
