@@ -38,17 +38,30 @@ class Unreachable(Exception):
 
 
 class Refused(Exception):
-    """One side does not accept the other."""
+    """One side does not accept the other.
 
-    def __init__(self, exit_code: ExitCode, problem: str, remedy: str) -> None:
+    Attributes:
+        may_pass: Whether it may be accepted in a moment: an admission may be on its way.
+    """
+
+    def __init__(self, exit_code: ExitCode, problem: str, remedy: str, *, may_pass: bool = False) -> None:
         super().__init__(f"{problem} {remedy}".strip())
-        self.exit_code, self.problem, self.remedy = exit_code, problem, remedy
+        self.exit_code, self.problem, self.remedy, self.may_pass = exit_code, problem, remedy, may_pass
 
     @classmethod
     def key(cls, why: str) -> "Refused":
         """The coordinator does not take this site's key."""
         remedy = "Ask the coordinator whether this site is admitted; a revoked site needs a new key."
-        return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy)
+        return cls(ExitCode.KEY, f"the coordinator does not accept this site's key ({why}).", remedy, may_pass=True)
+
+    @classmethod
+    def superseded(cls, why: str) -> "Refused":
+        """A later process has signed on with this site's key."""
+        remedy = (
+            "Only one may run: keep one copy of the site's folder and remove the others. If nobody here started"
+            " another one, the key is stolen: have the coordinator revoke it."
+        )
+        return cls(ExitCode.KEY, f"{why}; this one stops.", remedy)
 
     @classmethod
     def clock(cls) -> "Refused":

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.site.statements import OtherName, Statements
-from common.security.call_signatures import headers, key_bytes
+from common.security.call_signatures import ANOTHER_PROCESS, headers, key_bytes
 from common.security.signatures import SignatureFault, is_signed
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import SERVICE as FLEET
@@ -120,6 +120,7 @@ class Link:
 
     Args:
         statements: Signs what is sent and checks what comes; None for a connection that takes no part in runs.
+        process: Identifies the process that connects; the coordinator lets one of a site take part.
     """
 
     def __init__(
@@ -128,8 +129,9 @@ class Link:
         ca_certificate: bytes,
         key: ec.EllipticCurvePrivateKey,
         statements: Statements | None = None,
+        process: str = "",
     ) -> None:
-        self._statements = statements
+        self._statements, self._process = statements, process
         logging.getLogger("flwr").setLevel(logging.CRITICAL)
         credentials = grpc.ssl_channel_credentials(ca_certificate)
         options = [
@@ -375,7 +377,7 @@ class Link:
         return Node(node_id=self.node_id)
 
     def _call(self, method: Callable[..., Any], request: Any, timeout: float = CALL_TIMEOUT_S) -> Any:
-        return method(request, timeout=timeout, metadata=headers(self._key, self._public_key))
+        return method(request, timeout=timeout, metadata=headers(self._key, self._public_key, self._process))
 
 
 def _calls(channel: grpc.Channel) -> Mapping[str, Any]:
@@ -457,6 +459,8 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
             raise Unreachable(details or code.name.lower()) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise Refused.clock() from None
+        if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
+            raise Refused.superseded(details) from None
         if code == grpc.StatusCode.UNAUTHENTICATED or (admitted_only and code == grpc.StatusCode.FAILED_PRECONDITION):
             used = "in use by another process: a second one here, or elsewhere with a copy of this key"
             raise Refused.key(used if "in use" in details else "not admitted, or revoked") from None

@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import datetime as dt
 import fcntl
+import secrets
 import signal
 import threading
 import time
@@ -93,6 +94,7 @@ class Service:
         self._in_hand = InHand(self.settings.state / "in-hand")
         self._node_id_file = self.settings.state / "node-id"
         self._key = read_key(self.settings.key_path)
+        self._process = secrets.token_hex(8)
         authority = x509.load_pem_x509_certificate(self.kit.ca_certificate.encode())
         self._statements = Statements(self.settings.state, self.site.name, self._key, authority)
         self.site = replace(self.site, identity=Identity(self._key, public_line(self._key, "")))
@@ -115,7 +117,7 @@ class Service:
             except Refused as refusal:
                 # A coordinator that has just opened its port is still registering the sites it has admitted.
                 patience_ends = patience_ends or time.monotonic() + KEY_PATIENCE_S
-                if refusal.exit_code != ExitCode.KEY or self._refusal or time.monotonic() > patience_ends:
+                if not refusal.may_pass or self._refusal or time.monotonic() > patience_ends:
                     raise
                 time.sleep(FIRST_RETRY_S)
             except Unreachable as error:
@@ -129,7 +131,7 @@ class Service:
     def _connected(self) -> Iterator[Link]:
         self.status.certificate_days = days = days_valid(self.kit.address, self.kit.ca_certificate)
         authority = self.kit.ca_certificate.encode()
-        with Link(self.kit.address, authority, self._key, self._statements) as link:
+        with Link(self.kit.address, authority, self._key, self._statements, self._process) as link:
             node_id = link.activate(read_node_id(self._node_id_file))
             self._note_node_id(node_id)
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")

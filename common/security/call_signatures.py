@@ -13,6 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 PUBLIC_KEY, SIGNATURE, TIME = "flwr-public-key-bin", "flwr-signature-bin", "flwr-timestamp"
 """Names of the headers; gRPC sends bytes in those that end with ``-bin``."""
+PROCESS, LONGEST_PROCESS = "polyclinic-process", 64
+"""The header that says which process calls: two with one key must not both take part. It is not signed: only someone
+with the key of the TLS connection could change it on the way. Flower's own programs do not send it."""
+ANOTHER_PROCESS = "another process has signed on with this site's key since"
 
 
 def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
@@ -20,15 +24,16 @@ def key_bytes(public_key: ec.EllipticCurvePublicKey) -> bytes:
     return public_key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
-def headers(key: ec.EllipticCurvePrivateKey, public_key: bytes) -> Sequence[tuple[str, str | bytes]]:
+def headers(key: ec.EllipticCurvePrivateKey, public_key: bytes, process: str) -> Sequence[tuple[str, str | bytes]]:
     """The headers of one call, signed now.
 
     Args:
         public_key: Of ``key``, as :func:`key_bytes` has it; made once, for a site makes many calls.
+        process: Identifies the process that calls, up to :data:`LONGEST_PROCESS` characters.
     """
     now = dt.datetime.now(dt.UTC).isoformat()
     signature = key.sign(now.encode("ascii"), ec.ECDSA(hashes.SHA256()))
-    return ((PUBLIC_KEY, public_key), (TIME, now), (SIGNATURE, signature))
+    return ((PUBLIC_KEY, public_key), (TIME, now), (SIGNATURE, signature), (PROCESS, process))
 
 
 def signed_by(public_key: bytes, time: str, signature: bytes) -> bool:

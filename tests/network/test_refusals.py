@@ -301,6 +301,24 @@ def test_a_folder_has_one_client(hospital: Hospital) -> None:
     assert first.stop() == ExitCode.STOPPED == 0
 
 
+@pytest.mark.network
+def test_of_two_processes_with_one_key_the_later_one_stays_and_the_earlier_one_says_why_it_stops(
+    hospital: Hospital, trial: Trial, tmp_path: Path
+) -> None:
+    site = hospital("copied")
+    first = site.start()
+    first.says("connected to trial")
+    shutil.copytree(site.folder, tmp_path / "copied", ignore=shutil.ignore_patterns("lock"))
+    second = Site(trial.machine, tmp_path / "copied")
+    second.start().says("connected to trial")
+    assert first.ends() == ExitCode.KEY == 14
+    assert "another process has signed on with this site's key since" in first.said
+    assert second.program.runs
+    refused = (trial.coordinator.folder / "state" / "refused-calls.jsonl").read_text(encoding="utf-8")
+    assert '"caller": "copied"' in refused
+    assert second.program.stop() == ExitCode.STOPPED
+
+
 def test_a_health_port_in_use_is_named(hospital: Hospital) -> None:
     site = hospital("crowded")
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:

@@ -33,13 +33,15 @@ from flwr.proto.message_pb2 import (
     PullObjectRequest,
     PushObjectRequest,
 )
+from flwr.proto.node_pb2 import Node
 from flwr.proto.run_pb2 import GetRunRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 
 from common.wire import fleet_protocol
 from common.wire.fleet_protocol import Envelope
 from server.coordinator.connections import read_sign_offs
-from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller
+from server.deployment.superlink.fleet.authentication import FRESH_S, LOOK_AGAIN_S, Admitted, Caller, CallRefused
+from server.deployment.superlink.fleet.one_process import OneProcess
 from server.deployment.superlink.fleet.refused_calls import FILE
 from server.deployment.superlink.fleet.service import LONGEST_REASON
 from server.deployment.superlink.storage import messages
@@ -304,6 +306,42 @@ def test_a_spoilt_signature_is_refused(kind: str, port: Port) -> None:
     request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL)
     assert refused(lambda: port.stub().ActivateNode(request, metadata=SPOILT[kind]()))[0] == UNKNOWN
     assert port.stub().ActivateNode(request, metadata=signed(OWN, at(0))).node_id
+
+
+# ---------------------------------------------------------------------- one process a site
+
+
+def test_a_process_that_takes_a_sites_place_is_the_only_one_that_is_answered(port: Port) -> None:
+    key = pem(OWN.public_key())
+    node = port.link.storage.sites.register("own", key)
+    first, second = port.stub(), port.stub()
+
+    def by(process: str) -> Headers:
+        return (*signed(OWN, at(0)), ("polyclinic-process", process))
+
+    request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL)
+    beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=INTERVAL)
+    pull = PullMessagesRequest(node=Node(node_id=node))
+    first.ActivateNode(request, metadata=by("first"))
+    code, _ = refused(lambda: second.ActivateNode(request, metadata=by("second")))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    first.PullMessages(pull, metadata=by("first"))  # an attempt takes nobody's place
+    assert second.SendNodeHeartbeat(beat, metadata=by("second")).success
+    for call, message in ((first.PullMessages, pull), (first.SendNodeHeartbeat, beat), (first.ActivateNode, request)):
+        code, reason = refused(lambda call=call, message=message: call(message, metadata=by("first")))  # type: ignore[misc]
+        assert (code, "another process has signed on" in reason) == (UNKNOWN, True)
+    second.PullMessages(pull, metadata=by("second"))
+    assert {line["caller"] for line in noted(port.link)} == {"own"}
+    assert refused(lambda: second.PullMessages(pull, metadata=by("x" * 65)))[0] == UNKNOWN
+
+
+def test_a_site_that_restarts_for_ever_takes_no_memory() -> None:
+    one = OneProcess()
+    for number in range(1000):
+        one.sign_on(Caller(1, "north", b"", f"{number}"))
+    with pytest.raises(CallRefused):
+        one.refuse_an_earlier_one(Caller(1, "north", b"", "998"))
+    one.refuse_an_earlier_one(Caller(1, "north", b"", "0"))  # forgotten by now
 
 
 # ---------------------------------------------------------------------- replies

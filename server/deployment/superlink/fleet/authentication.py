@@ -10,12 +10,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import grpc
 
-from common.security.call_signatures import PUBLIC_KEY, SIGNATURE, TIME, signed_by
+from common.security.call_signatures import LONGEST_PROCESS, PROCESS, PUBLIC_KEY, SIGNATURE, TIME, signed_by
 from server.deployment.superlink.fleet.refused_calls import RefusedCall, RefusedCalls
 from server.deployment.superlink.port_guard.call_limits import NoRequest
 from server.deployment.superlink.port_guard.guard import Guard
@@ -38,11 +38,13 @@ class Caller:
         node_id: Flower's number of it.
         name: Under which it was admitted.
         key: Its public key in Flower's form.
+        process: Its process that calls, as it says; empty for Flower's own programs, which do not say it.
     """
 
     node_id: int
     name: str
     key: bytes
+    process: str = ""
 
 
 class CallRefused(Exception):
@@ -153,7 +155,7 @@ class Door:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         if not _is_now(when):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
-        return caller
+        return replace(caller, process=_process(metadata))
 
     def _abort(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
         if caller is not None and refused.noted:
@@ -182,6 +184,18 @@ def signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:
     if len(key) > LONGEST_KEY or len(signature) > LONGEST_SIGNATURE or len(when) > LONGEST_TIME:
         raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid authentication metadata")
     return key, when, signature
+
+
+def _process(metadata: Any) -> str:
+    """Which of a site's processes calls, as it says.
+
+    Raises:
+        CallRefused: If that is too long to be true.
+    """
+    said = next((value for name, value in metadata or () if name == PROCESS), "")
+    if len(said) > LONGEST_PROCESS:
+        raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
+    return str(said)
 
 
 def _is_now(when: str) -> bool:

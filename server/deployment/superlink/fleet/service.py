@@ -33,6 +33,7 @@ from common.wire.fleet_protocol import (
 from server.coordinator.connections import forget_sign_off, note_sign_off
 from server.deployment.superlink.fleet.authentication import Admitted, Caller, CallRefused
 from server.deployment.superlink.fleet.bundle import BUNDLE, BUNDLE_SHA256
+from server.deployment.superlink.fleet.one_process import OneProcess
 from server.deployment.superlink.objects.files import is_name
 from server.deployment.superlink.objects.service import Answers, Push
 from server.deployment.superlink.storage.messages import Acceptance, reply_from, told
@@ -62,7 +63,7 @@ class Fleet:
     """
 
     def __init__(self, storage: Storage, admitted: Admitted, folder: Path | None = None) -> None:
-        self._folder = folder
+        self._folder, self.one_process = folder, OneProcess()
         self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
         self._admitted, self._answers = admitted, Answers(storage.files)
 
@@ -76,6 +77,7 @@ class Fleet:
         _refuse_odd_interval(request.heartbeat_interval)
         if not self._sites.activate(caller.node_id, request.heartbeat_interval):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this key is in use by another process")
+        self.one_process.sign_on(caller)
         if self._folder is not None:
             forget_sign_off(self._folder, caller.name)
         return ActivateNodeResponse(node_id=caller.node_id)
@@ -93,7 +95,8 @@ class Fleet:
         """Note a sign of life of the calling site."""
         self._refuse_another(caller, request.node.node_id)
         _refuse_odd_interval(request.heartbeat_interval)
-        known = self._sites.heartbeat(caller.node_id, request.heartbeat_interval)
+        if known := self._sites.heartbeat(caller.node_id, request.heartbeat_interval):
+            self.one_process.sign_on(caller)  # a process after a kill takes its place up like this
         return SendNodeHeartbeatResponse(success=known)
 
     def register(self, caller: Caller, request: Any) -> Any:
