@@ -78,18 +78,29 @@ def _all(parts: Any, seen: dict[int, Any]) -> Iterator[bytes]:
 
 
 def _source(part: Any) -> bytes:
-    """The text of a function or class; the compiled code where it was typed or made by ``exec``."""
-    try:
-        return inspect.getsource(part).encode()
-    except (OSError, TypeError):
-        code = getattr(part, "__code__", None)
-        if code is None:  # a class without a file
-            methods = {name: one.__code__ for name, one in vars(part).items() if isinstance(one, types.FunctionType)}
-            return b"".join(name.encode() + _compiled(one) for name, one in methods.items())
-        return _compiled(code)
+    """The text of a function or class, and the compiled code of what was typed or made by ``exec``.
+
+    Python 3.13 keeps the text of ``python -c`` as that of the file "<string>", which is also the name of the file of
+    all code that ``exec`` makes: the text alone could be that of another part.
+    """
+    code = getattr(part, "__code__", None)
+    codes = {"": code} if code else {k: v.__code__ for k, v in vars(part).items() if isinstance(v, types.FunctionType)}
+    without_file = {name: one for name, one in codes.items() if one.co_filename.startswith("<")}
+    text = b""
+    if code not in without_file.values():
+        try:
+            text = inspect.getsource(part).encode()
+        except (OSError, TypeError):
+            without_file = codes
+    return text + b"".join(name.encode() + _compiled(one) for name, one in without_file.items())
 
 
 def _compiled(code: types.CodeType) -> bytes:
     inner = b"".join(_compiled(one) for one in code.co_consts if isinstance(one, types.CodeType))
-    plain = [one for one in code.co_consts if not isinstance(one, types.CodeType)]
+    plain = [_in_order(one) for one in code.co_consts if not isinstance(one, types.CodeType)]
     return code.co_code + repr((plain, code.co_names, code.co_varnames)).encode() + inner
+
+
+def _in_order(constant: Any) -> Any:
+    """A constant whose text is the same in every process: that of a set follows from hashes, which differ."""
+    return sorted(map(repr, constant)) if isinstance(constant, frozenset) else constant

@@ -15,7 +15,7 @@ _PHRASES: Mapping[Standing, str] = {
     "better": "is better than",
     "worse": "is worse than",
     "not distinguishable": "is not distinguishable from",
-    "too few seeds": f"cannot be judged, with fewer than {FEWEST_SEEDS} seeds, against",
+    "too few seeds": f"has fewer than the {FEWEST_SEEDS} seeds that a verdict needs, against",
     "not tested": "could not be tested against",
 }
 PRINTED = 0.0005
@@ -45,7 +45,7 @@ def headline(comparison: Comparison) -> str:
     grouped = {phrase: [o for o in others if standings[o] == each] for each, phrase in _PHRASES.items()}
     sized = {
         other: f"{other} ({signed(comparison.contrast(other).result.mean_difference)})"
-        if stands in ("better", "worse")
+        if stands in ("better", "worse", "too few seeds")
         else other
         for other, stands in standings.items()
     }
@@ -71,9 +71,7 @@ def _verdict(reference: str, contrast: Contrast) -> str:
     seeds = counted(test.seeds, "seed")
     figures = f"mean difference in AUROC {signed(test.mean_difference)} over {test.pairs} classes"
     if stands == "too few seeds":
-        return (
-            f"Whether {reference} is better than {other} is open: {figures} in {seeds}; a verdict needs {FEWEST_SEEDS}."
-        )
+        return f"{reference} beside {other}: {figures} in {seeds}, which does not show that either is better."
     link = "from" if stands == "not distinguishable" else "than"
     return (
         f"{reference} is {stands} {link} {other}: {figures} and {seeds} (95 % interval {interval(test)}; "

@@ -1,6 +1,8 @@
 """The hash of a part given as an object: the same in every process, another one where code or values are others."""
 
 import functools
+import linecache
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -89,3 +91,40 @@ def test_another_process_finds_the_same() -> None:
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert printed == [fingerprint(part()) for pair in PAIRS for part in pair]
+
+
+def made(source: str, name: str) -> Any:
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    return scope[name]
+
+
+@pytest.mark.parametrize(
+    "source", ["def f(x):\n    return x + {}\n", "class f:\n    def g(self):\n        return {}\n"]
+)
+def test_code_without_a_file_counts_whatever_text_is_kept_under_its_name(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(linecache.cache, "<string>", (10, None, ["def f(x):\n", "    return 0\n"], "<string>"))
+    assert fingerprint(made(source.format(4), "f")) == fingerprint(made(source.format(4), "f"))
+    assert fingerprint(made(source.format(4), "f")) != fingerprint(made(source.format(7), "f"))
+
+
+def test_code_with_a_set_has_one_hash_in_all_processes() -> None:
+    program = (
+        "from common.system.fingerprint import fingerprint\n"
+        "scope = {}\n"
+        'exec(\'def f(x):\\n    return x in {"a", "b", "c", "d"}\\n\', scope)\n'
+        "print(fingerprint(scope['f']))"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(4)
+    }
+    assert len(found) == 1

@@ -28,6 +28,11 @@ def flowers(name: str) -> Any:
     return found[0]
 
 
+def repeated(field: Any) -> bool:
+    """Protobuf's new releases warn of ``label``, its old ones have nothing else."""
+    return bool(field.is_repeated) if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_every_field_has_the_number_and_kind_that_it_has_in_flower(name: str) -> None:
     theirs = {field.name: field for field in flowers(name).fields}
@@ -37,7 +42,7 @@ def test_every_field_has_the_number_and_kind_that_it_has_in_flower(name: str) ->
             continue
         assert field.name in theirs, f"Flower {version('flwr')}: {name} has no {field.name} any more"
         other = theirs[field.name]
-        same = (field.number, field.type, field.label) == (other.number, other.type, other.label)
+        same = (field.number, field.type, repeated(field)) == (other.number, other.type, repeated(other))
         assert same, f"Flower {version('flwr')}: {name}.{field.name} is another field now"
         if field.type == FieldDescriptor.TYPE_MESSAGE and name not in MAP_ENTRIES:
             assert field.message_type.name in (other.message_type.name, *MAP_ENTRIES)

@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -228,11 +229,10 @@ def test_a_site_that_is_unregistered_is_unknown_and_may_come_back(link: Link) ->
 
 def test_what_cannot_be_written_has_not_happened(link: Link, node: int) -> None:
     pushed(link, node, b"to north")
-    with sqlite3.connect(link.folder / DATABASE) as other:
+    with closing(sqlite3.connect(link.folder / DATABASE)) as other:
         other.execute("CREATE TRIGGER full BEFORE UPDATE ON messages BEGIN SELECT RAISE(ABORT, 'disk full'); END")
     with pytest.raises(sqlite3.Error, match="disk full"):
         link.storage.messages.next_for(node)
-    with sqlite3.connect(link.folder / DATABASE) as other:
+    with closing(sqlite3.connect(link.folder / DATABASE)) as other:
         other.execute("DROP TRIGGER full")
-    other.close()
     assert link.storage.messages.next_for(node)
