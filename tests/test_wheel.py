@@ -58,6 +58,17 @@ def test_it_holds_every_file_of_our_packages_that_git_has(installed: Path) -> No
     assert [name for name in names if not (installed / name).is_file()] == []
 
 
+@pytest.mark.network
+def test_a_run_on_ray_works_beside_files_with_the_names_of_our_packages(installed: Path, tmp_path: Path) -> None:
+    for name in HOSTILE:
+        (tmp_path / name).write_text("raise SystemExit('the wrong file was imported')\n")
+    assert typed(installed, tmp_path, "examples").returncode == 0
+    run = ("run", "experiments/digits_surgical.toml", "--out", "runs/first", "--set", "run.rounds=2")
+    done = typed(installed, tmp_path, *run, "--backend", "ray")
+    assert done.returncode == 0, done.stderr
+    assert "Report: runs/first/report.html" in done.stdout
+
+
 def test_examples_and_a_run_work_beside_files_with_the_names_of_our_packages(installed: Path, tmp_path: Path) -> None:
     for name in HOSTILE:
         (tmp_path / name).write_text("raise SystemExit('the wrong file was imported')\n")

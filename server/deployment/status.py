@@ -81,11 +81,14 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = f"stopped by its operator at {when}" if when else site["state"]
         table.add_row(name, link, "" if when else part)
-    width = max((len(name) for name in found["sites"]), default=0)
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
-    keys = [f"{name:{width}}  {site['fingerprint']}" for name, site in found["sites"].items()]
+    keys = [_unbroken(f"{site['fingerprint']}  {name}") for name, site in found["sites"].items()]
     lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
-    return Group(Text(heading), table, *map(Text, (*keys, *lists)), Text(_run_in_words(run, found["time"])))
+    return Group(Text(heading), table, *keys, *map(Text, lists), Text(_run_in_words(run, found["time"])))
+
+
+def _unbroken(line: str) -> Text:
+    return Text(line, no_wrap=True, overflow="ignore")
 
 
 def _may_claim(site: Mapping[str, Any]) -> str:

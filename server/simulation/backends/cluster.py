@@ -230,12 +230,12 @@ def _first_line(error: BaseException) -> str:
 def own_paths() -> tuple[str, ...]:
     """Where this process finds modules that are neither installed nor Python's own."""
     installed = (sys.prefix, sys.base_prefix)
-    found = [path or os.getcwd() for path in sys.path]
+    found = [os.path.abspath(path) for path in sys.path]
     return tuple(path for path in found if not path.startswith(installed) and "site-packages" not in path)
 
 
 def environment(address: str) -> dict[str, str]:
     """Environment of the process that drives Ray, which its workers here inherit."""
-    paths = [path or os.getcwd() for path in sys.path]
+    paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
     own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}
     return {**os.environ, **own, **({} if address else LOOPBACK_ONLY)}

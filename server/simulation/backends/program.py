@@ -51,12 +51,13 @@ class RayProgram:
         self._connection, theirs = frames.pair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", DRIVER, json.dumps(asdict(wanted)), str(theirs.fileno())],
+                [sys.executable, "-P", "-m", DRIVER, json.dumps(asdict(wanted)), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 env=environment(wanted.address),
+                cwd=os.path.abspath(os.sep),  # first on the workers' path: the user's folder may hold a server.py
                 start_new_session=True,  # a signal to the coordinator's group is the coordinator's to act on
             )
 

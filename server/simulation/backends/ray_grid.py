@@ -136,7 +136,7 @@ class RayGrid(LocalGrid):
             "kind": "begin",
             "experiment": run.experiment,
             "base": str(run.base.resolve()),
-            "run_folder": str(run.run_folder),
+            "run_folder": str(run.run_folder.resolve()),
             "names": run.names,
             "facts": json.dumps(facts),
             "shapes": shapes(arrays),
