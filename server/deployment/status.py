@@ -77,7 +77,7 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     run = found["run"] or {}
     present = Present(**run) if run else None
     for name, site in found["sites"].items():
-        part = part_of(present, name) if present else ""
+        part = part_of(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = f"stopped by its operator at {when}" if when else site["state"]
         table.add_row(name, link, "" if when else part)

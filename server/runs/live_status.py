@@ -65,9 +65,13 @@ def runs_still(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
-def part_of(present: Present, site: str) -> str:
-    """What a site does in the run, in a few words; empty where it has no part or the run is over."""
-    if present.state != "running":
+def part_of(present: Present, site: str, *, revoked: bool = False) -> str:
+    """What a site does in the run, in a few words; empty where it has no part or the run is over.
+
+    Args:
+        revoked: Whether the coordinator has revoked its key.
+    """
+    if present.state != "running" or revoked:
         return ""
     if site in present.lost and site in present.stopped:
         return f"stopped by its operator at {present.stopped[site]}"

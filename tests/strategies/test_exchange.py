@@ -10,7 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.wire.records import TrainReply
-from strategies.rounds.messages.deadline import MAX_POLL_S, MESSAGE_GONE, NODE_UNAVAILABLE, Patience, exchange
+from strategies.rounds.messages.deadline import (
+    MAX_POLL_S,
+    MESSAGE_GONE,
+    NODE_UNAVAILABLE,
+    NOT_REGISTERED,
+    Patience,
+    exchange,
+)
 from strategies.rounds.messages.replies import decoded
 from tests.strategies.scripted import (
     LOST,
@@ -84,9 +91,10 @@ def test_whoever_is_silent_at_the_deadline_is_missing_and_the_others_count(clock
     assert DEADLINE_S <= clock.now <= DEADLINE_S + MAX_POLL_S
 
 
-def test_a_site_that_is_no_longer_registered_has_no_reply_and_is_not_waited_for(clock: Clock) -> None:
+def test_a_site_that_is_no_longer_registered_has_an_error_that_says_so_and_is_not_waited_for(clock: Clock) -> None:
     replies, grid = exchanged({7: at(2, reply("seven")), 8: Site(registered=False)}, clock, enough=2)
-    assert replies.keys() == {7}
+    assert replies.keys() == {7, 8}
+    assert replies[8].error.reason == NOT_REGISTERED
     assert grid.to(8) == []
     assert clock.now < 3
 
@@ -232,9 +240,11 @@ def test_whatever_sites_do_each_has_at_most_one_reply_of_its_own_and_the_deadlin
     told: Told = []
     replies, grid = exchanged(sites, clock, enough, told)
     accepted = {node for node, site in sites.items() if site.registered}
-    assert replies.keys() <= accepted
+    assert replies.keys() - accepted == sites.keys() - accepted
+    assert all(replies[node].error.reason == NOT_REGISTERED for node in sites.keys() - accepted)
     assert clock.now <= DEADLINE_S + MAX_POLL_S
-    for node, message in replies.items():
+    for node in replies.keys() & accepted:
+        message = replies[node]
         assert message.metadata.reply_to_message_id in _identifiers(grid.to(node))
     assert accepted <= replies.keys() or clock.now >= DEADLINE_S
     assert all(gone <= silent <= accepted for silent, gone in told)

@@ -151,8 +151,9 @@ def _sites(present: Present, links: Mapping[str, str], rounds: Sequence[RoundLin
     seconds = {site: value for record in rounds for site, value in record.site_seconds.items()}
     missed = {site: f"round {record.round}: {why}" for record in rounds for site, why in record.absent.items()}
     names = sorted({*links, *present.sites, *present.waiting_for})
+    parts = {name: part_of(present, name, revoked=links.get(name) == "revoked") for name in names}
     return tuple(
-        SiteSeen(name, links.get(name, ""), part_of(present, name), took[name], seconds.get(name), missed.get(name, ""))
+        SiteSeen(name, links.get(name, ""), parts[name], took[name], seconds.get(name), missed.get(name, ""))
         for name in names
     )
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from flwr.app import Message
+from flwr.app import Error, Message
 from flwr.serverapp import Grid
 
 from common.wire.flower_objects import come_from
@@ -17,6 +17,7 @@ FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
 NODE_UNAVAILABLE = 5
 """Flower's code for a site that gives no sign of life: it may come back."""
+NOT_REGISTERED = "its key is not admitted any more"
 REFUSED_REPLY = 203
 """Our code for a reply that came and was refused before it was read: not signed by its site, or far too heavy."""
 MESSAGE_GONE = (3, 4)
@@ -105,8 +106,13 @@ class Outstanding:
         return {*(one.metadata.dst_node_id for one in self.pending.values()), *self.lost}, set(self.lost)
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Send; what a site that is no longer registered should have had is not waited for."""
-        self.pending |= pushed(self._grid, messages)
+        """Send; a message to a site that is no longer registered is not waited for."""
+        taken = pushed(self._grid, messages)
+        self.pending |= taken
+        for message in (one for one in messages if one.metadata.message_id not in taken):
+            refusal = Message(Error(NODE_UNAVAILABLE, NOT_REGISTERED), reply_to=message)
+            come_from(refusal, message.metadata.dst_node_id)
+            self.errors[message.metadata.dst_node_id] = refusal
 
     def pulled(self) -> Iterator[Message]:
         """The replies that have come, each from its site's node."""
