@@ -88,18 +88,23 @@ class Case:
     batch: int
     drawn: int = 0
     evaluation: str = 'result = "last"'
+    given_side: int = 0
+
+    @property
+    def side(self) -> int:
+        return self.given_side or SIDES[self.model]
 
     def write(self, folder: Path) -> Path:
         """Random images of ten classes, and the experiment."""
         folder.mkdir()
-        random, side, n = np.random.default_rng(0), SIDES[self.model], self.sites * self.images
+        random, side, n = np.random.default_rng(0), self.side, self.sites * self.images
         arrays: dict[str, Any] = {}
         for part, many in (("train", n), ("val", 10), ("test", max(200, 10 * self.sites))):
             arrays[f"{part}_images"] = random.integers(0, 256, (many, side, side), np.uint8)
             arrays[f"{part}_labels"] = (np.arange(many) % 10).astype(np.uint8)
         np.savez(folder / "images.npz", **arrays)
         experiment = folder / "experiment.toml"
-        text = EXPERIMENT.format(**vars(self), side=SIDES[self.model])
+        text = EXPERIMENT.format(**vars(self), side=side)
         experiment.write_text(text, encoding="utf-8")
         return experiment
 
@@ -159,6 +164,8 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
     """One repetition."""
     stamps, log = scratch / "stamps", scratch / "log"
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
+    if environment.pop("PYTHONDONTWRITEBYTECODE", None):  # as `make` does, which keeps it in the environment
+        environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir(), "polyclinic-benchmark-bytecode"))
     command = [sys.executable, str(HERE / "simulated_run.py"), contender, str(experiment), str(stamps)]
     with log.open("wb") as output:
         child = psutil.Popen(command, stdout=output, stderr=output, env=environment, cwd=scratch)
@@ -224,7 +231,7 @@ def same_model(contenders: Mapping[str, Measured]) -> None:
 
 def cases_of(given: argparse.Namespace) -> list[Case]:
     each = {int(n): given.images if int(n) <= given.many else given.images // 10 for n in given.sites.split(",")}
-    common = (given.rounds, given.epochs, given.batch, given.drawn, given.evaluation)
+    common = (given.rounds, given.epochs, given.batch, given.drawn, given.evaluation, given.side)
     return [Case(model, n, images, *common) for model in given.models.split(",") for n, images in each.items()]
 
 
@@ -240,6 +247,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--drawn", type=int, default=0, help="sites that train in a round; 0: all")
+    parser.add_argument("--side", type=int, default=0, help="of an image in pixels; 0: what suits the model")
     parser.add_argument("--evaluation", default=Case.evaluation, help="the experiment's [evaluation]")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)

@@ -16,7 +16,7 @@ from common.metrics.bootstrap import LEVEL, Interval
 
 @dataclass(frozen=True)
 class SiteSample:
-    """Of how many sites figures are that stand for all.
+    """How many sites figures are of that stand for all.
 
     Attributes:
         asked: Sites that were drawn to test.
@@ -56,7 +56,7 @@ def site_sample(
 
 
 def _moved(of_sites: Mapping[str, float], share: float) -> dict[str, float]:
-    """By how much each site moves the mean; the squares add up to the variance of the mean over all sites."""
+    """The part that each site has in how far the mean may move: squared, they add up to its variance."""
     n = len(of_sites)
     if n == 1:
         return dict.fromkeys(of_sites, 0.0)

@@ -196,7 +196,7 @@ def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) 
 
 
 def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, asked: Collection[str], note: str) -> SiteSample:
-    """Of how many sites the sites' figures are, with intervals where the test is a mean over sites."""
+    """How many sites the sites' figures are of, with intervals where the test is a mean over sites."""
     drawn, every = frozenset(asked), len(contract.sites)
     if note == GLOBAL_MODEL:
         return SiteSample(len(drawn), every)

@@ -67,7 +67,7 @@ def interval_of_mean(summary: RunSummary) -> str:
 
 
 def where_tested(summary: RunSummary) -> str:
-    """At how many sites the model was tested, where a sample was asked; else empty."""
+    """Say at how many sites the model was tested, where a sample was asked; else empty."""
     if summary.drawn_to_test is None:
         return ""
     own = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"

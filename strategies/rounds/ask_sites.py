@@ -17,10 +17,10 @@ from common.models.frozen import FrozenPart
 from common.models.state import Layout, ModelState
 from common.wire.records import Arrays
 from strategies.base.callbacks import Callbacks
-from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
 from strategies.base.round_record import FederationValidation, Waiting
 from strategies.base.state import FederationState
+from strategies.rounds.evaluation_sites import EvaluationSites
 from strategies.rounds.guarded_mean import RoundGuard
 from strategies.rounds.messages.deadline import Patience, exchange
 from strategies.rounds.messages.frozen_supply import FrozenSupply
@@ -32,7 +32,7 @@ from strategies.rounds.participation.client_manager import Membership
 from strategies.rounds.participation.roll_call import Registered
 
 
-class Exchanges(Method):
+class Exchanges(EvaluationSites):
     """The base of :class:`~strategies.rounds.strategy.FederatedAveraging`: one exchange with the sites after the other.
 
     Attributes:
@@ -145,43 +145,8 @@ class Exchanges(Method):
     def evaluate_messages(
         self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
     ) -> list[Message]:
-        """Ask these sites how good a model is."""
         requests = self.new_requests(server_round)
         return [requests.evaluate(site, model, test=test) for site in sorted(sites)]
-
-    @property
-    def samples_sites(self) -> bool:
-        """Whether a sample of the sites tests the model, and not all of them.
-
-        Where a site keeps parts of its own, all do: its own test chooses and writes its model.
-        """
-        return self.has_global_model and self.sites.samples
-
-    def judges(self) -> list[str]:
-        """The sites that say how good the model after the last round is.
-
-        Where a sample would do, they are those that judged the best model up to now: only they can compare the two, so
-        that the run ends with the model that it would end with if all were asked. Where there is no such choice, they
-        are the sites that the next round would draw.
-        """
-        liars = self.state.guard.liars
-        if not self.samples_sites:
-            return sorted(set(self.sites.members) - set(liars))
-        choose = self.plan.evaluation.result == "best"
-        before = set(self.state.best_losses) & set(self.sites.members) if choose else set[str]()
-        return sorted(before - set(liars)) or self.sites.drawn(self.state.round + 1, liars)
-
-    def testers(self) -> list[str]:
-        """The sites that test the model that the run ends with: all, or a sample that covers the classes if it can."""
-        liars = self.state.guard.liars
-        if not self.samples_sites:
-            return sorted(set(self.sites.members) - set(liars))
-        return self.sites.drawn_to_evaluate(self.state.round, liars)
-
-    @property
-    def drawn_to_test(self) -> tuple[str, ...] | None:
-        """The sites that test the model that the run ends with, where these are a sample; None where all do."""
-        return tuple(self.testers()) if self.samples_sites else None
 
     # ------------------------------------------------------------------ replies
 
