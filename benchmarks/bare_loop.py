@@ -19,6 +19,7 @@ from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import images_of, simulated_data
 from common.system.seeds import seed_of
 from strategies.local.training import batches
+from strategies.rounds.participation.cohorts import drawn
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,15 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     names = simulated_data(experiment, file.base).contract.class_names
     sites, network = hospitals(file), build(experiment.model, names, seed, file.base)
     torch.set_num_threads(spec.threads)
-    images = float(sum(len(site.images) for site in sites))
     state = {name: tensor.clone() for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     on_round()
     for server_round in range(1, experiment.run.rounds + 1):
         sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
-        for site in sites:
+        every, size = [site.name for site in sites], experiment.participation.sites_per_round
+        taking_part = set(drawn(every, size, [seed, server_round]))
+        chosen = [site for site in sites if site.name in taking_part]
+        images = float(sum(len(site.images) for site in chosen))
+        for site in chosen:
             network.load_state_dict(state, strict=False)
             validated(network, site)
             generator = torch.Generator().manual_seed(seed_of(seed, server_round, site.name))

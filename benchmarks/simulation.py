@@ -11,7 +11,8 @@ stock   Flower's quickstart: FedAvg, a ClientApp with train and evaluate, its ow
         (benchmarks/stock_simulation)
 
 CPU seconds and memory are those of the process and all it starts, sampled five times a second; a round's are taken
-from the end of the first to the end of the last, so that starting up is not in them.
+from the end of the first to the end of the last, so that starting up is not in them. What comes after the last round
+(validation, test, report, receipt) stands by itself, also as so many rounds' worth.
 """
 
 import argparse
@@ -67,7 +68,9 @@ sites = {sites}
 seed = 0
 validation_fraction = 0.1
 [evaluation]
-result = "last"
+{evaluation}
+[participation]
+sites_per_round = {drawn}
 [simulation]
 workers = 2
 """
@@ -83,18 +86,25 @@ class Case:
     rounds: int
     epochs: int
     batch: int
+    drawn: int = 0
+    evaluation: str = 'result = "last"'
+    given_side: int = 0
+
+    @property
+    def side(self) -> int:
+        return self.given_side or SIDES[self.model]
 
     def write(self, folder: Path) -> Path:
         """Random images of ten classes, and the experiment."""
         folder.mkdir()
-        random, side, n = np.random.default_rng(0), SIDES[self.model], self.sites * self.images
+        random, side, n = np.random.default_rng(0), self.side, self.sites * self.images
         arrays: dict[str, Any] = {}
         for part, many in (("train", n), ("val", 10), ("test", max(200, 10 * self.sites))):
             arrays[f"{part}_images"] = random.integers(0, 256, (many, side, side), np.uint8)
             arrays[f"{part}_labels"] = (np.arange(many) % 10).astype(np.uint8)
         np.savez(folder / "images.npz", **arrays)
         experiment = folder / "experiment.toml"
-        text = EXPERIMENT.format(**vars(self), side=SIDES[self.model])
+        text = EXPERIMENT.format(**vars(self), side=side)
         experiment.write_text(text, encoding="utf-8")
         return experiment
 
@@ -106,6 +116,7 @@ class Measured:
     Attributes:
         start: Seconds from the end of imports to the first round.
         wall, cpu: Of every round but the first.
+        end: CPU seconds after the last round; of contenders in one process.
         peak_mb: Largest resident memory: of the process itself, and of any that it started.
         total_mb: Largest sum over all processes at a time, of memory that is theirs alone.
         sha256: Of the last model.
@@ -114,6 +125,7 @@ class Measured:
     start: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     cpu: list[float] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
     peak_mb: list[tuple[float, float]] = field(default_factory=list)
     total_mb: list[float] = field(default_factory=list)
     sha256: set[str] = field(default_factory=set)
@@ -152,6 +164,8 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
     """One repetition."""
     stamps, log = scratch / "stamps", scratch / "log"
     environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
+    if environment.pop("PYTHONDONTWRITEBYTECODE", None):  # as `make` does, which keeps it in the environment
+        environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir(), "polyclinic-benchmark-bytecode"))
     command = [sys.executable, str(HERE / "simulated_run.py"), contender, str(experiment), str(stamps)]
     with log.open("wb") as output:
         child = psutil.Popen(command, stdout=output, stderr=output, env=environment, cwd=scratch)
@@ -169,6 +183,7 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
     into.wall += [after[0] - before[0] for before, after in itertools.pairwise(rounds[1:])]
     if contender in ("bare", "inline"):  # one process, which knows exactly
         into.cpu += [after[1] - before[1] for before, after in itertools.pairwise(rounds[1:])]
+        into.end.append(next(float(line[2]) for line in lines if line[0] == "done") - rounds[-1][1])
     else:
         first, last = np.interp([rounds[1][0], rounds[-1][0]], watch.times, watch.cpu)
         into.cpu.append((last - first) / (len(rounds) - 2))
@@ -181,7 +196,8 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
 
 
 def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
-    table = Table("model", "sites", "", "start s", "s a round", "CPU s a round", "range", "x bare", "peak MB", "all MB")
+    head = ("model", "sites", "", "start s", "s a round", "CPU s a round", "range", "x bare", "end CPU s", "= rounds")
+    table = Table(*head, "peak MB", "all MB")
     for case, contenders in measured.items():
         for name, one in contenders.items():
             if not one.cpu:
@@ -198,6 +214,8 @@ def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
                 f"{cpu:.3f}",
                 f"{min(one.cpu):.3f} - {max(one.cpu):.3f}",
                 f"{cpu / statistics.median(bare):.2f}" if bare else "",
+                f"{statistics.median(one.end):.2f}" if one.end else "",
+                f"{statistics.median(one.end) / cpu:.1f}" if one.end else "",
                 f"{own:.0f}" + (f", {child:.0f}" if child else ""),
                 f"{max(one.total_mb):.0f}",
             )
@@ -213,8 +231,8 @@ def same_model(contenders: Mapping[str, Measured]) -> None:
 
 def cases_of(given: argparse.Namespace) -> list[Case]:
     each = {int(n): given.images if int(n) <= given.many else given.images // 10 for n in given.sites.split(",")}
-    models, (rounds, epochs, batch) = given.models.split(","), (given.rounds, given.epochs, given.batch)
-    return [Case(model, sites, images, rounds, epochs, batch) for model in models for sites, images in each.items()]
+    common = (given.rounds, given.epochs, given.batch, given.drawn, given.evaluation, given.side)
+    return [Case(model, n, images, *common) for model in given.models.split(",") for n, images in each.items()]
 
 
 def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -228,6 +246,9 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--many", type=int, default=50, help="with more sites than this, a tenth of the images each")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--drawn", type=int, default=0, help="sites that train in a round; 0: all")
+    parser.add_argument("--side", type=int, default=0, help="of an image in pixels; 0: what suits the model")
+    parser.add_argument("--evaluation", default=Case.evaluation, help="the experiment's [evaluation]")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)
 

@@ -15,6 +15,9 @@ from common.config import Experiment
 from common.simulation import SimulatedData, images_of, simulated_data
 from strategies.registry import method_of
 
+MOST_KEPT = 1000
+"""Sites that a process keeps with what it made of their images: of more, those used last."""
+
 
 @dataclass(frozen=True)
 class SimulatedSites:
@@ -35,13 +38,14 @@ class SimulatedSites:
 
 
 def _site(sites: SimulatedSites, index: int) -> Site:
-    """A site of the data as they are now; it lasts until another run asks for one of its own."""
+    """A site of the data as they are now; it lasts until another run asks for one of its own, or for many others."""
     experiment = _experiment(sites.experiment)
     data = simulated_data(experiment, sites.base)
     kept = _kept_sites(sites, data)
-    if index not in kept:
-        kept[index] = _new_site(sites, experiment, data, index)
-    return kept[index]
+    kept[index] = site = kept.pop(index, None) or _new_site(sites, experiment, data, index)  # now the last one used
+    if len(kept) > MOST_KEPT:
+        del kept[next(iter(kept))]
+    return site
 
 
 @lru_cache(maxsize=1)

@@ -105,6 +105,8 @@ class EvaluationSection(Section):
         result: The model that a run ends with: the ``best`` one on validation, or that of the ``last`` round.
         criterion: What the best round is chosen by: the ``method``'s own criterion, the sites' mean validation
             ``auroc``, or their mean validation ``loss``.
+        sites: Sites that test the model that the run ends with, drawn from (seed, round); 0 stands for all. None asks
+            all of up to 100; of more, all where all train in a round, else 100 or as many as train in one.
         metrics: Metrics of plug-ins, computed of each class on test images beside ours.
         sample_grid: Whether the report of a simulation shows some test images; None does where they are nobody's.
     """
@@ -114,6 +116,7 @@ class EvaluationSection(Section):
     sensitivity: float = Field(0.9, gt=0, le=1)
     result: Literal["best", "last"] = "best"
     criterion: Literal["method", "auroc", "loss"] = "method"
+    sites: int | None = Field(None, ge=0)
     metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None
 

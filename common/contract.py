@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -132,8 +133,8 @@ def _grouped(declaration: Declaration) -> dict[str, list[str]]:
 
 
 def _repeated_sites(ordered: Sequence[Declaration]) -> list[Fault]:
-    names = [declaration.site for declaration in ordered]
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    counts = Counter(declaration.site for declaration in ordered)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
     return [Fault(f"site {name}", "answered the roll call twice.", "Each site has one name.") for name in repeated]
 
 

@@ -97,6 +97,7 @@ def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
     training, level = experiment.training, experiment.privacy.level
     stop_on(loss_faults(training, experiment.model.task, method.chooses_loss, level))
     stop_on(_standardising_faults(method, experiment.model))
+    stop_on(_sample_faults(method, experiment.evaluation.sites))
     stop_on(privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
         stop_on(contradictions(method))
@@ -109,6 +110,14 @@ def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[
         return []
     problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
     return [Fault("model.train", problem, 'Set model.norm = "group", which standardises each image by itself.')]
+
+
+def _sample_faults(method: FederatedAveraging, sites: int | None) -> list[Fault]:
+    """A sample of sites is asked to test where each site's own test makes its model."""
+    if not sites or method.has_global_model:
+        return []
+    problem = f"is {sites}, but in this run each site ends with a model of its own, which its own test chooses."
+    return [Fault("evaluation.sites", problem, "Leave it out: all sites are asked.")]
 
 
 def _explain(one: dict[str, Any], schema: type[BaseModel]) -> Fault:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
@@ -29,9 +30,10 @@ from common.models.network import build
 from common.models.state import layout_of, read_state
 from common.system.files import write_atomically
 from common.system.plain_text import json_text
-from common.wire.canonical_bytes import parts, pieces, record_sha256
+from common.wire.canonical_bytes import WIDTH, parts, pieces, record_sha256
 from common.wire.codec import payload_bytes
 from common.wire.flower_objects import act_as, name_as
+from common.wire.quantization import unpacked_counts
 from strategies.base.round_record import TooFewSites
 from strategies.base.state import FederationState
 from strategies.registry import method_of
@@ -164,12 +166,14 @@ def _values(content: RecordDict, fields: dict[str, Any], name: str) -> str:
         return _spread(np.frombuffer(array.data, "<f4")) if array.dtype == "float32" else f"packed as {array.dtype}"
     value = fields[name]
     if isinstance(value, bytes):
-        return _spread(np.frombuffer(value, "<f4"))
+        width = fields.get(f"{name}/{WIDTH}")
+        numbers = np.frombuffer(value, "<f4") if width is None else unpacked_counts(value, width)
+        return _spread(numbers) if value else ""
     text = json_text(value, allow_nan=True) if isinstance(value, list) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _spread(numbers: np.ndarray[Any, np.dtype[np.float32]]) -> str:
+def _spread(numbers: NDArray[np.float32] | NDArray[np.int64]) -> str:
     known = numbers[~np.isnan(numbers)]
     return f"{known.min():.3g} to {known.max():.3g}" if len(known) else "none"
 

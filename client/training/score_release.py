@@ -7,22 +7,23 @@ import numpy as np
 
 from client.site.policy import Policy
 from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
+from common.wire.records import ScoreCounts, no_scores
 
 
 class ScoresOnTest(TypedDict):
     """Three fields of the reply to a test, of the test part."""
 
     told_classes: tuple[str, ...]
-    positive_scores: tuple[int, ...]
-    negative_scores: tuple[int, ...]
+    positive_scores: ScoreCounts
+    negative_scores: ScoreCounts
 
 
 class ScoresOnValidation(TypedDict):
     """Three more, of the validation part."""
 
     validation_classes: tuple[str, ...]
-    validation_positive_scores: tuple[int, ...]
-    validation_negative_scores: tuple[int, ...]
+    validation_positive_scores: ScoreCounts
+    validation_negative_scores: ScoreCounts
 
 
 def told_scores(
@@ -53,9 +54,9 @@ def of_validation(told: dict[str, ScoreHistogram]) -> ScoresOnValidation:
     )
 
 
-def _positives(told: dict[str, ScoreHistogram]) -> tuple[int, ...]:
-    return tuple(count for of_class in told.values() for count in of_class.positives.tolist())
+def _positives(told: dict[str, ScoreHistogram]) -> ScoreCounts:
+    return np.concatenate([no_scores(), *(of_class.positives for of_class in told.values())])
 
 
-def _negatives(told: dict[str, ScoreHistogram]) -> tuple[int, ...]:
-    return tuple(count for of_class in told.values() for count in of_class.negatives.tolist())
+def _negatives(told: dict[str, ScoreHistogram]) -> ScoreCounts:
+    return np.concatenate([no_scores(), *(of_class.negatives for of_class in told.values())])

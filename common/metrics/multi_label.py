@@ -19,6 +19,7 @@ from common.metrics.plugin import Metric, value_of
 from common.metrics.pooled import Pooled
 from common.metrics.quality import Quality
 from common.metrics.score_histograms import THRESHOLD
+from common.metrics.site_sample import SiteSample
 
 Floats = NDArray[np.floating]
 
@@ -73,6 +74,7 @@ class Summary:
         quality: Calibration and decisions, None as above.
         pooled: Over the sites' own test parts, where they told how their scores are spread.
         operating_points: Class -> thresholds chosen on the sites' validation images, where they sent their scores.
+        sampled: Of how many sites the sites' figures are; None where all were asked.
     """
 
     mean_auroc: float | None
@@ -89,6 +91,7 @@ class Summary:
     quality: Quality | None = None
     pooled: Pooled | None = None
     operating_points: Mapping[str, tuple[OperatingPoint, ...]] = field(default_factory=dict)
+    sampled: SiteSample | None = None
 
 
 def per_class(
@@ -180,13 +183,11 @@ def _of_class(name: str, scores: Floats, labels: Floats, more: Mapping[str, Metr
     negatives = len(labels) - positives
     if not positives or not negatives:
         return ClassMetrics(None, None, None, positives, negatives, dict.fromkeys(more))
-    from sklearn.metrics import average_precision_score  # here: a hospital's start need not wait for scikit-learn
-
     sensitivity = float(np.mean(scores[labels == 1] > THRESHOLD))
     specificity = float(np.mean(scores[labels == 0] <= THRESHOLD))
     return ClassMetrics(
         auroc=_auroc(scores, labels),
-        average_precision=float(average_precision_score(labels, scores)),
+        average_precision=_average_precision(scores, labels),
         balanced_accuracy=(sensitivity + specificity) / 2,
         positives=positives,
         negatives=negatives,
@@ -202,6 +203,20 @@ def _auroc(scores: Floats, labels: Floats) -> float | None:
     ordered = np.sort(negatives)
     smaller = np.searchsorted(ordered, positives, "left") + np.searchsorted(ordered, positives, "right")
     return float(smaller.sum() / 2 / (len(positives) * len(negatives)))
+
+
+def _average_precision(scores: Floats, labels: Floats) -> float:
+    """The mean over positives of the precision at their score, as scikit-learn has it, to the bit, without its checks.
+
+    Args:
+        labels: 0 or 1, at least one of them 1.
+    """
+    order = np.argsort(scores)[::-1]
+    ordered = scores[order]
+    ends = np.append(np.flatnonzero(np.diff(ordered)), len(ordered) - 1)  # the last image of each score
+    found = np.cumsum(labels[order] == 1)[ends]
+    recall = found / found[-1]
+    return float(np.sum((np.diff(recall, prepend=0.0) * (found / (ends + 1)))[::-1]))
 
 
 def _known(name: str, scores: Floats, labels: Floats) -> tuple[Floats, Floats]:

@@ -82,10 +82,8 @@ def score_histogram(scores: Floats, labels: Floats) -> ScoreHistogram:
     return ScoreHistogram(positives, negatives)
 
 
-def histograms_of(
-    classes: Sequence[str], positives: Sequence[int], negatives: Sequence[int]
-) -> dict[str, ScoreHistogram]:
-    """The histograms of these classes from their counts, ``BINS`` of each, one class after the other.
+def histograms_of(classes: Sequence[str], positives: Counts, negatives: Counts) -> dict[str, ScoreHistogram]:
+    """The histograms of these classes from their counts, flat: ``BINS`` of each, one class after the other.
 
     Raises:
         ValueError: If a class is there twice, or there are other than ``BINS`` counts of 0 or more for each.
@@ -93,9 +91,9 @@ def histograms_of(
     if len(set(classes)) < len(classes):
         raise ValueError("scores must be of tested classes, once each.")
     for kind, counts in (("positives", positives), ("negatives", negatives)):
-        if len(counts) != len(classes) * BINS or min(counts, default=0) < 0:
+        if counts.shape != (len(classes) * BINS,) or counts.min(initial=0) < 0:
             raise ValueError(f"scores of {kind} must be {BINS} counts for each reported class.")
-    both = (np.array(counts, np.int64).reshape(-1, BINS) for counts in (positives, negatives))
+    both = (counts.reshape(-1, BINS) for counts in (positives, negatives))
     return dict(zip(classes, map(ScoreHistogram, *both), strict=True))
 
 

@@ -19,6 +19,8 @@ FIELDS = "fields"
 """The ConfigRecord that holds everything small of one of our records."""
 SIGNATURE = "signature."
 """What begins so in it is about the record and no part of it, see :mod:`common.security.signatures`."""
+WIDTH = "width"
+"""What the field is called, behind a field's name and a slash, that says how many bytes each of its counts takes."""
 _BYTES, _SHA256 = "bytes", "sha256"
 _KEPT = "_polyclinic_sha256"
 
@@ -181,8 +183,9 @@ def parts(content: RecordDict) -> list[RecordField]:
 
 def _part(name: str, value: Any, record: ConfigRecord) -> RecordField:
     if isinstance(value, bytes):
-        shape = record.get(f"{name}/shape")
-        return RecordField(name, tuple(shape) if isinstance(shape, list) else (len(value) // 4,), len(value))  # type: ignore[arg-type]
+        shape, width = record.get(f"{name}/shape"), record.get(f"{name}/{WIDTH}")
+        flat = (len(value) // (width if type(width) is int and width > 0 else 4),)
+        return RecordField(name, tuple(shape) if isinstance(shape, list) else flat, len(value))  # type: ignore[arg-type]
     if _of_bytes(value):
         return RecordField(name, (len(value),), sum(map(len, value)))
     return RecordField(name, (len(value),) if isinstance(value, list) else None, len(json.dumps(value)))

@@ -22,18 +22,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from common.models.state import Head
-from common.wire.bounds import MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
-from common.wire.canonical_bytes import SIGNATURE
+from common.wire.bounds import MOST_IMAGES, MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
+from common.wire.canonical_bytes import SIGNATURE, WIDTH
 from common.wire.errors import WireError, WireVersionError
 from common.wire.hello import WIRE_VERSION
-from common.wire.quantization import FORMS, Form, packed, packed_bytes, unpacked
+from common.wire.quantization import FORMS, Form, packed, packed_bytes, packed_counts, unpacked, unpacked_counts
 from common.wire.records import (
     Arrays,
     EvaluateReply,
     EvaluateRequest,
     Groups,
+    ScoreCounts,
     TrainReply,
     TrainRequest,
+    no_scores,
 )
 from common.wire.roll_call import (
     Refusal,
@@ -128,6 +130,8 @@ def encode(record: Record, written: Written | None = None) -> RecordDict:
             _write_arrays(fields, name, value)
         elif kind == Integers:
             _write_integers(content, name, value)
+        elif kind == ScoreCounts:
+            _write_counts(fields, name, value)
         elif kind in _LISTS:
             fields[name] = list(value)
         elif value is not None:
@@ -152,7 +156,8 @@ def decode(content: RecordDict, expected: type[R]) -> R:
     values: dict[str, Any] = {name: _groups(content, fields, name) for name in grouped}
     values |= {name: _arrays(fields, name) for name, kind in hints.items() if kind == Arrays}
     values |= {name: _integers(content, name) for name in integers}
-    plain = {name: kind for name, kind in hints.items() if kind not in (Groups, Arrays, Integers)}
+    values |= {name: _counts(fields, name, expected.__name__) for name, kind in hints.items() if kind == ScoreCounts}
+    plain = {name: kind for name, kind in hints.items() if kind not in (Groups, Arrays, Integers, ScoreCounts)}
     values |= {name: _value(fields, name, kind, expected.__name__) for name, kind in plain.items()}
     _refuse_unknown(fields, set(), expected.__name__)
     record = expected(**harmless(expected, values))
@@ -306,6 +311,27 @@ def _integers(content: RecordDict, name: str) -> Integers:
     if len(array.data) != 4 * array.shape[0]:
         raise WireError(f"{name} announces shape {tuple(array.shape)} and has {len(array.data)} bytes.")
     return np.frombuffer(array.data, "<u4")
+
+
+def _write_counts(fields: ConfigRecord, name: str, counts: ScoreCounts) -> None:
+    fields[name], width = packed_counts(counts)
+    if len(counts):
+        fields[f"{name}/{WIDTH}"] = width
+
+
+def _counts(fields: dict[str, Any], name: str, record: str) -> ScoreCounts:
+    data, width = fields.pop(name, None), fields.pop(f"{name}/{WIDTH}", None)
+    if data == b"" and width is None:
+        return no_scores()
+    if not isinstance(data, bytes) or type(width) is not int:
+        raise WireError(f"{record}.{name} must be the bytes of counts, with how many bytes each takes.")
+    try:
+        counts = unpacked_counts(data, width)
+    except ValueError as error:
+        raise WireError(f"{record}.{name}: {error}.") from error
+    if counts.max(initial=0) > MOST_IMAGES:
+        raise WireError(f"{record}.{name} holds counts of more than {MOST_IMAGES:,} images.")
+    return counts
 
 
 def _numbers(data: Any, where: str) -> NDArray[np.float32] | None:

@@ -6,6 +6,8 @@ the site knows to the bit what the coordinator will add, and can carry what was 
 int8: blocks of :data:`BLOCK` numbers, each of which is a whole number from -127 to 127 times the block's scale, a power
 of two, so that scale and numbers are found again from the product exactly. A packed array holds the scales' exponents,
 one int8 a block, and then the numbers.
+
+Counts travel as unsigned integers of the fewest bytes that hold the largest of them.
 """
 
 from typing import Literal
@@ -16,6 +18,10 @@ from numpy.typing import NDArray
 Form = Literal["float32", "float16", "int8"]
 FORMS: tuple[Form, ...] = ("float32", "float16", "int8")
 Float32 = NDArray[np.float32]
+
+Counts = NDArray[np.int64]
+WIDTHS = (1, 2, 4)
+"""Bytes of a count."""
 
 BLOCK = 1024
 _LARGEST, _LOWEST = 127, -126  # 2**-126 is float32's smallest normal number
@@ -64,6 +70,24 @@ def unpacked(data: bytes, n: int, form: Form) -> Float32:
 def packed_bytes(n: int, form: Form) -> int:
     """Bytes that ``n`` numbers take."""
     return {"float32": 4 * n, "float16": 2 * n, "int8": n + _blocks(n)}[form]
+
+
+def packed_counts(counts: Counts) -> tuple[bytes, int]:
+    """Return the bytes of counts from 0 to 2**32 - 1, little-endian, and how many bytes each takes."""
+    largest = int(counts.max(initial=0))
+    width = next(width for width in WIDTHS if largest < 256**width)
+    return counts.astype(f"<u{width}").tobytes(), width
+
+
+def unpacked_counts(data: bytes, width: int) -> Counts:
+    """The inverse of :func:`packed_counts`.
+
+    Raises:
+        ValueError: If no count takes so many bytes, or these are not a whole number of counts.
+    """
+    if width not in WIDTHS or len(data) % width:
+        raise ValueError(f"{len(data)} bytes are no counts of {width} bytes each")
+    return np.frombuffer(data, f"<u{width}").astype(np.int64)
 
 
 def _blocks(n: int) -> int:

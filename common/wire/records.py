@@ -12,13 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import quoted
-from common.metrics.score_histograms import BINS, ScoreHistogram, histograms_of
+from common.metrics.score_histograms import ScoreHistogram, histograms_of
 from common.models.state import Head, ModelState
 from common.wire.bounds import (
     COUNT,
     EPOCHS,
     EPSILON,
-    MOST_CLASSES,
     MOST_IMAGES,
     MOST_ROUNDS,
     SECONDS,
@@ -27,7 +26,6 @@ from common.wire.bounds import (
     VALIDATION_LOSS,
     ClassNames,
     Counts,
-    Each,
     Figures,
     MetricNames,
     Range,
@@ -54,7 +52,13 @@ def no_arrays() -> Arrays:
 MaybeLoss = Annotated[float | None, VALIDATION_LOSS]
 MaybeShare = Annotated[float | None, SHARE]
 MaybeCount = Annotated[int | None, COUNT]
-ScoreCounts = Annotated[tuple[int, ...], Each(MOST_CLASSES * BINS, COUNT)]
+ScoreCounts = NDArray[np.int64]
+"""Counts by score, flat: ``BINS`` of each class, one class after the other."""
+
+
+def no_scores() -> ScoreCounts:
+    """No counts, for dataclass fields."""
+    return np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -249,11 +253,11 @@ class EvaluateReply:
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
     told_classes: ClassNames = ()
-    positive_scores: ScoreCounts = ()
-    negative_scores: ScoreCounts = ()
+    positive_scores: ScoreCounts = field(default_factory=no_scores)
+    negative_scores: ScoreCounts = field(default_factory=no_scores)
     validation_classes: ClassNames = ()
-    validation_positive_scores: ScoreCounts = ()
-    validation_negative_scores: ScoreCounts = ()
+    validation_positive_scores: ScoreCounts = field(default_factory=no_scores)
+    validation_negative_scores: ScoreCounts = field(default_factory=no_scores)
     metric_names: MetricNames = ()
     metric_values: Figures = ()
 

@@ -20,6 +20,7 @@ from common.metrics.plugin import metrics_of
 from common.metrics.pooled import pooled, summed
 from common.metrics.quality import quality
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
+from common.metrics.site_sample import SiteSample, site_sample
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
@@ -122,7 +123,9 @@ def outcome_of(
         sha256 = _joint_sha256(answers)
         test = summarise(over_sites, *groups, OWN_MODELS)
     ensemble = _ensemble(coverage, setting) if strategy.shares_nothing else None
+    asked = strategy.drawn_to_test
     test = _with_scores(test, strategy, answers, own, real=setting.site_tests is None)
+    test = replace(test, sampled=None if asked is None else _sample(answers, known, asked, test.note))
     per_site = {answer.site: _site_result(answer) for answer in answers}
     return Outcome(test, per_site, sha256, ensemble)
 
@@ -137,7 +140,8 @@ def _with_scores(
         real: Whether each site has test images of its own.
     """
     known, told = strategy.sites.contract, {answer.site: answer.histograms for answer in answers}
-    owners = {name: known.owners(name) for name in known.class_names}
+    asked = frozenset(known.sites if strategy.drawn_to_test is None else strategy.drawn_to_test)
+    owners = {name: [site for site in known.owners(name) if site in asked] for name in known.class_names}
     chosen_on = summed({answer.site: answer.validation_histograms for answer in answers}, owners)
     tested = summed(told, owners) if own is None else own
     points = operating_points(chosen_on, tested, strategy.plan.evaluation.sensitivity)
@@ -189,6 +193,21 @@ def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) 
         for name, metrics in _metrics(answer).items():
             by_class[name].append(metrics)
     return {name: _mean_metrics(metrics) for name, metrics in by_class.items()}
+
+
+def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, asked: Collection[str], note: str) -> SiteSample:
+    """How many sites the sites' figures are of, with intervals where the test is a mean over sites."""
+    drawn, every = frozenset(asked), len(contract.sites)
+    if note == GLOBAL_MODEL:
+        return SiteSample(len(drawn), every)
+    values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
+    for answer in answers:
+        for name, metrics in _metrics(answer).items():
+            if metrics.auroc is not None:
+                values[name][answer.site] = metrics.auroc
+    owners = {name: contract.owners(name) for name in contract.class_names}
+    shares = {name: len(drawn.intersection(sites)) / len(sites) for name, sites in owners.items()}
+    return site_sample(values, shares, len(drawn), every)
 
 
 def _mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:

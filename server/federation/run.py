@@ -131,6 +131,7 @@ def _summary(
         "patients_known": setting.patients_known,
         "test": asdict(outcome.test),
         "per_site": dict(outcome.per_site),
+        "drawn_to_test": strategy.drawn_to_test,
         "ensemble": outcome.ensemble,
         "learned": dict(strategy.summary_figures(strategy.known)),
         "privacy": _privacy(experiment, strategy, books),

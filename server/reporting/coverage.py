@@ -32,7 +32,7 @@ class ClassesOfGroup:
 
 def owners(summary: RunSummary, class_name: str) -> tuple[str, ...]:
     """Sites that annotate the class, in the order of the run's sites."""
-    return tuple(site for site, record in summary.sites.items() if class_name in record.classes)
+    return summary.owners.get(class_name, ())
 
 
 def class_groups(summary: RunSummary) -> list[ClassesOfGroup]:

@@ -45,15 +45,41 @@ def run_result(run: Run) -> str:
         f" Accuracy is {number(test.multi_class.accuracy)} over {counted(test.multi_class.images, 'image')}."
         if test.multi_class
         else ""
-    )
+    ) + where_tested(summary)
     if test.mean_auroc is None:
         return f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC.{accuracy}"
-    interval = test.intervals.mean_auroc if test.intervals else None
-    beside = f" (95 % interval {span(interval)})" if interval else ""
+    interval = interval_of_mean(summary)
+    beside = f" ({interval})" if interval else ""
     result = f"{training}, the mean AUROC {_scored(test.note)} is {number(test.mean_auroc)}{beside}"
     result += f" over {how_many_tested(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
     parts = list(_parts(summary))
     return f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
+
+
+def interval_of_mean(summary: RunSummary) -> str:
+    """The interval of the mean AUROC, and for what it holds; empty where there is none."""
+    intervals, sampled = summary.test.intervals, summary.test.sampled
+    if intervals and intervals.mean_auroc:
+        return f"95 % interval {span(intervals.mean_auroc)}"
+    if sampled and sampled.mean_auroc:
+        return f"95 % interval {span(sampled.mean_auroc)} for all {counted(sampled.of, 'site')}"
+    return ""
+
+
+def where_tested(summary: RunSummary) -> str:
+    """Say at how many sites the model was tested, where a sample was asked; else empty."""
+    if summary.drawn_to_test is None:
+        return ""
+    own = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
+    tested = sum(bool(result.per_class) for result in summary.per_site.values())
+    silent = len(summary.drawn_to_test) - tested
+    more = f"; {silent:,} more that {'was' if silent == 1 else 'were'} drawn told no figures" if silent else ""
+    return f" {own} tested at {tested:,} of {counted(len(summary.sites), 'site')}, drawn at random{more}."
+
+
+def asked_to_test(summary: RunSummary) -> tuple[str, ...]:
+    """The sites that were asked to test the model."""
+    return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
 
 
 def sites_taking_part(run: Run) -> str:
@@ -110,10 +136,11 @@ def why_undefined(result: ClassMetrics | None) -> str:
 def why_untested(summary: RunSummary, name: str) -> str:
     """The reason why a class of the run has no AUROC, or an empty string if it has one."""
     reason = why_undefined(summary.test.per_class.get(name))
-    of_class = owners(summary, name)
-    if reason and summary.test.note != GLOBAL_MODEL and of_class and not set(of_class) & summary.per_site.keys():
-        return "no site with this class tested the model"
-    return reason
+    if not reason or summary.test.note == GLOBAL_MODEL or not (of_class := set(owners(summary, name))):
+        return reason
+    if not of_class & set(asked_to_test(summary)):
+        return "no site with this class was drawn to test the model"
+    return reason if of_class & summary.per_site.keys() else "no site with this class tested the model"
 
 
 def extremes(accuracies: Mapping[str, float]) -> str:
@@ -184,10 +211,21 @@ def _left_behind(run: Run) -> Iterator[str]:
 
 def _not_testing(run: Run) -> Iterator[str]:
     summary = run.summary
-    silent = [site for site in summary.sites if site not in summary.per_site]
+    asked = asked_to_test(summary)
+    silent = [site for site in asked if site not in summary.per_site]
     if silent and summary.test.note != GLOBAL_MODEL:
-        tested = len(summary.sites) - len(silent)
-        yield f"{tested} of {counted(len(summary.sites), 'site')} tested the model; {_named(silent)} did not."
+        sites = counted(len(asked), "site" if summary.drawn_to_test is None else "drawn site")
+        yield f"{len(asked) - len(silent)} of {sites} tested the model; {_named(silent)} did not."
+
+
+def _not_drawn(run: Run) -> Iterator[str]:
+    """Classes of which no site has figures, beside a test on the coordinator's images, which has them all."""
+    summary = run.summary
+    if summary.drawn_to_test is None or summary.test.note != GLOBAL_MODEL:
+        return
+    covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
+    if names := [name for name in summary.classes if name not in covered and owners(summary, name)]:
+        yield f"No site that annotates {_named(names)} was drawn to test the model: no site’s figures are of it."
 
 
 def _unknown_patients(run: Run) -> Iterator[str]:
@@ -354,6 +392,7 @@ PROMINENT: tuple[Rule, ...] = (
 FURTHER: tuple[Rule, ...] = (
     _few_images,
     _few_validation_images,
+    _not_drawn,
     _one_way_of_reading,
     _absences,
     _one_seed,

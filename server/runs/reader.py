@@ -1,6 +1,9 @@
 """The typed view of a run folder, for anyone who reads one: reports and comparisons."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -113,6 +116,7 @@ class RunSummary(_Record):
         criterion: By which figure of the sites' validation parts the best round was chosen; None where none was.
         table_sha256: Of the table of labels, by which ``evaluate`` knows it again.
         patients_known: Whether the data said whose images they are; None where only the sites know.
+        drawn_to_test: The sites that were asked to test the model, where they are a sample; None where all were.
     """
 
     method: str
@@ -130,6 +134,7 @@ class RunSummary(_Record):
     test: Summary
     client_accuracy: ClientAccuracy | None = None
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
+    drawn_to_test: tuple[str, ...] | None = None
     ensemble: Ensemble | None = None
     condemned: dict[str, str] = Field(default_factory=dict)
     learned: Learned = Learned()
@@ -139,6 +144,15 @@ class RunSummary(_Record):
     contract_hash: str | None = None
     versions: dict[str, Any] = Field(default_factory=dict)
     experiment: dict[str, Any] = Field(default_factory=dict)
+
+    @cached_property
+    def owners(self) -> Mapping[str, tuple[str, ...]]:
+        """Class -> the sites that annotate it, in the order of the run's sites; looked up once a site and class."""
+        found: dict[str, list[str]] = {}
+        for site, record in self.sites.items():
+            for name in record.classes:
+                found.setdefault(name, []).append(site)
+        return {name: tuple(sites) for name, sites in found.items()}
 
     @property
     def label(self) -> str:
@@ -217,7 +231,8 @@ class Run:
     @property
     def rounds_taken(self) -> dict[str, int]:
         """Site -> rounds in which it took part."""
-        return {name: sum(name in each.sites for each in self.rounds) for name in self.summary.sites}
+        taken = Counter(site for each in self.rounds for site in each.sites)
+        return {name: taken[name] for name in self.summary.sites}
 
 
 def read_run(folder: Path) -> Run:

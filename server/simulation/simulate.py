@@ -224,10 +224,13 @@ def _class_names(data: DataSpec | None) -> tuple[str, ...]:
 
 def _participation_faults(experiment: Experiment, sites: int, file_name: str) -> list[Fault]:
     """More sites asked for than there are."""
+    section = experiment.participation
+    asked = {f"participation.{key}": getattr(section, key) for key in ("min_sites", "sites_per_round")}
+    asked["evaluation.sites"] = experiment.evaluation.sites or 0
     return [
-        Fault(f"{file_name}: participation.{key}", f"is {asked}, but the partition makes {sites} sites.")
-        for key in ("min_sites", "sites_per_round")
-        if (asked := getattr(experiment.participation, key)) > sites
+        Fault(f"{file_name}: {key}", f"is {count}, but the partition makes {sites} sites.")
+        for key, count in asked.items()
+        if count > sites
     ]
 
 

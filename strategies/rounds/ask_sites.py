@@ -17,10 +17,10 @@ from common.models.frozen import FrozenPart
 from common.models.state import Layout, ModelState
 from common.wire.records import Arrays
 from strategies.base.callbacks import Callbacks
-from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
 from strategies.base.round_record import FederationValidation, Waiting
 from strategies.base.state import FederationState
+from strategies.rounds.evaluation_sites import EvaluationSites
 from strategies.rounds.guarded_mean import RoundGuard
 from strategies.rounds.messages.deadline import Patience, exchange
 from strategies.rounds.messages.frozen_supply import FrozenSupply
@@ -32,7 +32,7 @@ from strategies.rounds.participation.client_manager import Membership
 from strategies.rounds.participation.roll_call import Registered
 
 
-class Exchanges(Method):
+class Exchanges(EvaluationSites):
     """The base of :class:`~strategies.rounds.strategy.FederatedAveraging`: one exchange with the sites after the other.
 
     Attributes:
@@ -143,11 +143,10 @@ class Exchanges(Method):
         return self.requests.train(site, model, statistics, update=update)
 
     def evaluate_messages(
-        self, server_round: int, model: ModelState, *, test: bool, sites: Collection[str] | None = None
+        self, server_round: int, model: ModelState, sites: Collection[str], *, test: bool
     ) -> list[Message]:
         requests = self.new_requests(server_round)
-        taking_part = set(self.sites.members) - set(self.state.guard.liars)
-        return [requests.evaluate(site, model, test=test) for site in sorted(taking_part if sites is None else sites)]
+        return [requests.evaluate(site, model, test=test) for site in sorted(sites)]
 
     # ------------------------------------------------------------------ replies
 

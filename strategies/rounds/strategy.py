@@ -236,7 +236,7 @@ class FederatedAveraging(Exchanges):
     def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> Judged:
         """What sites say of a model that may become that of this round."""
         training = self.requests
-        messages = self.evaluate_messages(server_round, model, test=False, sites=sites)
+        messages = self.evaluate_messages(server_round, model, sites, test=False)
         deadline_s = self.participation.round_deadline_s
         replies = self.exchanged(self._grid, messages, "evaluate", server_round, deadline_s)
         found = validation_of(self.received(replies, EvaluateReply).accepted)
@@ -310,7 +310,7 @@ class FederatedAveraging(Exchanges):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask for the validation loss of the model as it stands after the last round."""
-        return self.evaluate_messages(server_round, self.state.model, test=False)
+        return self.evaluate_messages(server_round, self.state.model, self.judges(), test=False)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Note what sites state of the last model; it may be the best."""
@@ -324,12 +324,12 @@ class FederatedAveraging(Exchanges):
         return None if mean is None else MetricRecord({"validation-loss": mean})
 
     def test(self, grid: Grid) -> Replies[EvaluateReply]:
-        """Have every site test the best model, with its own parts of it where it keeps any, on its own test part.
+        """Have sites test the best model, with their own parts of it where they keep any, on their own test parts.
 
         Raises:
             TooFewSites: If fewer than ``min_sites`` answer and there is no global model to test instead.
         """
-        messages = self.evaluate_messages(self.state.round, self.result, test=True)
+        messages = self.evaluate_messages(self.state.round, self.result, self.testers(), test=True)
         replies = self.exchanged(grid, messages, "test", self.state.round, self.participation.round_deadline_s)
         came = self.received(replies, EvaluateReply)
         needed = self.needed(came)

@@ -123,6 +123,10 @@ class SequentialPassing(FederatedAveraging):
     def after_rounds(self, arrays: ArrayRecord, grid: Grid, timeout: float) -> None:
         """Ask nobody: each round validates its own model."""
 
+    def judges(self) -> list[str]:
+        """The sites that validate each round's model: of a sample the same ones in all rounds, to be compared."""
+        return self.sites.drawn_to_evaluate(0, self.state.guard.liars) if self.samples_sites else super().judges()
+
     def train_round(self, server_round: int, arrays: ArrayRecord, grid: Grid, timeout: float) -> MetricRecord:
         """One pass, the coordinator's own training, the mixture; and how good it is."""
         self.begin(server_round, grid)

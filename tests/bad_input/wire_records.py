@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.typing import NDArray
 
 from common.metrics.score_histograms import BINS
 from common.models.head import Head
@@ -27,6 +28,13 @@ NAN, INFINITE = float("nan"), float("inf")
 STATISTICS = {"prior": np.array([[0.25, NAN], [-3, 0.5]], np.float32), "none": np.zeros((0, 2), np.float32)}
 REQUEST = TrainRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "round 3: too late", MODEL, STATISTICS)
 REPLY = TrainReply("run", 4, "north", 12, 0.5, None, 0.75, 1.25, MODEL, 3, STATISTICS, 9, 4)
+
+
+def counts(first: int = 0, last: int = 0) -> NDArray[np.int64]:
+    """One class whose scores all lie in the first and the last bin."""
+    return np.array([first] + [0] * (BINS - 2) + [last], np.int64)
+
+
 ANSWER = RollCallAnswer("run", "north", ("B", "A"), ("b", "a"), 12, 0, 9, "layout", "0.1.0", (5, -1), (7, -1))
 SCORES = EvaluateReply("run", 4, "north", 0.5, None, ("b",), (NAN,), (0.25,), (0.5,), (0,), (7,), "hash")
 SPREAD = replace(
@@ -38,11 +46,11 @@ SPREAD = replace(
     positives=(4, 1),
     negatives=(7, 2),
     told_classes=("a",),
-    positive_scores=(0,) * (BINS - 1) + (1,),
-    negative_scores=(2,) + (0,) * (BINS - 1),
+    positive_scores=counts(last=1),
+    negative_scores=counts(first=2),
     validation_classes=("a",),
-    validation_positive_scores=(0,) * (BINS - 1) + (3,),
-    validation_negative_scores=(4,) + (0,) * (BINS - 1),
+    validation_positive_scores=counts(last=3),
+    validation_negative_scores=counts(first=4),
 )
 OVERFLOWING = np.full(4, 3e38, np.float32).tobytes()
 ONES = np.ones(2, np.float32)
@@ -59,10 +67,15 @@ def refused(content: RecordDict, kind: Any = TrainReply) -> Ended:
 
 def field(name: str, value: object, record: Record = REPLY) -> Callable[[Path], Ended]:
     """A good record with one field of another value."""
+    return with_fields({name: value}, record)
+
+
+def with_fields(changed: Mapping[str, object], record: Record) -> Callable[[Path], Ended]:
+    """A good record with some fields of other values."""
 
     def done(folder: Path) -> Ended:
         content = encode(record)
-        content["fields"] = ConfigRecord({**content["fields"], name: value})  # type: ignore[dict-item]
+        content["fields"] = ConfigRecord({**content["fields"], **changed})  # type: ignore[dict-item]
         return refused(content, type(record))
 
     return done
@@ -163,10 +176,19 @@ CASES = (
     saying("scores that nobody told of", field("told_classes", [], SPREAD)),
     saying("validation scores of a class twice", field("validation_classes", ["a", "a"], SPREAD)),
     saying("validation scores without their classes", field("validation_classes", [], SPREAD)),
-    saying("too few validation scores", field("validation_positive_scores", [1], SPREAD)),
-    saying("too few scores", field("positive_scores", [1], SPREAD)),
-    saying("scores below zero", field("negative_scores", [-2, 4] + [0] * (BINS - 2), SPREAD)),
-    saying("more scores than images", field("negative_scores", [3] + [0] * (BINS - 1), SPREAD)),
+    saying("too few validation scores", field("validation_positive_scores", b"1", SPREAD)),
+    saying("too few scores", field("positive_scores", b"1", SPREAD)),
+    saying("scores as a list", field("negative_scores", [2] + [0] * (BINS - 1), SPREAD)),
+    saying("more scores than images", field("negative_scores", bytes([3]) + bytes(BINS - 1), SPREAD)),
+    saying("scores of three bytes each", field("negative_scores/width", 3, SPREAD)),
+    saying(
+        "scores of half a count", with_fields({"positive_scores": bytes(BINS + 1), "positive_scores/width": 2}, SPREAD)
+    ),
+    saying("scores without their width", without("positive_scores/width", SPREAD)),
+    saying(
+        "scores of more images than any hospital has",
+        with_fields({"positive_scores": b"\xff" * 4 * BINS, "positive_scores/width": 4}, SPREAD),
+    ),
     saying("an AUROC of 77", field("auroc", [77.0], SCORES)),
     saying("a loss below 0", field("validation_loss", -1e300)),
     saying("seconds of a thousand centuries", field("seconds", 1e300)),

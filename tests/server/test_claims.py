@@ -18,6 +18,7 @@ from common.metrics.bootstrap import Intervals
 from common.metrics.calibration import Decisions
 from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.quality import Quality
+from common.metrics.site_sample import SiteSample
 from server.analysis.comparison import Comparison, Spread, compare
 from server.analysis.study.results import PublishedNumber, StudyResult, TableResult
 from server.reporting.comparison_claims import headline, large_effects, standing, verdicts
@@ -76,6 +77,10 @@ def runs(draw: st.DrawFn) -> Run:
             Intervals((0.1, 0.9) if ends else None, ends, over=draw(st.sampled_from(["images"])))
         )
         test["quality"] = asdict(Quality({}, {name: draw(decisions(one)) for name, one in tested.items()}))
+    asked = draw(st.none() | st.sets(st.sampled_from(sites), min_size=1).map(sorted))
+    if asked is not None:
+        mean_auroc = (0.1, 0.9) if note != GLOBAL_MODEL and draw(st.booleans()) else None
+        test["sampled"] = asdict(SiteSample(len(asked), len(sites), mean_auroc))
     count, tells = draw(st.integers(0, 4)), draw(st.booleans())
     rounds = []
     for number in range(1, count + 1):
@@ -98,7 +103,12 @@ def runs(draw: st.DrawFn) -> Run:
         "best_round": draw(st.sampled_from([None, *range(1, count + 1)])),
         "patients_known": draw(st.sampled_from([None, True, False])),
         "condemned": {sites[0]: "its trunk moves too far"} if draw(st.booleans()) and len(sites) > 1 else {},
-        "per_site": {site: {} for site in sites if draw(st.booleans())},
+        "per_site": {
+            site: {"per_class": {n: asdict(tested[n]) for n in classes[site] if n in tested and draw(st.booleans())}}
+            for site in asked or sites
+            if draw(st.booleans())
+        },
+        "drawn_to_test": asked,
         "experiment": {"evaluation": {"result": draw(st.sampled_from(["best", "last"]))}}
         if draw(st.booleans())
         else {},
@@ -189,13 +199,39 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
             (f"last in round {taken[-1]} of {len(run.rounds)}," in sentence) if taken else ("in no round" in sentence)
         )
     testing = [s for s in prominent if s.split(";")[0].endswith(" tested the model")]
-    silent = set(summary.sites) - set(summary.per_site)
+    asked, kind = (summary.sites, "") if summary.drawn_to_test is None else (summary.drawn_to_test, "drawn ")
+    silent = set(asked) - set(summary.per_site)
     assert bool(testing) == (summary.test.note != GLOBAL_MODEL and bool(silent))
     if testing:
         assert set(quoted_names(testing[0])) == silent
-        assert testing[0].startswith(f"{len(summary.per_site)} of {len(summary.sites)} site")
+        assert testing[0].startswith(f"{len(summary.per_site)} of {len(asked)} {kind}site")
     harmed = [s.split(" harmed ")[0] for s in prominent if " harmed the model" in s]
     assert harmed == list(summary.condemned)
+
+
+@MANY
+@given(runs())
+def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(run: Run) -> None:
+    summary, sentence = run.summary, run_result(run)
+    counts = re.search(r"was tested at (\d+) of (\d+) sites?, drawn at random(?:; (\d+) more )?", sentence)
+    for_all = re.search(r"95 % interval \S+ for all (\d+) site", sentence)
+    assert bool(counts) == (summary.drawn_to_test is not None)
+    sampled = summary.test.sampled
+    tested = bool(aurocs(run))
+    assert bool(for_all) == bool(tested and not summary.test.intervals and sampled and sampled.mean_auroc)
+    if counts:
+        told = sum(bool(one.per_class) for one in summary.per_site.values())
+        assert (int(counts[1]), int(counts[2])) == (told, len(summary.sites))
+        assert int(counts[3] or 0) == len(summary.drawn_to_test or ()) - told
+        assert ("On the sites’ own images" in sentence) == (summary.test.note == GLOBAL_MODEL)
+    covered = {name for site in summary.drawn_to_test or summary.sites for name in summary.sites[site].classes}
+    annotated = {name for one in summary.sites.values() for name in one.classes}
+    missed = [s for s in said(run) if "was drawn to test the model" in s]
+    named = {name for s in missed if "No site that annotates" in s or "not tested" in s for name in quoted_names(s)}
+    of_mean = summary.test.note != GLOBAL_MODEL
+    without = {n for n in summary.classes if n not in covered and n in annotated}
+    untested = {n for n in without if n not in summary.test.per_class or summary.test.per_class[n].auroc is None}
+    assert named == (untested if of_mean else without)
 
 
 @MANY

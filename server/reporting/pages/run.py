@@ -13,8 +13,8 @@ from server.reporting.figures import accuracy, auroc, methods
 from server.reporting.figures.subsets import coverage_of_many
 from server.reporting.pages.page import write_page
 from server.reporting.pages.quality import mean_of_sites, quality_section
-from server.reporting.run_claims import how_many_tested, limits, run_result
-from server.reporting.wording import count, duration, number, size, span, spans
+from server.reporting.run_claims import how_many_tested, interval_of_mean, limits, run_result
+from server.reporting.wording import count, duration, number, size, spans
 from server.runs.reader import Run, RunSummary, SiteRecord, SiteResult, read_run
 from server.runs.settings import flattened
 
@@ -131,12 +131,7 @@ def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
 
 def _beside_mean(summary: RunSummary) -> str:
     """The interval of the mean, or over which classes it is where there is none."""
-    interval = summary.test.intervals.mean_auroc if summary.test.intervals else None
-    return (
-        f"95 % interval {span(interval)}"
-        if interval
-        else f"over {how_many_tested(summary, summary.classes)}; no interval"
-    )
+    return interval_of_mean(summary) or f"over {how_many_tested(summary, summary.classes)}; no interval"
 
 
 def _measured(summary: RunSummary) -> Iterator[tuple[str, str, str]]:
@@ -151,7 +146,7 @@ def _measured(summary: RunSummary) -> Iterator[tuple[str, str, str]]:
 
 
 def _bars(summary: RunSummary, groups: Sequence[ClassesOfGroup]) -> str:
-    intervals = summary.test.intervals
+    intervals = summary.test.intervals or summary.test.sampled
     aurocs = {name: each.auroc for name, each in summary.test.per_class.items()}
     return auroc.auroc_bars(groups, aurocs, intervals.per_class if intervals else {})
 

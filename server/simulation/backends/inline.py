@@ -105,7 +105,6 @@ class InlineGrid(LocalGrid):
         super().__init__(sites)
         self._app = app
         self._asked: dict[str, Message] = {}
-        self._contexts = {node: context_of(node, sites) for node in self._nodes}
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         asked = self.numbered(messages)
@@ -121,4 +120,4 @@ class InlineGrid(LocalGrid):
         return [reply for identifier in self.push_messages(messages) for reply in self.pull_messages([identifier])]
 
     def _answered(self, message: Message) -> Message:
-        return answered(self._app, message, self._contexts[message.metadata.dst_node_id])
+        return answered(self._app, message, context_of(message.metadata.dst_node_id, len(self._nodes)))

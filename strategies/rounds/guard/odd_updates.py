@@ -98,21 +98,27 @@ def signs_of(
         annotated: Site -> the classes that it annotates; rows of other classes are not compared.
     """
     heads = _cosines(updates, annotated)
+    sites = sorted({one for sent, _ in heads.values() for one in sent})
+    with_others = {site: _aligned(heads, site, {*sites} - {site}) for site in sites}
     return {
-        site: Signs(lengths[site], _alignment(heads, site), impossible(update, variances))
+        site: Signs(lengths[site], _alignment(heads, site, with_others), impossible(update, variances))
         for site, update in updates.items()
     }
 
 
-def _alignment(cosines: "Products", site: str) -> Alignment:
-    sites = sorted({one for sent, _ in cosines.values() for one in sent})
-    rest = [other for other in sites if other != site]
-    # Among many, one site hardly moves the others' alignment: it is then not worked out anew without each.
-    compared = rest if len(sites) <= FEW else sites
-    among = [_aligned(cosines, other, [one for one in compared if one != other]) for other in rest]
+def _alignment(cosines: "Products", site: str, with_others: Mapping[str, float | None]) -> Alignment:
+    """How far a site's update points where the others' do.
+
+    Args:
+        with_others: Of each site that sent what is compared, its alignment with all the others.
+    """
+    rest = [other for other in with_others if other != site]
+    if len(with_others) <= FEW:
+        among = [_aligned(cosines, other, {*rest} - {other}) for other in rest]
+    else:  # one site hardly moves the others' alignment: it is then not worked out anew without each
+        among = [with_others[other] for other in rest]
     known = [one for one in among if one is not None]
-    others = float(np.median(known)) if len(known) > 1 else None
-    return Alignment(_aligned(cosines, site, rest), others)
+    return Alignment(with_others.get(site), float(np.median(known)) if len(known) > 1 else None)
 
 
 Products = Mapping[str, tuple[Sequence[str], Float64]]

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
 from flwr.serverapp import Grid
 
 from common.config import ParticipationSection, Plan
@@ -18,6 +17,7 @@ from strategies.base.callbacks import Callbacks
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
 from strategies.rounds.participation.claims import ClaimsBySite, claim_faults, no_lists
+from strategies.rounds.participation.cohorts import EVALUATION, drawn, drawn_to_cover, evaluated
 from strategies.rounds.participation.label_fit import coverage_faults, minority_faults, own_faults
 from strategies.rounds.participation.roll_call import (
     Member,
@@ -173,9 +173,25 @@ class Membership:
 
     def drawn(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
         """The sites of a round: all, or ``sites_per_round`` of them drawn from (seed, round), but for the excluded."""
-        names = sorted(set(self.members) - set(excluded))
-        size = self.participation.sites_per_round
-        if not 0 < size < len(names):
-            return names
-        generator = np.random.default_rng([self.plan.run.seed, server_round])
-        return sorted(generator.choice(names, size, replace=False).tolist())
+        names = set(self.members) - set(excluded)
+        return drawn(names, self.participation.sites_per_round, [self.plan.run.seed, server_round])
+
+    @property
+    def samples(self) -> bool:
+        """Whether a sample of the sites says how good a model is, and not all of them."""
+        return 0 < self._evaluated < len(self.members)
+
+    @property
+    def _evaluated(self) -> int:
+        return evaluated(self.plan.evaluation.sites, self.participation.sites_per_round)
+
+    def drawn_to_evaluate(self, server_round: int, excluded: Collection[str] = ()) -> list[str]:
+        """The sites that are asked how good a model is, but for the excluded.
+
+        It is all of them, or a sample drawn from (seed, round) that covers the run's classes where it can.
+        """
+        if not self.samples:
+            return sorted(set(self.members) - set(excluded))
+        annotated = {site: self.contract.sites[site] for site in self.members}
+        seed = [self.plan.run.seed, server_round, EVALUATION]
+        return drawn_to_cover(annotated, self._evaluated, seed, excluded)

@@ -1,0 +1,98 @@
+"""Of many sites a sample tests the model: the run ends in the same one, also after a kill, and says who was asked."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from common.wire.codec import decode
+from common.wire.records import EvaluateReply, EvaluateRequest
+from server.runs.reader import read_run
+from server.runs.verify import verify
+from server.simulation.backends import inline as backends
+from tests.federations import Traffic, experiment, federation, of_type, overheard
+from tests.server.killing import Killed, kill_at
+
+COHORTS = ("partition.sites=6", "participation.sites_per_round=3", "run.rounds=4", "training.lr=0.02")
+TWO = "evaluation.sites=2"
+
+
+def asked(traffic: Traffic) -> list[tuple[int, bool]]:
+    """Round and kind of every evaluation that a site was asked for."""
+    requests = [decode(content, EvaluateRequest) for content in of_type(traffic.down, "evaluate")]
+    return [(request.round, request.test) for request in requests]
+
+
+@pytest.mark.parametrize("criterion", ["auroc", "loss"])
+def test_the_run_ends_with_the_model_that_all_sites_would_choose(
+    criterion: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by = f"evaluation.criterion={criterion}"
+    every = federation(tmp_path, *COHORTS, by, "evaluation.sites=0", out="every")
+    traffic = overheard(monkeypatch)
+    sample = federation(tmp_path, *COHORTS, by, TWO, out="sample")
+    assert sample["model_sha256"] == every["model_sha256"]
+    assert (sample["best_round"], sample["criterion"]) == (every["best_round"], every["criterion"])
+    # One exchange to judge the last model, by the three sites at most that judged the best one, and one test at two.
+    assert sorted(set(asked(traffic))) == [(4, False), (4, True)]
+    assert asked(traffic).count((4, True)) == 2
+    assert 1 <= asked(traffic).count((4, False)) <= 3
+    assert every["drawn_to_test"] is None
+    assert len(every["per_site"]) == 6
+    assert sorted(sample["per_site"]) == sorted(sample["drawn_to_test"])
+    assert len(sample["per_site"]) == 2
+    sampled = sample["test"]["sampled"]
+    assert (sampled["asked"], sampled["of"], sampled["mean_auroc"]) == (2, 6, None)  # the coordinator has test images
+
+
+def test_where_the_last_round_counts_the_sites_judge_it_that_the_next_would_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, *COHORTS, TWO, "evaluation.result=last", out="short")
+    judged = list(of_type(traffic.down, "evaluate"))
+    monkeypatch.undo()
+    assert [decode(content, EvaluateRequest).test for content in judged] == [False] * 3 + [True] * 2
+    longer = federation(tmp_path, *COHORTS, TWO, "evaluation.result=last", "run.rounds=5", out="longer")
+    lines = read_run(tmp_path / "short").rounds, read_run(tmp_path / "longer").rounds
+    assert longer["rounds"] == 5
+    assert [one.validation_loss for one in lines[0]] == [one.validation_loss for one in lines[1][:4]]
+
+
+def test_a_run_that_is_killed_in_its_test_asks_the_same_sites_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    traffic = overheard(monkeypatch)
+    through = federation(tmp_path, *COHORTS, TWO, out="through")
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, backends.InlineGrid, "_answered", len(traffic.down))  # the second of two sites that test
+        with pytest.raises(Killed):
+            federation(tmp_path, *COHORTS, TWO, out="killed")
+    resumed = federation(tmp_path, *COHORTS, TWO, out="killed", resume=True)
+    for key in ("model_sha256", "drawn_to_test", "per_site", "test", "best_round"):
+        assert resumed[key] == through[key], key
+    assert verify(tmp_path / "killed").faults == verify(tmp_path / "through").faults == []
+
+
+def test_a_pass_is_judged_by_the_same_sites_in_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = overheard(monkeypatch)
+    federation(tmp_path, "run.method=fedseq", *COHORTS, "partition.shared=10", TWO)
+    replies = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
+    assert [reply.round for reply in replies] == [1, 1, 2, 2, 3, 3, 4, 4, 4, 4]  # the last two test
+    judged = [reply.site for reply in replies[:-2]]
+    assert set(judged[::2]) == {judged[0]}
+    assert set(judged[1::2]) == {judged[1]} != {judged[0]}
+
+
+@pytest.mark.parametrize("method", ["individual", "pfl"])
+def test_a_sample_is_refused_where_each_site_ends_with_a_model_of_its_own(method: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        BadInput, match=r"evaluation\.sites: is 2, but in this run each site ends with a model of its own"
+    ):
+        federation(tmp_path, f"run.method={method}", TWO)
+
+
+def test_more_sites_than_there_are_cannot_test(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"evaluation\.sites: is 9, but the partition makes 3 sites"):
+        federation(tmp_path, "evaluation.sites=9")
+    assert experiment(tmp_path, "evaluation.sites=0").experiment.evaluation.sites == 0
