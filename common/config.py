@@ -107,6 +107,8 @@ class EvaluationSection(Section):
             ``auroc``, or their mean validation ``loss``.
         metrics: Metrics of plug-ins, computed of each class on test images beside ours.
         sample_grid: Whether the report of a simulation shows some test images; None does where they are nobody's.
+        alone: Whether every site, after the run's test, trains once more alone and compares that model with the run's
+            on its own test part.
     """
 
     test_each_round: bool = False
@@ -116,6 +118,7 @@ class EvaluationSection(Section):
     criterion: Literal["method", "auroc", "loss"] = "method"
     metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None
+    alone: bool = False
 
 
 FarUpdates = Literal["off", "warn", "drop"]

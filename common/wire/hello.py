@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-WIRE_VERSION = 11
+WIRE_VERSION = 12
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
 
 SERVICE, METHOD = "polyclinic.Coordinator", "Hello"

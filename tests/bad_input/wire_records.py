@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from common.metrics.score_histograms import BINS
 from common.models.head import Head
+from common.wire.benefit import BenefitReply
 from common.wire.codec import RAW, WIRE_VERSION, Record, decode, encode
 from common.wire.errors import WireError
 from common.wire.records import (
@@ -43,6 +44,13 @@ SPREAD = replace(
     validation_classes=("a",),
     validation_positive_scores=(0,) * (BINS - 1) + (3,),
     validation_negative_scores=(4,) + (0,) * (BINS - 1),
+)
+COMPARED = BenefitReply(
+    *("run", 4, "north", ("b", "a")),
+    (0.75, 0.5, 1.0, 0.25, 0.75, 0.75, 0.875, 0.5),
+    *((0.625, 0.625, 0.75, 0.6875), (0.5, 0.5, 0.625, 0.5), (0.75, 0.75, 0.875, 0.75)),
+    *((0.0, 0.125, 0.0625), (-0.25, -0.125, -0.0625), (0.25, 0.25, 0.125)),
+    True,
 )
 OVERFLOWING = np.full(4, 3e38, np.float32).tobytes()
 ONES = np.ones(2, np.float32)
