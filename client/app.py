@@ -6,11 +6,13 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
+from client.benefit.compare import compare
 from client.gate.gate import gate
 from client.roll_call import answer
 from client.site.site import Site
 from client.training.private_round import private_evaluation, private_round
 from client.training.secure_aggregation import Masks
+from common.wire.benefit import BenefitRequest
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateRequest, TrainReply, TrainRequest
 from common.wire.roll_call import Refusal, RefusalNoted, RollCall
@@ -51,6 +53,7 @@ def client_app(
     app.query("refusal")(answered(Refusal, note_refusal))
     app.train()(answered(TrainRequest, train))
     app.evaluate()(answered(EvaluateRequest, private_evaluation))
+    app.query("benefit")(answered(BenefitRequest, compare))
     app.query(STAGES[KeysRequest])(answered(KeysRequest, masks.keys))
     app.query(STAGES[SharesRequest])(answered(SharesRequest, masks.shares))
     app.query(STAGES[MaskedRequest])(answered(MaskedRequest, masks.masked))

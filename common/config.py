@@ -109,6 +109,8 @@ class EvaluationSection(Section):
             all of up to 100; of more, all where all train in a round, else 100 or as many as train in one.
         metrics: Metrics of plug-ins, computed of each class on test images beside ours.
         sample_grid: Whether the report of a simulation shows some test images; None does where they are nobody's.
+        alone: Whether every site, after the run's test, trains once more alone and compares that model with the run's
+            on its own test part.
     """
 
     test_each_round: bool = False
@@ -119,6 +121,7 @@ class EvaluationSection(Section):
     sites: int | None = Field(None, ge=0)
     metrics: Annotated[tuple[PluginName, ...], Field(max_length=MOST_METRICS)] = ()
     sample_grid: bool | None = None
+    alone: bool = False
 
 
 FarUpdates = Literal["off", "warn", "drop"]

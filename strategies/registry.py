@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from common.config import Experiment, Plan
+from common.config import EvaluationSection, Experiment, Plan
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.models.zoo.spec import ModelSpec, Task
 from common.plugins import METHODS, PLUGIN, loaded
@@ -101,7 +101,16 @@ def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
     stop_on(privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
         stop_on(contradictions(method))
+    stop_on(_faults_of_alone(method, experiment.evaluation))
     return method
+
+
+def _faults_of_alone(method: FederatedAveraging, evaluation: EvaluationSection) -> list[Fault]:
+    """Where no site can compare the run's model with one that it trains alone: there is no other, or no site."""
+    if not evaluation.alone or (method.pooled == "no" and not method.shares_nothing):
+        return []
+    why = "every site trains alone already" if method.pooled == "no" else "all images are in one place"
+    return [Fault("evaluation.alone", f"makes no sense in {method.name}: {why}.", "Leave it out.")]
 
 
 def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[Fault]:

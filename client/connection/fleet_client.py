@@ -27,8 +27,9 @@ from client.site.statements import OtherName, Statements
 from common.security.call_signatures import ANOTHER_PROCESS, headers, key_bytes
 from common.security.signatures import SignatureFault, is_signed
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
-from common.wire.fleet_protocol import SERVICE as FLEET
 from common.wire.fleet_protocol import (
+    CONTENT_OF_PULL,
+    CONTENT_OF_PUSH,
     SMALL_CONTENTS,
     ActivateNodeRequest,
     ActivateNodeResponse,
@@ -51,13 +52,15 @@ from common.wire.fleet_protocol import (
     PushObjectResponse,
     SendNodeHeartbeatRequest,
     SendNodeHeartbeatResponse,
+    cut_out,
     named,
     names_in,
     small_ones,
+    with_field,
 )
+from common.wire.fleet_protocol import SERVICE as FLEET
 from common.wire.flower_objects import act_as, envelope, message_of, taken_apart
 from common.wire.hello import METHOD, SERVICE, Hello
-from common.wire.protobuf import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
 
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024

@@ -43,6 +43,8 @@ def _epochs(policy: Policy, asked: RequestedWork) -> str:
 
 def _total_epochs(policy: Policy, asked: RequestedWork) -> str:
     total = asked.plan.run.rounds * epochs_of(asked) + asked.method.warm_up.epochs
+    if asked.plan.evaluation.alone:
+        total *= 3  # the same again alone, and at most the same to fine-tune
     return _beyond(total, policy.maximum_total_epochs, "epochs in all")
 
 

@@ -5,6 +5,7 @@ A test holds that every field of every record that a site sends stands here, and
 
 from collections.abc import Mapping
 
+from common.wire.benefit import BenefitReply
 from common.wire.codec import field_names
 from common.wire.records import EvaluateReply, TrainReply
 from common.wire.roll_call import RefusalNoted, RollCallAnswer
@@ -15,6 +16,7 @@ SENT = (
     RollCallAnswer,
     TrainReply,
     EvaluateReply,
+    BenefitReply,
     RefusalNoted,
     KeysAnswer,
     SharesAnswer,
@@ -99,6 +101,24 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "metric_names": "metrics of plug-ins, where the experiment asks for them and `metrics` allows them",
         "metric_values": "what they say of each class, on the test images; nothing of a class kept back by "
         "`smallest_count`",
+    },
+    "BenefitReply": {
+        "run": _RUN,
+        "round": _ROUND,
+        "site": _SITE,
+        "class_names": "where the experiment asks for `evaluation.alone`: the classes that four models were compared "
+        "on, one trained here alone, the federated one, that one fine-tuned here, and the first two together; none "
+        "kept back by `smallest_count`, and none at all without `test_metrics`",
+        "auroc": "the AUROC of each model and class on the test images; rounded to what one image changes unless "
+        "`exact_figures`",
+        "mean": "the mean of these AUROCs for each model; rounded like `auroc`",
+        "mean_low": "where the 95 % interval of each mean begins; rounded outwards",
+        "mean_high": "where it ends",
+        "gain": "how much the mean of each other model is above that of the model trained here alone; rounded to "
+        "twice that",
+        "gain_low": "where the 95 % interval of each such difference begins; rounded outwards",
+        "gain_high": "where it ends",
+        "over_patients": "whether the data says which images are of one patient",
     },
     "RefusalNoted": {
         "run": _RUN,

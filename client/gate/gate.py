@@ -21,6 +21,7 @@ from common import __version__
 from common.security.audit import Audit, Torn
 from common.security.signatures import SignatureFault, about, signature_of
 from common.system.plain_text import json_text, shown
+from common.wire.benefit import BenefitReply
 from common.wire.canonical_bytes import RecordField, parts, record_sha256, small_fields
 from common.wire.codec import decode, payload_bytes
 from common.wire.errors import WireError
@@ -36,6 +37,7 @@ ANSWERS: dict[str, type[Any]] = {
     "Refusal": RefusalNoted,
     "TrainRequest": TrainReply,
     "EvaluateRequest": EvaluateReply,
+    "BenefitRequest": BenefitReply,
     "KeysRequest": KeysAnswer,
     "SharesRequest": SharesAnswer,
     "MaskedRequest": MaskedAnswer,

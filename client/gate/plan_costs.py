@@ -163,7 +163,14 @@ def disk_bytes(plan: Plan, method: Method, rows: int) -> int:
         copies += 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
     copies += method.parameters.compress_update != "float32"
     whole = frozen * (2 + method.keeps_local_parts)
-    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole
+    own = _disk_of_own_models(plan, model, frozen) if plan.evaluation.alone else 0
+    return model * (1 + FILES_AT_ONCE * copies + method.keeps_local_parts) + whole + own
+
+
+def _disk_of_own_models(plan: Plan, model: int, frozen: int) -> int:
+    """Bytes of the two models that a site trains for itself, and of its memory of both trainings."""
+    moments = 0 if plan.training.reset_optimizer else 1 if plan.training.optimizer == "sgd" else ADAM_MOMENTS
+    return 2 * (model * (1 + FILES_AT_ONCE * (3 + moments)) + frozen)
 
 
 @lru_cache(maxsize=8)

@@ -17,6 +17,7 @@ from common.config import Plan
 from common.errors import BadInput, quoted
 from common.models.zoo.spec import is_external
 from common.plugins import LOSSES, METHODS, METRICS, MODELS, OPTIMIZERS, PLUGIN, SCHEDULES, TRANSFORMS, stamp_of
+from common.wire.benefit import BenefitReply
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from common.wire.roll_call import UNKNOWN_COUNT, RefusalNoted, RollCallAnswer
 from strategies.local.clipping import norm_of
@@ -24,7 +25,7 @@ from strategies.local.clipping import norm_of
 ROUNDING = 1e-5
 """By this part a clipped update may be longer than its bound: float32."""
 
-Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply
+Reply = RollCallAnswer | RefusalNoted | TrainReply | EvaluateReply | BenefitReply
 
 
 RequestRule = Callable[[Policy, RequestedWork], str]
@@ -246,6 +247,10 @@ def _small_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 
 
 def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
+    if isinstance(reply, BenefitReply):
+        if reply.class_names and not asked.plan.evaluation.alone:
+            return "nobody asked for a comparison with training alone"
+        return "it is false" if reply.class_names and not policy.test_metrics else ""
     if not isinstance(reply, TrainReply | EvaluateReply):
         return ""
     tested = isinstance(reply, EvaluateReply) and bool(reply.class_names)
@@ -284,10 +289,13 @@ def _metrics_asked(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 
 
 def _outside_privacy(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if asked.plan.privacy.level == "none" or not isinstance(reply, TrainReply | EvaluateReply):
+    if asked.plan.privacy.level == "none" or isinstance(reply, RollCallAnswer | RefusalNoted):
         return ""
-    tested = [] if isinstance(reply, TrainReply) else reply.auroc
-    told = _some_told([*_of_training(reply), reply.test_images, *tested])
+    if isinstance(reply, BenefitReply):
+        told = bool(reply.class_names)
+    else:
+        tested = [] if isinstance(reply, TrainReply) else reply.auroc
+        told = _some_told([*_of_training(reply), reply.test_images, *tested])
     return "it is false" if told and not policy.metrics_outside_privacy else ""
 
 

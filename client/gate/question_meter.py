@@ -1,6 +1,7 @@
 """A meter of what a coordinator asks about a site's images: each answer says something of them, and asking is free.
 
-A round needs one training and one evaluation; a run one test of each model that it ends with. What goes beyond is
+A round needs one training and one evaluation; a run one test, and one comparison with training alone, of each model
+that it ends with. What goes beyond is
 counted over the whole run, kept over restarts: the guard has sites judge several models in a round, and a round that
 is taken back is done again from another model. The same question again gets the same answer and is not counted, so a
 coordinator that was killed goes on as before.
@@ -23,12 +24,16 @@ KEPT = 200
 SAYS_NOTHING = ("plan", "contract", "left_out", "frozen")
 """Parts of a request on which no answer depends, or that are settled elsewhere: a resumed run may change them."""
 
+KINDS = {"TrainRequest": "train", "EvaluateRequest": "evaluate", "BenefitRequest": "benefit"}
+ONCE = {"test": "tested", "benefit": "compared"}
+"""Kinds of which there is one for each model that a run ends with, and what was done then."""
+
 
 class Question(NamedTuple):
     """What one request asks.
 
     Attributes:
-        kind: ``train``, ``evaluate`` or ``test``.
+        kind: ``train``, ``evaluate``, ``test`` or ``benefit``.
         digest: SHA-256 of all that its answer depends on.
     """
 
@@ -40,7 +45,7 @@ class Question(NamedTuple):
 def question_of(fields: Mapping[str, Any], content: RecordDict) -> Question | None:
     """The question of a request; None for one that is not about images, or cannot be read: its handler says why."""
     server_round = fields.get("round", 0)
-    kind = {"TrainRequest": "train", "EvaluateRequest": "evaluate"}.get(str(fields.get("wire.record")))
+    kind = KINDS.get(str(fields.get("wire.record")))
     if kind is None or type(server_round) is not int:
         return None
     kind = "test" if kind == "evaluate" and fields.get("test") else kind
@@ -84,10 +89,10 @@ class QuestionMeter:
 
 def _fault(answered: list[Question], question: Question, most: int) -> str:
     """Why a question that was not asked before is not answered; empty where it is."""
-    if question.kind == "test":
-        last = max((one.round for one in answered if one.kind == "test"), default=-1)
-        return "" if question.round > last else f"the model of round {last} was tested, and none after it was trained"
-    others = [(one.kind, one.round) for one in answered if one.kind != "test"]
+    if done := ONCE.get(question.kind):
+        last = max((one.round for one in answered if one.kind == question.kind), default=-1)
+        return "" if question.round > last else f"the model of round {last} was {done}, and none after it was trained"
+    others = [(one.kind, one.round) for one in answered if one.kind not in ONCE]
     extra = len(others) - len(set(others))
     if (question.kind, question.round) not in others or extra < most:
         return ""

@@ -1,7 +1,7 @@
 """A hospital as its own program sees it: name, labels, images, disk, device."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -9,7 +9,7 @@ from typing import Any
 
 from client.site.disclosure import hidden_classes, tells_of, told_count
 from client.site.frozen_parts import FrozenParts
-from client.site.policy import Policy
+from client.site.policy import WITHOUT_LIMITS, Policy
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_of
@@ -85,6 +85,23 @@ class Site:
     @cached_property
     def _hidden(self) -> dict[str, frozenset[str]]:
         return {}
+
+    def for_itself(self, folder: Path) -> "Site":
+        """This site with the same images, for work of which nothing leaves: nothing is hidden from itself.
+
+        Args:
+            folder: Where that work keeps its memory and its models.
+        """
+        inner = replace(
+            self,
+            folder=folder,
+            policy=Policy(smallest_count=0, **WITHOUT_LIMITS),
+            hidden={},
+            tell=lambda text: None,
+            frozen_folder=self.frozen_folder or self.folder / "frozen",
+        )
+        vars(inner).update(_pixels=self._pixels, in_memory=self.in_memory)  # images are in memory once
+        return inner
 
     @property
     def name(self) -> str:

@@ -115,6 +115,12 @@ class MemoryFolder:
             if path not in current[-KEPT_ROUNDS:]:
                 path.unlink()
 
+    @property
+    def newest(self) -> int:
+        """The last round of which there is a memory; 0 for none."""
+        names = [path.stem.removeprefix("round-") for path in self.folder.glob("round-*.safetensors")]
+        return max(map(int, names), default=0)
+
     def keep(self, memory: Memory) -> None:
         """Write the memory of a round beside that of the round before."""
         write_atomically(self._path(memory.round), _bytes_of(memory), durable=self.durable)

@@ -20,7 +20,7 @@ from common.models.saved import save_model
 from common.models.state import layout_of, read_state, state_sha256
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
-from common.wire.records import EvaluateReply, EvaluateRequest
+from common.wire.records import EvaluateReply, EvaluateRequest, Request
 from common.wire.roll_call import UNKNOWN_COUNT
 from strategies.local.training import Examples, Validation, reproducible
 
@@ -35,7 +35,7 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
         found = validated(work, validation)
         tally = tally_of(work, figures) if counts_right_images(work) and not request.test else NOT_TESTED
         if request.test and method.keeps_local_parts:
-            found = _put_best(work, request, validation, found)
+            found = put_best(work, request, validation, found)
             save_model(site.folder / "model", work.whole, label_contract_sha256=request.contract)
         asked = request.test and figures.tests
         metrics, tested = _tested(work) if asked else ({}, {})
@@ -45,7 +45,7 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     return replace(reply, **tally, **of_test(tested), **of_validation(chosen_on))
 
 
-def _put_best(work: Work, request: EvaluateRequest, validation: Examples, current: Validation) -> Validation:
+def put_best(work: Work, request: Request, validation: Examples, current: Validation) -> Validation:
     """Put this site's own parts of the best round in place; return how good the network is with them."""
     memory, method = work.memory, work.method
     if method.selection == "site":
@@ -58,7 +58,7 @@ def _put_best(work: Work, request: EvaluateRequest, validation: Examples, curren
     return validated(work, validation)
 
 
-def _scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
+def scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
     """Scores and labels ``(n, classes)`` of one part, for the classes the site annotates and the network has."""
     images, network = getattr(work.site, part), work.network
     scores = scores_of(network, work.seen(part), work.plan.training.precision)
@@ -72,14 +72,14 @@ def _validation_scores(work: Work) -> dict[str, ScoreHistogram]:
     site, asked = work.site, work.plan.evaluation.pooled
     if not asked or not site.policy.score_histograms or not len(site.validation) or not site.tells("validation"):
         return {}
-    return told_scores(site.policy, *_scored(work, "validation"), site.hides("validation"))
+    return told_scores(site.policy, *scored(work, "validation"), site.hides("validation"))
 
 
 def _tested(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogram]]:
     """Metrics and spread of scores on the test part."""
     if not len(work.site.test) or not work.site.policy.test_metrics:
         return {}, {}
-    own, labels, names = _scored(work, "test")
+    own, labels, names = scored(work, "test")
     hidden, policy = work.site.hides("test"), work.site.policy
     more = metrics_of(work.plan.evaluation.metrics)
     metrics = {

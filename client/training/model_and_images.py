@@ -15,7 +15,7 @@ from common.errors import quoted
 from common.models.network import SplitNetwork
 from common.models.state import ModelState, write_state
 from common.wire.errors import WireError
-from common.wire.records import EvaluateRequest, Groups, TrainRequest
+from common.wire.records import Groups, Request, TrainRequest
 from strategies.base.method import Method
 from strategies.local.objective import LocalRound
 from strategies.local.training import Epoch, Examples, Exercise, Frozen, Validation, examples_of, validate
@@ -61,7 +61,7 @@ class Work:
         return Exercise(examples, local.objective, plan.training, plan.augmentation, frozen, epoch)
 
 
-def unpack(site: Site, request: TrainRequest | EvaluateRequest) -> Work:
+def unpack(site: Site, request: Request) -> Work:
     """Fill the network with a request's model and with the parts of it that never left this site.
 
     Raises:

@@ -9,8 +9,8 @@ from client.training.model_and_images import Work
 from common.models.state import ModelState
 from common.wire.records import (
     Arrays,
-    EvaluateRequest,
     Groups,
+    Request,
     TrainRequest,
 )
 from strategies.base.method import Method
@@ -67,7 +67,7 @@ def keep(
     )
 
 
-def parts_in_best_round(memory: Memory, request: TrainRequest | EvaluateRequest, now: Groups) -> Groups | None:
+def parts_in_best_round(memory: Memory, request: Request, now: Groups) -> Groups | None:
     """This site's own parts as they were in the federation's best round; None where a lost disk held them.
 
     They change only in rounds in which the site counted, so from the last of these on they are what they are ``now``.

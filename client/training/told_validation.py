@@ -13,7 +13,7 @@ from client.training.model_and_images import Work
 from common.metrics.multi_label import mean_auroc
 from common.models.inference import logits_of, probabilities
 from common.models.state import Head, layout_of, read_state, state_sha256
-from common.wire.records import EvaluateRequest, Groups, TrainRequest
+from common.wire.records import Groups, Request, TrainRequest
 from strategies.local.training import Examples, Validation
 
 
@@ -24,7 +24,7 @@ class ToldFigures:
         grew: Whether the received model is the run's first or followed from the last; figures of no other leave.
     """
 
-    def __init__(self, work: Work, request: TrainRequest | EvaluateRequest) -> None:
+    def __init__(self, work: Work, request: Request) -> None:
         self._work, self._site, self._request = work, work.site, request
         self.exact = self._site.policy.exact_figures
         trains = isinstance(request, TrainRequest)

@@ -11,6 +11,7 @@ Few patients with a finding are a small sample of their kind, and every bootstra
 interval of Newcombe (Statistics in Medicine 2006, method 5), with patients in the place of images.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -40,6 +41,14 @@ class Intervals:
     per_class: Mapping[str, Interval]
     resamples: int = RESAMPLES
     over: Literal["patients", "images"] | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with its 95 % interval, which holds it."""
+
+    value: float
+    interval: Interval
 
 
 @dataclass(frozen=True)
@@ -91,16 +100,88 @@ def auroc_intervals(
     if not columns:
         return Intervals(None, {})
     ranked = [Ranked.of(scores[:, c], labels[:, c]) for c in columns.values()]
-    numbers, owner = np.unique(patients, return_inverse=True)
-    drawn = [_drawn(ranked, len(numbers), owner, generator) for _ in range(RESAMPLES // CHUNK)]
-    aurocs = np.concatenate(drawn, axis=1)  # (classes, resamples)
-    found = np.array([each.aurocs(np.ones((len(owner), 1), np.float32))[0] for each in ranked])
-    counts = [(len(np.unique(owner[each.positives])), len(np.unique(owner[each.negatives]))) for each in ranked]
-    resampled = [_interval(of_class) for of_class in aurocs]
-    wide = [_around(one, score_interval(value, *n)) for one, value, n in zip(resampled, found, counts, strict=True)]
-    return Intervals(
-        _of_mean(aurocs.mean(axis=0), found.mean(), resampled, wide), dict(zip(columns, wide, strict=True))
-    )
+    resampled = Resampled.of(ranked, patients, generator)
+    return Intervals(resampled.interval_of_mean, dict(zip(columns, resampled.wide, strict=True)))
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """AUROCs of several classes on the same images, as found and in every resample.
+
+    Attributes:
+        found: ``(classes,)``.
+        drawn: ``(classes, resamples)``.
+        narrow: Of each class the percentile interval; ``wide``: widened where few patients show it, or do not.
+    """
+
+    found: Floats
+    drawn: Floats
+    narrow: Sequence[Interval]
+    wide: Sequence[Interval]
+
+    @classmethod
+    def of(cls, ranked: Sequence[Ranked], patients: NDArray[np.str_], generator: np.random.Generator) -> "Resampled":
+        """Resample the patients ``(n,)`` of the images."""
+        numbers, owner = np.unique(patients, return_inverse=True)
+        drawn = [_drawn(ranked, len(numbers), owner, generator) for _ in range(RESAMPLES // CHUNK)]
+        aurocs = np.concatenate(drawn, axis=1)
+        found = np.array([each.aurocs(np.ones((len(owner), 1), np.float32))[0] for each in ranked])
+        counts = [(len(np.unique(owner[each.positives])), len(np.unique(owner[each.negatives]))) for each in ranked]
+        narrow = [_interval(of_class) for of_class in aurocs]
+        wide = [_around(one, score_interval(value, *n)) for one, value, n in zip(narrow, found, counts, strict=True)]
+        return cls(found, aurocs, narrow, wide)
+
+    @property
+    def interval_of_mean(self) -> Interval:
+        """The interval of the mean over the classes."""
+        return _of_mean(self.drawn.mean(axis=0), self.found.mean(), self.narrow, self.wide)
+
+    def part(self, classes: slice) -> "Resampled":
+        """Some of the classes, in the same resamples."""
+        return Resampled(self.found[classes], self.drawn[classes], self.narrow[classes], self.wide[classes])
+
+
+def paired_means(
+    scores: Sequence[Floats], labels: Floats, patients: NDArray[np.str_], generator: np.random.Generator
+) -> tuple[list[Estimate], list[Estimate]]:
+    """The mean AUROC of several models on the same images, and by how much each is above the first.
+
+    Every resample weighs the patients for all models alike. The interval of a difference reaches as far as the
+    resamples' does, and at least as far as that made of both means' intervals and of their correlation (Zou and Donner,
+    Statistics in Medicine 2008). Where few patients show a class, the resamples alone are too sure: of two models that
+    are equally good they tell one for better in 18 of 100 draws with 5 positives, this interval in 7.
+
+    Args:
+        scores: Of each model ``(n, classes)``.
+        labels: ``(n, classes)``: 1, 0 or NaN for unknown, of each class both kinds.
+        patients: ``(n,)``.
+
+    Returns:
+        A mean for each model, and a difference for each but the first.
+    """
+    classes = labels.shape[1]
+    ranked = [Ranked.of(one[:, c], labels[:, c]) for one in scores for c in range(classes)]
+    resampled = Resampled.of(ranked, patients, generator)
+    models = [resampled.part(slice(m * classes, (m + 1) * classes)) for m in range(len(scores))]
+    means = [Estimate(float(one.found.mean()), one.interval_of_mean) for one in models]
+    drawn = [one.drawn.mean(axis=0) for one in models]
+    pairs = zip(means[1:], drawn[1:], strict=True)
+    return means, [_difference(one, means[0], of_one, drawn[0]) for one, of_one in pairs]
+
+
+def _difference(one: Estimate, other: Estimate, drawn: Floats, drawn_other: Floats) -> Estimate:
+    """One mean minus another, with the interval; ``drawn`` are both in every resample."""
+    value = one.value - other.value
+    varies = min(float(np.std(drawn)), float(np.std(drawn_other))) > 1e-12
+    correlation = float(np.corrcoef(drawn, drawn_other)[0, 1]) if varies else 0.0
+
+    def reach(up: float, down: float) -> float:
+        return math.sqrt(max(up * up + down * down - 2 * correlation * up * down, 0.0))
+
+    below = reach(one.value - one.interval[0], other.interval[1] - other.value)
+    above = reach(one.interval[1] - one.value, other.value - other.interval[0])
+    low, high = _around(_interval(drawn - drawn_other), (value - below, value + above))
+    return Estimate(value, (max(min(low, value), -1.0), min(max(high, value), 1.0)))
 
 
 def score_interval(auroc: float, positives: int, negatives: int) -> Interval:
@@ -131,9 +212,14 @@ def _around(one: Interval, other: Interval) -> Interval:
 def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]) -> Interval:
     """The interval of the mean over classes, wider than the resamples' by as much as the classes' intervals are."""
     widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
-    factor = (widths[1] / widths[0]) ** 0.5 if widths[0] else 1.0
+    if not widths[0]:  # each class is ranked alike in every resample, perfectly for instance: no spread to widen
+        below, above = (
+            math.hypot(*(one[end] - wider[end] for one, wider in zip(narrow, wide, strict=True))) for end in (0, 1)
+        )
+        return max(float(mean - below / len(wide)), 0.0), min(float(mean + above / len(wide)), 1.0)
+    factor = (widths[1] / widths[0]) ** 0.5
     low, high = _interval(resampled)
-    return max(mean - factor * max(mean - low, 0.0), 0.0), min(mean + factor * max(high - mean, 0.0), 1.0)
+    return max(float(mean - factor * max(mean - low, 0.0)), 0.0), min(float(mean + factor * max(high - mean, 0.0)), 1.0)
 
 
 def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -> Interval | None:

@@ -27,7 +27,7 @@ SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 # The key of a site also signs calls (a time) and statements of secure aggregation (a line of JSON). What is signed
 # here begins otherwise, so that none of them can be shown as another.
 OF_A_REPLY, OF_A_REQUEST = b"polyclinic reply\n", b"polyclinic request\n"
-CHAINED = ("RollCallAnswer", "TrainReply", "EvaluateReply")
+CHAINED = ("RollCallAnswer", "TrainReply", "EvaluateReply", "BenefitReply")
 """The records that a site counts, each run from 1: a gap shows that one is missing."""
 
 LONGEST_CERTIFICATE = 2_000

@@ -13,6 +13,19 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if math.isfinite(value) else "not finite"
 
 
+def signed(value: float | None) -> str:
+    """Write a number as :func:`number` does, with a plus or minus sign unless it prints as zero."""
+    if value is None:
+        return NOT_APPLICABLE
+    text = number(abs(value))
+    return text if text == number(0.0) else f"{'−' if value < 0 else '+'}{text}"
+
+
+def span(ends: tuple[float, float] | None) -> str:
+    """Two ends: ``"0.812–0.871"``."""
+    return NOT_APPLICABLE if ends is None else "–".join(map(number, ends))
+
+
 def count(value: int | None) -> str:
     """Thousands set apart by commas."""
     return NOT_APPLICABLE if value is None else f"{value:,}"

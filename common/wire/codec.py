@@ -22,6 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from common.models.state import Head
+from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.bounds import MOST_IMAGES, MOST_SITES, MOST_STATISTIC, harmless, refuse_out_of_bounds, refuse_unplain
 from common.wire.canonical_bytes import SIGNATURE, WIDTH
 from common.wire.errors import WireError, WireVersionError
@@ -65,6 +66,8 @@ Record = (
     | TrainReply
     | EvaluateRequest
     | EvaluateReply
+    | BenefitRequest
+    | BenefitReply
     | MaskingRecord
 )
 """Any record of the wire."""
@@ -83,6 +86,8 @@ R = TypeVar(
     TrainReply,
     EvaluateRequest,
     EvaluateReply,
+    BenefitRequest,
+    BenefitReply,
     KeysRequest,
     KeysAnswer,
     SharesRequest,

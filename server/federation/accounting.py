@@ -22,6 +22,7 @@ class Books:
         workers: Sites that train at a time.
         train_seconds: Time in which sites computed: the slowest one's, or their sum over the workers if that is longer.
         aggregate_seconds: The coordinator's.
+        round_seconds: What all rounds took by the coordinator's clock.
         site_seconds, epochs: What each site spent on training, over all rounds.
         epsilon: What the run has cost each site, where it has privacy.
         tallies: Round -> how the model after it did on the sites' test parts.
@@ -31,6 +32,7 @@ class Books:
     workers: int
     train_seconds: float = 0.0
     aggregate_seconds: float = 0.0
+    round_seconds: float = 0.0
     tallies: dict[int, Mapping[str, Tally]] = field(default_factory=dict)
     site_seconds: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
@@ -50,6 +52,7 @@ class Books:
         if record.coordinator:
             self.train_seconds += record.coordinator.seconds
         self.aggregate_seconds += record.aggregate_seconds
+        self.round_seconds += record.seconds
         self.site_seconds.update(record.site_seconds)
         self.epochs.update(record.epochs)
         self.epsilon.update(record.epsilon)
@@ -105,6 +108,7 @@ class Books:
         return {
             "train_seconds": self.train_seconds,
             "aggregate_seconds": self.aggregate_seconds,
+            "round_seconds": self.round_seconds,
             "site_seconds": dict(self.site_seconds),
             "epochs": dict(self.epochs),
             "epsilon": dict(self.epsilon),
@@ -115,6 +119,7 @@ class Books:
     def go_on_from(self, facts: Mapping[str, Any], last_round: int) -> None:
         """Take up :meth:`facts`, and take back the lines of rounds after them."""
         self.train_seconds, self.aggregate_seconds = facts["train_seconds"], facts["aggregate_seconds"]
+        self.round_seconds = facts.get("round_seconds", self.train_seconds)
         self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
         self.epsilon = dict(facts.get("epsilon", {}))
         self.tallies = {int(number): _TALLIES.validate_python(one) for number, one in facts["tallies"].items()}

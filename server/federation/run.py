@@ -17,6 +17,7 @@ from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state
 from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import Books
+from server.federation.benefit import asked_benefits
 from server.federation.checkpoints import Checkpoint
 from server.federation.evaluation import Outcome, Setting, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
@@ -50,11 +51,14 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         deadline_s = experiment.participation.round_deadline_s
         strategy.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
         recorder.books.close(strategy.last_validation, strategy.state)
-        outcome = outcome_of(network, strategy, strategy.test(grid), setting)
+        tested = strategy.test(grid)
+        outcome = outcome_of(network, strategy, tested, setting)
+        benefits = asked_benefits(grid, strategy, initial, tested.accepted, recorder.books)
     except RunStopped as error:
         recorder.stopped(str(error))
         raise
     summary = _summary(experiment, setting, strategy, outcome, recorder.books, time.monotonic() - began)
+    summary["benefit"] = benefits
     recorder.done(summary)
     return summary
 

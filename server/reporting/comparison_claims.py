@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
+from common.metrics.benefit import direction
 from common.system.formatting import counted, listed, number
 from server.analysis.comparison import Comparison, Contrast, MethodResult, Spread, Subset
 from server.analysis.site_gains import SiteGain
@@ -18,8 +19,6 @@ _PHRASES: Mapping[Standing, str] = {
     "too few seeds": f"has fewer than the {FEWEST_SEEDS} seeds that a verdict needs, against",
     "not tested": "could not be tested against",
 }
-PRINTED = 0.0005
-"""Smallest number that does not print as zero; an interval that reaches below it is said to include zero."""
 LARGE = 0.05
 """Difference of two means from which a measure beside the deciding one gets a sentence."""
 LISTED = 5
@@ -32,8 +31,7 @@ def standing(test: PairedTest) -> Standing:
         return "not tested"
     if test.seeds < FEWEST_SEEDS:
         return "too few seeds"
-    low, high = test.interval
-    if test.holm_p >= ALPHA or (low < PRINTED and high > -PRINTED):
+    if test.holm_p >= ALPHA or direction(test.interval) == "open":
         return "not distinguishable"
     return "better" if test.mean_difference > 0 else "worse"
 

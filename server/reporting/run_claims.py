@@ -7,6 +7,7 @@ from common.metrics.bootstrap import Interval
 from common.metrics.multi_label import GLOBAL_MODEL, ClassGroup, ClassMetrics, Summary
 from common.system.formatting import counted, listed, number, spans
 from server.reporting.coverage import owners
+from server.reporting.site_claims import better_alone, by_chance
 from server.reporting.wording import span
 from server.runs.reader import Run, RunSummary
 
@@ -378,6 +379,7 @@ def _first(words: Sequence[str]) -> str:
 Rule = Callable[[Run], Iterator[str]]
 PROMINENT: tuple[Rule, ...] = (
     _left_out,
+    better_alone,
     _untested,
     _not_testing,
     _lost,
@@ -396,5 +398,6 @@ FURTHER: tuple[Rule, ...] = (
     _one_way_of_reading,
     _absences,
     _one_seed,
+    by_chance,
     _not_one_model,
 )

@@ -2,8 +2,21 @@
 
 from scipy.stats import binomtest
 
+from common.metrics.benefit import WORDS as SITE_MODELS
 from common.metrics.score_histograms import Bounded
-from common.system.formatting import NOT_APPLICABLE, count, counted, duration, listed, number, shortened, size, spans
+from common.system.formatting import (
+    NOT_APPLICABLE,
+    count,
+    counted,
+    duration,
+    listed,
+    number,
+    shortened,
+    signed,
+    size,
+    span,
+    spans,
+)
 from server.analysis.comparison import Spread
 from server.analysis.statistics import PairedTest
 from server.runs.reader import Measure
@@ -11,6 +24,7 @@ from server.runs.reader import Measure
 __all__ = (
     "MEASURE_NAMES",
     "NOT_APPLICABLE",
+    "SITE_MODELS",
     "bounded",
     "count",
     "counted",
@@ -41,14 +55,6 @@ MEASURE_NAMES: dict[Measure, str] = {
 }
 
 
-def signed(value: float | None) -> str:
-    """Write a number as :func:`number` does, with a plus or minus sign unless it prints as zero."""
-    if value is None:
-        return NOT_APPLICABLE
-    text = number(abs(value))
-    return text if text == number(0.0) else f"{'−' if value < 0 else '+'}{text}"
-
-
 def told(value: int | None, smallest: int | None) -> str:
     """A site's count; where it does not tell one, by which threshold: a hidden count is never 0."""
     return f"hidden (fewer than {smallest} patients)" if value is None and smallest else count(value)
@@ -57,11 +63,6 @@ def told(value: int | None, smallest: int | None) -> str:
 def spread(value: Spread) -> str:
     """Mean and SD over seeds, the mean alone with one seed."""
     return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
-
-
-def span(ends: tuple[float, float] | None) -> str:
-    """Two ends: ``"0.812–0.871"``."""
-    return NOT_APPLICABLE if ends is None else "–".join(map(number, ends))
 
 
 def bounded(value: Bounded | None) -> str:

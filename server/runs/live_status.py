@@ -10,7 +10,13 @@ from typing import Any
 FILE = "present.json"
 HISTORY = "runs.jsonl"
 """A line when a run begins and a line when it ends."""
-PHASES = {"train": "training", "evaluate": "evaluation", "test": "test", "roll call": "roll call"}
+PHASES = {
+    "train": "training",
+    "evaluate": "evaluation",
+    "test": "test",
+    "benefit": "comparison",
+    "roll call": "roll call",
+}
 """Phase of a round -> its name on pages and in messages."""
 
 
@@ -20,7 +26,7 @@ class Present:
 
     Attributes:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
-        phase: ``roll call``, ``train``, ``evaluate``, ``test``.
+        phase: ``roll call``, ``train``, ``evaluate``, ``test``, ``benefit``.
         waiting_for: Sites that have not replied; ``lost`` are those of them that give no sign of life.
         stopped: Those of the lost that said that they leave -> when their operators stopped them.
         deadline: Unix time at which the run goes on without them.

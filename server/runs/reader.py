@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import BadInput, Fault, stop_on
+from common.metrics.benefit import Benefit
 from common.metrics.multi_class import ClientAccuracy, RoundAccuracy
 from common.metrics.multi_label import ClassMetrics, Summary
 from common.system.toml import in_words
@@ -50,6 +51,13 @@ class SiteResult(_Record):
     validation_loss: float | None = None
     mean_auroc: float | None = None
     per_class: dict[str, ClassMetrics] = Field(default_factory=dict)
+
+
+class SiteBenefit(_Record):
+    """What a site said of training alone, None where its policy tells nothing, or why it said nothing."""
+
+    benefit: Benefit | None = None
+    reason: str = ""
 
 
 class Ensemble(_Record):
@@ -117,6 +125,7 @@ class RunSummary(_Record):
         table_sha256: Of the table of labels, by which ``evaluate`` knows it again.
         patients_known: Whether the data said whose images they are; None where only the sites know.
         drawn_to_test: The sites that were asked to test the model, where they are a sample; None where all were.
+        benefit: Site -> how the run's model compares with one that it trained alone; empty where nobody was asked.
     """
 
     method: str
@@ -136,6 +145,7 @@ class RunSummary(_Record):
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
     drawn_to_test: tuple[str, ...] | None = None
     ensemble: Ensemble | None = None
+    benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     condemned: dict[str, str] = Field(default_factory=dict)
     learned: Learned = Learned()
     privacy: Privacy | None = None

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from common.metrics.score_histograms import BINS
 from common.models.head import Head
+from common.wire.benefit import BenefitReply
 from common.wire.codec import RAW, WIRE_VERSION, Record, decode, encode
 from common.wire.errors import WireError
 from common.wire.records import (
@@ -51,6 +52,13 @@ SPREAD = replace(
     validation_classes=("a",),
     validation_positive_scores=counts(last=3),
     validation_negative_scores=counts(first=4),
+)
+COMPARED = BenefitReply(
+    *("run", 4, "north", ("b", "a")),
+    (0.75, 0.5, 1.0, 0.25, 0.75, 0.75, 0.875, 0.5),
+    *((0.625, 0.625, 0.75, 0.6875), (0.5, 0.5, 0.625, 0.5), (0.75, 0.75, 0.875, 0.75)),
+    *((0.0, 0.125, 0.0625), (-0.25, -0.125, -0.0625), (0.25, 0.25, 0.125)),
+    True,
 )
 OVERFLOWING = np.full(4, 3e38, np.float32).tobytes()
 ONES = np.ones(2, np.float32)

@@ -9,6 +9,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from common.system.plain_text import MOST_LINES, MOST_WORDS, shown
+from common.wire.benefit import BenefitRequest
 from common.wire.bounds import BOUNDS, MOST_LOSS, Document, Words, bounds_of, loss_told
 from common.wire.codec import Record, decode, encode, field_names
 from common.wire.errors import WireError
@@ -24,7 +25,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from tests.bad_input.wire_records import ANSWER, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
 from tests.words import HOSTILE_TEXTS, raw_in
 
 RECORDS: tuple[Any, ...] = (
@@ -37,6 +38,8 @@ RECORDS: tuple[Any, ...] = (
     REPLY,
     SCORES,
     SPREAD,
+    BenefitRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "", MODEL, MODEL, 5),
+    COMPARED,
     KeysRequest("run", 4, ("north",)),
     KeysAnswer("run", 4, "north", b"{}", b"", "line"),
     SharesRequest("run", 4, (b"{}",), (b"",), ("line",)),

@@ -20,7 +20,7 @@ from common.wire.records import (
 )
 from common.wire.roll_call import RollCall
 from common.wire.secure_aggregation import KeysAnswer, MaskedAnswer, MaskedRequest, RevealAnswer, SharesRequest
-from tests.bad_input.wire_records import ANSWER, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, ONES, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.same_records import same
 
 MASKING = (
@@ -33,7 +33,9 @@ MASKING = (
 
 
 @pytest.mark.parametrize(
-    "record", [RollCall("run", "{}"), ANSWER, REQUEST, REPLY, SCORES, SPREAD, *MASKING], ids=lambda r: type(r).__name__
+    "record",
+    [RollCall("run", "{}"), ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED, *MASKING],
+    ids=lambda r: type(r).__name__,
 )
 def test_every_record_comes_back_as_it_went(record: Record) -> None:
     assert same(decode(encode(record), type(record)), record)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 NOT_THERE = 3
 READERS = (
-    *(f"common.wire.{name}" for name in ("codec", "quantization", "protobuf", "flower_objects")),
+    *(f"common.wire.{name}" for name in ("codec", "quantization", "fleet_protocol", "flower_objects")),
     *("common.security.identity", "common.config", "common.data"),
     *(
         "common.system.toml",

@@ -47,8 +47,8 @@ from common.models.zoo.spec import ModelSpec
 from common.security.identity import checked_key, read_key, read_kit, read_request, write_toml
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError
+from common.wire.fleet_protocol import cut_out, with_field
 from common.wire.flower_objects import message_of
-from common.wire.protobuf import cut_out, with_field
 from common.wire.quantization import FORMS, packed, rounded, unpacked
 from common.wire.records import Groups
 from common.wire.roll_call import RefusalNoted, RollCall
@@ -64,7 +64,7 @@ from tests.bad_input.data_sets import FOLDER, TABLE, arrays_with
 from tests.bad_input.images import dicom, encoded
 from tests.bad_input.keys import KEY, LINE, kit_text, request_text
 from tests.bad_input.site_files import DATA, HEAD
-from tests.bad_input.wire_records import ANSWER, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
 from tests.common.flower_messages import message
 from tests.common.same_records import same
 from tests.federations import DIGITS
@@ -98,7 +98,7 @@ def folder_with(**files: bytes) -> Iterator[Path]:
 
 # ---------------------------------------------------------------------- from the other side
 
-RECORDS = (RollCall("run", "{}"), RefusalNoted("run", "north"), ANSWER, REQUEST, REPLY, SCORES, SPREAD)
+RECORDS = (RollCall("run", "{}"), RefusalNoted("run", "north"), ANSWER, REQUEST, REPLY, SCORES, SPREAD, COMPARED)
 
 
 def record_seeds() -> list[bytes]:

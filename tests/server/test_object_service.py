@@ -8,8 +8,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from common.wire.fleet_protocol import Node, PullObjectResponse, PushObjectRequest
-from common.wire.protobuf import CONTENT_OF_PUSH, cut_out
+from common.wire.fleet_protocol import CONTENT_OF_PUSH, Node, PullObjectResponse, PushObjectRequest, cut_out
 from server.deployment.superlink.objects import service
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.service import Answers, found, parsed_push

@@ -18,6 +18,7 @@ _DECLARED = "what the hospital declares about itself, before any image is looked
 _TOLD_COUNT = (
     "a count that the policy tells as it is, under smallest_count and round_counts_to: nothing is left to find"
 )
+_COMPARED = "not tried by itself: of test images, rounded like the AUROC of the test; three of the models never leave"
 
 BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
     "RollCallAnswer": {
@@ -74,6 +75,20 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "validation_negative_scores": "counts by score that score_histograms allows",
         "metric_names": _GIVEN,
         "metric_values": "of a plug-in that the hospital has read and listed; three digits unless exact_figures",
+    },
+    "BenefitReply": {
+        "run": _GIVEN,
+        "round": _GIVEN,
+        "site": _DECLARED,
+        "class_names": _DECLARED,
+        "auroc": _COMPARED,
+        "mean": _COMPARED,
+        "mean_low": _COMPARED,
+        "mean_high": _COMPARED,
+        "gain": _COMPARED,
+        "gain_low": _COMPARED,
+        "gain_high": _COMPARED,
+        "over_patients": _DECLARED,
     },
     "RefusalNoted": {"run": _GIVEN, "site": _DECLARED},
     "KeysAnswer": {

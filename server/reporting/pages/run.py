@@ -14,6 +14,7 @@ from server.reporting.figures.subsets import coverage_of_many
 from server.reporting.pages.page import write_page
 from server.reporting.pages.quality import mean_of_sites, quality_section
 from server.reporting.run_claims import how_many_tested, interval_of_mean, limits, run_result
+from server.reporting.site_claims import site_choices
 from server.reporting.wording import count, duration, number, size, spans
 from server.runs.reader import Run, RunSummary, SiteRecord, SiteResult, read_run
 from server.runs.settings import flattened
@@ -58,8 +59,7 @@ def write_run_report(folder: Path) -> Path:
     Raises:
         BadInput: If ``summary.json`` or ``rounds.jsonl`` is missing or is not what a run writes.
     """
-    run = read_run(folder)
-    summary = run.summary
+    summary = (run := read_run(folder)).summary
     groups = class_groups(summary)
     return write_page(
         "run.html.j2",
@@ -71,6 +71,7 @@ def write_run_report(folder: Path) -> Path:
         groups=groups,
         owners={name: owners(summary, name) for name in summary.classes},
         site_rows=_site_rows(run)[:SITES_SHOWN],
+        choices=site_choices(run)[:SITES_SHOWN],
         rounds=run.rounds,
         samples=run.samples,
         coverage=coverage_of_many(summary.sites, groups),

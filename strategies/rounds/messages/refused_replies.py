@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from common.errors import quoted
 from common.system.plain_text import shown
+from common.wire.benefit import BenefitReply
 from common.wire.codec import payload_bytes
 from common.wire.records import Arrays, EvaluateReply, Groups, TrainReply
 from strategies.aggregation.largest_share import counted_images
@@ -81,7 +82,7 @@ def _capped(requests: Requests, record: Reply, site: str, largest_share: float) 
     return capped
 
 
-def mismatch(requests: Requests, record: TrainReply | EvaluateReply, site: str) -> str:
+def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitReply, site: str) -> str:
     """Say why a well-formed reply does not belong to this exchange, or return an empty string."""
     known, method = requests.known, requests.method
     came, wanted = (record.run, record.round, record.site), (requests.run, known.round, site)
@@ -100,7 +101,8 @@ def mismatch(requests: Requests, record: TrainReply | EvaluateReply, site: str) 
     strangers = sorted(set(record.class_names) - set(known.contract.sites[site]))
     if strangers:
         return f"tested {quoted(strangers)}, which it does not annotate"
-    unasked = sorted(set(record.metric_names) - set(requests.plan.evaluation.metrics))
+    metrics = record.metric_names if isinstance(record, EvaluateReply) else ()
+    unasked = sorted(set(metrics) - set(requests.plan.evaluation.metrics))
     return f"sent the metrics {quoted(unasked)}, which the plan does not ask for" if unasked else ""
 
 

@@ -9,13 +9,14 @@ from flwr.app import Message
 
 from common.metrics.multi_class import Tally
 from common.system.plain_text import shown
+from common.wire.benefit import BenefitReply
 from common.wire.codec import R, decode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
 from strategies.base.round_record import FederationValidation, RoundRecord, TooFewSites
 from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
 
-Reply = TypeVar("Reply", TrainReply, EvaluateReply)
+Reply = TypeVar("Reply", TrainReply, EvaluateReply, BenefitReply)
 FLOWERS_WORDS = "Node Unavailable"
 """In the reason that Flower's SuperLink gives where a site shows no sign of life."""
 NOT_CONNECTED = "it is not connected: stopped, or cut off"

@@ -12,12 +12,7 @@ from flwr.app import Message, MessageType, RecordDict
 from common.config import Plan
 from common.models.state import ModelState
 from common.wire.codec import Written, encode, payload_bytes
-from common.wire.records import (
-    Arrays,
-    EvaluateRequest,
-    Groups,
-    TrainRequest,
-)
+from common.wire.records import Arrays, EvaluateRequest, Groups, Request, TrainRequest
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
 from strategies.base.state import FederationState, groups_expected, groups_for
@@ -26,7 +21,7 @@ from strategies.rounds.messages.frozen_supply import FrozenSupply
 SLACK, SLACK_S = 1.1, 60.0
 """A site's clock may run a little faster than the coordinator's."""
 
-Q = TypeVar("Q", TrainRequest, EvaluateRequest)
+Q = TypeVar("Q", bound=Request)
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class Requests:
     expected: dict[str, Groups] = field(default_factory=dict)
     sent_at: dict[str, SentAt] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
-    _written: Written = field(default_factory=dict)  # the arrays as they travel, written once for all sites
+    written: Written = field(default_factory=dict)  # the arrays as they travel, written once for all sites
 
     def train(self, site: str, model: ModelState, statistics: Arrays, *, update: bool) -> Message:
         """Ask a site to train this model.
@@ -83,16 +78,16 @@ class Requests:
             statistics: Sent with the model.
             update: Whether the reply holds an update.
         """
-        request = self._request(partial(TrainRequest, statistics=statistics), site, model)
+        request = self.request(partial(TrainRequest, statistics=statistics), site, model)
         annotated = self.known.contract.sites[site]
         self.expected[site] = groups_expected(request.model, self.method, annotated) if update else Groups()
-        return self.message(site, MessageType.TRAIN, encode(request, self._written))
+        return self.message(site, MessageType.TRAIN, encode(request, self.written))
 
     def evaluate(self, site: str, model: ModelState, *, test: bool) -> Message:
         """Ask a site how good this model is on its validation part, or on its test part."""
-        request = self._request(partial(EvaluateRequest, test=test), site, model)
+        request = self.request(partial(EvaluateRequest, test=test), site, model)
         self.expected[site] = Groups()
-        return self.message(site, MessageType.EVALUATE, encode(request, self._written))
+        return self.message(site, MessageType.EVALUATE, encode(request, self.written))
 
     def message(self, site: str, kind: str, content: RecordDict) -> Message:
         """Address a content to a site, and note its size and the time."""
@@ -102,7 +97,7 @@ class Requests:
         self.sent_at[site] = SentAt()
         return Message(content, self.nodes[site], kind, group_id=str(self.known.round), ttl=self.deadline_s)
 
-    def _request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
+    def request(self, make: Callable[..., Q], site: str, model: ModelState) -> Q:
         """A request of this run and round, and the model with that site's own head rows."""
         rows = self.method.rows_of(site, self.known.contract)
         had = self.known.answers[site].holds_frozen

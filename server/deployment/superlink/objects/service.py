@@ -10,8 +10,14 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
-from common.wire.fleet_protocol import PullObjectResponse, PushObjectRequest
-from common.wire.protobuf import CONTENT_OF_PULL, CONTENT_OF_PUSH, cut_out, with_field
+from common.wire.fleet_protocol import (
+    CONTENT_OF_PULL,
+    CONTENT_OF_PUSH,
+    PullObjectResponse,
+    PushObjectRequest,
+    cut_out,
+    with_field,
+)
 from server.deployment.superlink.objects.files import ObjectFiles
 
 KEPT_BYTES, KEPT_S = 64 * 2**20, 30.0

@@ -1,0 +1,84 @@
+"""What of the comparison leaves a site: figures of classes that are not hidden, rounded as its policy says.
+
+A mean over classes is rounded to a step that is no finer than what one image changes, a difference of two means to one
+twice as wide. The ends of intervals are rounded outwards: rounding never makes a difference look surer than it is.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from client.site.site import Site
+from client.site.told_figures import on_steps, share_of_one, step_for
+from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
+from common.metrics.bootstrap import Estimate
+from common.wire.benefit import BenefitReply, BenefitRequest
+
+SLIP = 1e-9
+"""Of a step: a figure that lies on it is not moved to the next by rounding of floats."""
+
+
+def no_figures(site: Site, request: BenefitRequest) -> BenefitReply:
+    """A reply that says that the site was there, and nothing of its data."""
+    return BenefitReply(request.run, request.round, site.name)
+
+
+def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> BenefitReply:
+    """The reply with what was found over classes that are not hidden; None where there is none."""
+    if found is None:
+        return no_figures(site, request)
+    pairs = _pairs(site, found)
+    one = 1 if site.policy.exact_figures else max(int(1 / share_of_one(list(pairs.values()))), 1)
+    exact = site.policy.exact_figures
+    auroc = found.auroc if exact else {model: _rounded(found.auroc[model], pairs) for model in MODELS}
+    mean = found.mean if exact else _stepped(found.mean, step_for(one), 0.0)
+    gain = found.gain if exact else _stepped(found.gain, 2 * step_for(one), -1.0)
+    return BenefitReply(
+        request.run,
+        request.round,
+        site.name,
+        found.classes,
+        tuple(auroc[model][name] for model in MODELS for name in found.classes),
+        **_columns("mean", [mean[model] for model in MODELS]),
+        **_columns("gain", [gain[model] for model in OVER_ALONE]),
+        over_patients=found.over == "patients",
+    )
+
+
+def _pairs(site: Site, found: Benefit) -> dict[str, tuple[int, int]]:
+    """Positives and negatives of each class on the test part."""
+    test = site.test
+    columns = {name: test.labels[:, test.class_names.index(name)] for name in found.classes}
+    return {name: (int(np.sum(column == 1)), int(np.sum(column == 0))) for name, column in columns.items()}
+
+
+def _rounded(aurocs: Mapping[str, float], pairs: Mapping[str, tuple[int, int]]) -> dict[str, float]:
+    rounded = {name: on_steps(value, min(pairs[name])) for name, value in aurocs.items()}
+    return {name: value for name, value in rounded.items() if value is not None}
+
+
+def _stepped(found: Mapping[SiteModel, Estimate], step: float, least: float) -> dict[SiteModel, Estimate]:
+    """Estimates on multiples of a step, their intervals rounded outwards, between ``least`` and 1."""
+
+    def on(value: float, way: Callable[[float], float]) -> float:
+        return min(max(round(way(value / step) * step, 12), least), 1.0)
+
+    return {
+        model: Estimate(
+            on(one.value, round),
+            (
+                on(one.interval[0], lambda steps: math.floor(steps + SLIP)),
+                on(one.interval[1], lambda steps: math.ceil(steps - SLIP)),
+            ),
+        )
+        for model, one in found.items()
+    }
+
+
+def _columns(name: str, estimates: list[Estimate]) -> dict[str, tuple[float, ...]]:
+    return {
+        name: tuple(one.value for one in estimates),
+        f"{name}_low": tuple(one.interval[0] for one in estimates),
+        f"{name}_high": tuple(one.interval[1] for one in estimates),
+    }

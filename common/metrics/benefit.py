@@ -1,0 +1,106 @@
+"""Whether a site is better off alone or with the federation, and the sentence that says so.
+
+Four models are compared on one site's test part, over the classes that it annotates: one trained there alone, the
+federated model, the federated model fine-tuned there, and the mean of the first two models' probabilities. The
+coordinator's report and the site's own page say it in the same words, made here.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from common.metrics.bootstrap import Estimate, Interval
+from common.system.formatting import counted, listed, number, signed, span
+
+SiteModel = Literal["alone", "federated", "fine_tuned", "ensemble"]
+MODELS: tuple[SiteModel, ...] = get_args(SiteModel)
+"""The first is what the others are compared with."""
+OVER_ALONE = MODELS[1:]
+WORDS: Mapping[SiteModel, str] = {
+    "alone": "trained alone",
+    "federated": "federated",
+    "fine_tuned": "federated, fine-tuned at the site",
+    "ensemble": "ensemble of own and federated model",
+}
+_WAYS: Mapping[SiteModel, str] = {
+    "federated": "with the federated model",
+    "fine_tuned": "with the federated model fine-tuned there",
+    "ensemble": "with the ensemble of its own and the federated model",
+}
+Direction = Literal["above", "below", "open"]
+Choice = Literal["alone", "federation", "open"]
+PRINTED = 0.0005
+"""Smallest number that does not print as zero; an interval that reaches below it is said to include zero."""
+
+
+def direction(interval: Interval) -> Direction:
+    """Say on which side of zero an interval lies; ``open`` where it includes zero, as far as it prints."""
+    low, high = interval
+    if low < PRINTED and high > -PRINTED:
+        return "open"
+    return "above" if low > 0 else "below"
+
+
+@dataclass(frozen=True)
+class Benefit:
+    """Four models on one site's test part.
+
+    Attributes:
+        auroc: Model -> class -> AUROC, of the same classes for all.
+        mean: Model -> mean over these classes, with its 95 % interval.
+        gain: Each model but that trained alone -> its mean minus that of the model trained alone, with the interval of
+            the difference.
+        over: What was resampled.
+    """
+
+    auroc: Mapping[SiteModel, Mapping[str, float]]
+    mean: Mapping[SiteModel, Estimate]
+    gain: Mapping[SiteModel, Estimate]
+    over: Literal["patients", "images"]
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The classes that were compared."""
+        return tuple(self.auroc["alone"])
+
+    @property
+    def better(self) -> tuple[SiteModel, ...]:
+        """The models whose lead over that trained alone is more than other test images explain."""
+        return tuple(model for model in OVER_ALONE if direction(self.gain[model].interval) == "above")
+
+    @property
+    def choice(self) -> Choice:
+        """``alone`` where the federated model is worse and no use of it better; ``federation`` where one is better."""
+        if self.better:
+            return "federation"
+        return "alone" if direction(self.gain["federated"].interval) == "below" else "open"
+
+
+def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> str:
+    """Where a site is better off, with the figures that carry it; no verdict where the intervals include zero.
+
+    Args:
+        annotated: All classes of the site.
+    """
+    classes, own = len(benefit.classes), benefit.mean["alone"]
+    every = counted(len(annotated), "class", "classes")
+    of_all = f"its {every}" if classes == len(annotated) else f"{classes} of its {every}"
+    where = f"on its own test {benefit.over} the mean AUROC over {of_all}"
+    alone = f"is {number(own.value)} ({span(own.interval)}) with the model that it trained alone"
+    others = "; ".join(_beside(benefit, model) for model in OVER_ALONE)
+    return f"{_verdict(site, benefit)}: {where} {alone}; {others} (95 % intervals over {benefit.over})."
+
+
+def _verdict(site: str, benefit: Benefit) -> str:
+    if benefit.choice == "alone":
+        return f"{site} is better off alone"
+    if benefit.choice == "federation":
+        ways = [_WAYS[model] for model in benefit.better]
+        return f"{site} is better off with the federation, that is {listed(ways)}"
+    return f"Whether {site} is better off alone or with the federation cannot be told"
+
+
+def _beside(benefit: Benefit, model: SiteModel) -> str:
+    mean, gain = benefit.mean[model], benefit.gain[model]
+    ends = " to ".join(map(signed, gain.interval))
+    return f"{number(mean.value)} ({span(mean.interval)}) {_WAYS[model]}, a difference of {signed(gain.value)} ({ends})"

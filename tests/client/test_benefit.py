@@ -1,0 +1,177 @@
+"""A site that compares the run's model with its own: what it finds, what it keeps, what may leave."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+
+from client.benefit import home_training
+from client.benefit.page import FIGURES, FOLDER, PAGE
+from client.site.policy import Policy
+from client.site.site import Site
+from client.training.private_round import ledger_of
+from common.config import Plan
+from common.wire.benefit import BenefitReply, BenefitRequest
+from common.wire.codec import decode, encode
+from common.wire.errors import WireError
+from common.wire.records import Groups, TrainRequest
+from tests.client.gates import asked, log, trained
+from tests.client.rounds import beginning, evaluation, images, plan, site
+
+
+@pytest.fixture(autouse=True)
+def _flower_knows_where_it_is() -> None:
+    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
+
+
+def asking(method: str = "surgical", **tables: Any) -> Plan:
+    tree = plan(method, {}, batch_size=32).model_dump(mode="json")
+    tree["run"]["rounds"] = 4
+    tree["evaluation"] |= {"alone": True, "result": "last"}
+    tree["model"]["norm"] = "group"
+    return Plan.model_validate({**tree, **tables})
+
+
+def wanted(of: Plan, epochs: int = 4, server_round: int = 4) -> BenefitRequest:
+    """The comparison of a model that moved a little from the one that the run began with."""
+    first = beginning(of)
+    later = replace(first, trunk=first.trunk + np.float32(1e-4))
+    facts = {name: value for name, value in vars(evaluation(of, later, server_round, 0, -1)).items() if name != "test"}
+    return BenefitRequest(**facts, initial=Groups.of_model(first), epochs=epochs)
+
+
+def compared(at: Site, of: Plan, **other: Any) -> Message:
+    return asked(at, "query.benefit", encode(wanted(of, **other)))
+
+
+def reply(message: Message) -> BenefitReply:
+    assert not message.has_error(), message.error.reason
+    return decode(message.content, BenefitReply)
+
+
+def own_figures(at: Site) -> Any:
+    return json.loads((at.folder / FOLDER / FIGURES).read_text(encoding="utf-8"))["benefit"]
+
+
+def test_an_open_site_tells_what_its_own_page_says(tmp_path: Path) -> None:
+    at, said = site(tmp_path, smallest_count=0), list[str]()
+    told = reply(compared(replace(at, tell=said.append), asking()))
+    found = own_figures(at)
+    assert told.class_names == ("b", "a")
+    assert told.mean == pytest.approx([one["value"] for one in found["mean"].values()])
+    assert told.gain_low == pytest.approx([one["interval"][0] for one in found["gain"].values()])
+    page = (at.folder / FOLDER / PAGE).read_text(encoding="utf-8")
+    assert page.splitlines()[0] in said[-1]
+    assert f"{told.mean[0]:.3f}" in page
+    assert {path.name for path in (at.folder / FOLDER).iterdir()} >= {"model", "fine-tuned"}
+
+
+def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
+    first, again = (reply(compared(site(tmp_path / name, smallest_count=0), asking())) for name in ("a", "b"))
+    assert first == again
+
+
+SILENT = {
+    "figures are forbidden": ({"test_metrics": False}, {}),
+    "no noise covers them": ({}, {"privacy": {"level": "update", "noise_multiplier": 2.0}}),
+    "it never trained in the run": ({"exact_figures": False}, {}),
+}
+
+
+@pytest.mark.parametrize(("policy", "tables"), SILENT.values(), ids=SILENT)
+def test_nothing_leaves_and_the_hospital_sees_it_all_the_same(
+    policy: dict[str, Any], tables: dict[str, Any], tmp_path: Path
+) -> None:
+    at = site(tmp_path, smallest_count=0, **policy)
+    assert reply(compared(at, asking(**tables))) == BenefitReply("run", 4, "north")
+    assert set(own_figures(at)["mean"]) == {"alone", "federated", "fine_tuned", "ensemble"}
+    assert "better off" in (at.folder / FOLDER / PAGE).read_text(encoding="utf-8")
+
+
+def test_training_alone_spends_nothing_of_the_budget_of_privacy(tmp_path: Path) -> None:
+    at = replace(site(tmp_path), policy=Policy(smallest_count=0, epsilon=0.5))
+    compared(at, asking(privacy={"level": "update", "noise_multiplier": 1000.0}))
+    assert own_figures(at)
+    assert len(ledger_of(at).entries) == 0
+
+
+def test_a_gate_stops_figures_that_the_policy_forbids_no_matter_what_made_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, of = site(tmp_path, smallest_count=0), asking()
+    figures = reply(compared(at, of))
+    monkeypatch.setattr("client.app.compare", lambda site, request: figures)
+    other = replace(at, folder=tmp_path / "other", policy=Policy(test_metrics=False))
+    refused = compared(other, of)
+    assert refused.has_error()
+    assert "policy.test_metrics" in str(refused.error.reason)
+    assert [entry["decision"] for entry in log(other) if entry.get("record") == "BenefitReply"] == ["deny"]
+
+
+def test_figures_of_a_class_of_few_patients_stay_and_the_others_are_rounded_outwards(tmp_path: Path) -> None:
+    rare = images(3, 60)
+    labels = rare.labels.copy()
+    labels[:, 1] = 0
+    labels[:5, 1] = 1
+    patients = np.array([f"p{row}" for row in range(60)])
+    test = replace(rare, labels=labels, patients=patients)
+    at = replace(site(tmp_path, exact_figures=False), test=test, train=replace(images(1, 40), patients=patients[:40]))
+    of = asking()
+    assert not trained(at, of).has_error()
+    told = reply(compared(at, of))
+    assert told.class_names == ("b",)
+    assert set(own_figures(at)["auroc"]["alone"]) == {"b", "a"}
+    steps = [value / 0.05 for value in (*told.auroc, *told.mean, *told.mean_low, *told.gain)]
+    assert steps == pytest.approx([round(step) for step in steps])
+    assert all(low <= mean <= high for low, mean, high in zip(told.mean_low, told.mean, told.mean_high, strict=True))
+
+
+def test_a_model_is_compared_once_and_the_same_question_gets_the_same_answer(tmp_path: Path) -> None:
+    at, of = site(tmp_path, smallest_count=0, extra_questions=0), asking()
+    first = reply(compared(at, of))
+    assert reply(compared(at, of)) == first
+    other = compared(at, of, epochs=3)
+    assert "the model of round 4 was compared" in str(other.error.reason)
+
+
+def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(WireError, match="at most 4 local epochs"):
+        compared(site(tmp_path / "a"), asking(), epochs=5)
+    with pytest.raises(WireError, match="does not ask"):
+        compared(site(tmp_path / "b"), asking(evaluation={"alone": False}))
+
+
+def test_a_site_without_test_images_says_so_and_trains_nothing(tmp_path: Path) -> None:
+    at = replace(site(tmp_path, smallest_count=0), test=images(3, 16).rows(np.arange(0)))
+    assert reply(compared(at, asking())) == BenefitReply("run", 4, "north")
+    assert "cannot be told" in (at.folder / FOLDER / PAGE).read_text(encoding="utf-8")
+    assert not (at.folder / FOLDER / "memory").exists()
+
+
+def test_a_site_that_is_killed_goes_on_from_the_round_that_it_had_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = reply(compared(site(tmp_path / "whole", smallest_count=0), asking()))
+    trains, done = home_training.train_round, list[int]()
+
+    class Killed(BaseException):
+        """Like a kill, nothing on the way takes it."""
+
+    def dying(at: Site, request: TrainRequest) -> Any:
+        if len(done) == 2:
+            done.append(0)
+            raise Killed
+        done.append(request.round)
+        return trains(at, request)
+
+    monkeypatch.setattr(home_training, "train_round", dying)
+    at = site(tmp_path / "killed", smallest_count=0)
+    with pytest.raises(Killed):
+        compared(at, asking())
+    assert reply(compared(replace(at), asking())) == whole
+    assert done == [1, 2, 0, 3, 4, 1]  # alone 1 and 2, killed, alone 3 and 4, then one to fine-tune

@@ -1,0 +1,136 @@
+"""Whether a site is better off alone: the intervals, and a sentence that says no more than they carry."""
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
+
+from common.metrics.benefit import MODELS, OVER_ALONE, PRINTED, Benefit, SiteModel, benefit_sentence, direction
+from common.metrics.bootstrap import Estimate, auroc_intervals, paired_means
+
+CLASSES = ("edema", "hernia", "mass", "nodule")
+SOME = settings(max_examples=150, deadline=None)
+
+
+# ---------------------------------------------------------------------- intervals
+
+
+def images(seed: int, count: int = 120) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+    """Scores of three models, the second as good as the first and the third better; labels; two images a patient."""
+    generator = np.random.default_rng(seed)
+    labels = generator.integers(0, 2, (count, 2)).astype(np.float32)
+    noise = [generator.normal(size=(count, 2)) for _ in range(3)]
+    scores = [noise[0] + labels, noise[1] + labels, noise[2] / 4 + labels]
+    return scores, labels, np.array([f"p{row // 2}" for row in range(count)])
+
+
+def test_means_are_those_of_scikit_learn_and_differences_are_over_the_first() -> None:
+    scores, labels, patients = images(0)
+    means, gains = paired_means(scores, labels, patients, np.random.default_rng(1))
+    expected = [np.mean([roc_auc_score(labels[:, c], one[:, c]) for c in (0, 1)]) for one in scores]
+    assert [one.value for one in means] == pytest.approx(expected)
+    assert [one.value for one in gains] == pytest.approx([expected[1] - expected[0], expected[2] - expected[0]])
+    assert direction(gains[1].interval) == "above"
+
+
+def test_a_models_interval_is_the_one_that_a_test_of_it_alone_has() -> None:
+    scores, labels, patients = images(0)
+    means, _ = paired_means(scores, labels, patients, np.random.default_rng(1))
+    alone = auroc_intervals(scores[0], labels, patients, ("a", "b"), np.random.default_rng(1))
+    assert means[0].interval == pytest.approx(alone.mean_auroc)
+
+
+def test_a_model_that_ranks_as_the_first_does_is_not_told_from_it() -> None:
+    scores, labels, patients = images(0)
+    means, (gain,) = paired_means([scores[0], scores[0] * 3 - 1], labels, patients, np.random.default_rng(1))
+    low, high = means[0].interval
+    assert gain.value == 0
+    assert gain.interval[0] < 0 < gain.interval[1]
+    assert gain.interval[1] - gain.interval[0] < (high - low) / 2  # the same patients for both
+
+
+def test_one_positive_patient_decides_nothing_however_sure_the_resamples_are() -> None:
+    labels = np.array([[1.0]] + [[0.0]] * 30)
+    patients = np.array([f"p{row}" for row in range(31)])
+    best, below_three = labels.copy(), labels.copy()
+    below_three[1:4] = 2.0
+    _, (gain,) = paired_means([below_three, best], labels, patients, np.random.default_rng(1))
+    assert gain.value == pytest.approx(0.1)  # in every resample the one positive is first with one, and never with both
+    assert gain.interval[0] < 0 < gain.interval[1]
+
+
+def test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws() -> None:
+    """95 % of such intervals hold 0; of 100 draws more than 11 that do not would be chance in less than 1 of 100."""
+    wrong = 0
+    for seed in range(100):
+        scores, labels, patients = images(seed, 60)
+        _, (gain, _) = paired_means(scores, labels, patients, np.random.default_rng(seed))
+        wrong += not gain.interval[0] <= 0 <= gain.interval[1]
+    assert wrong <= 11
+
+
+# ---------------------------------------------------------------------- the sentence
+
+
+@st.composite
+def estimates(draw: st.DrawFn, least: float) -> Estimate:
+    """A figure within its interval; often one that ends near zero."""
+    ends = st.floats(least, 1) | st.sampled_from([0.0, PRINTED, 0.0004, -0.0004, -PRINTED]).filter(lambda x: x >= least)
+    low, value, high = sorted(draw(st.tuples(ends, ends, ends)))
+    return Estimate(value, (low, high))
+
+
+@st.composite
+def benefits(draw: st.DrawFn) -> Benefit:
+    names = draw(st.lists(st.sampled_from(CLASSES), min_size=1, unique=True))
+    aurocs: Mapping[SiteModel, Mapping[str, float]] = {m: {n: draw(st.floats(0, 1)) for n in names} for m in MODELS}
+    means = {model: draw(estimates(0.0)) for model in MODELS}
+    gains = {model: draw(estimates(-1.0)) for model in OVER_ALONE}
+    return Benefit(aurocs, means, gains, draw(st.sampled_from(["patients", "images"])))
+
+
+def printed(value: float) -> str:
+    text = f"{abs(value):.3f}"
+    return text if text == "0.000" else ("−" if value < 0 else "+") + text
+
+
+@SOME
+@given(benefits())
+def test_a_verdict_stands_only_where_an_interval_leaves_zero_out(benefit: Benefit) -> None:
+    sentence = benefit_sentence("north", benefit, CLASSES)
+    ends = {model: benefit.gain[model].interval for model in OVER_ALONE}
+    above = [model for model, (low, _) in ends.items() if low >= PRINTED]
+    worse = ends["federated"][1] <= -PRINTED
+    assert sentence.startswith("north is better off with the federation") == bool(above)
+    assert sentence.startswith("north is better off alone:") == (worse and not above)
+    assert sentence.startswith("Whether north is better off") == (not above and not worse)
+    assert sentence.count("better off") == 1
+
+
+@SOME
+@given(benefits())
+def test_the_ways_that_are_named_are_those_that_are_better(benefit: Benefit) -> None:
+    verdict = benefit_sentence("north", benefit, CLASSES).split(": on its own")[0]
+    ways = {"federated": "the federated model(?! fine)", "fine_tuned": "fine-tuned", "ensemble": "the ensemble"}
+    said = {model for model, words in ways.items() if re.search(words, verdict.replace("and the federated model", ""))}
+    assert said == {model for model in OVER_ALONE if benefit.gain[model].interval[0] >= PRINTED}
+
+
+@SOME
+@given(benefits())
+def test_every_figure_is_said_with_its_interval_and_over_how_many_classes(benefit: Benefit) -> None:
+    sentence, tested = benefit_sentence("north", benefit, CLASSES), len(benefit.classes)
+    assert ("over its 4 classes is" in sentence) == (tested == 4)
+    assert (f"over {tested} of its 4 classes is" in sentence) == (tested < 4)
+    assert sentence.count(f"intervals over {benefit.over})") == 1
+    for model in MODELS:
+        mean = benefit.mean[model]
+        assert f"{mean.value:.3f} ({mean.interval[0]:.3f}–{mean.interval[1]:.3f})" in sentence
+    for gain in benefit.gain.values():
+        low, high = map(printed, gain.interval)
+        assert f"a difference of {printed(gain.value)} ({low} to {high})" in sentence
+    assert len(re.findall(r"\d\.\d{3}", sentence)) == 3 * 4 + 3 * 3
