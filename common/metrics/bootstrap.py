@@ -148,8 +148,8 @@ def paired_means(
 
     Every resample weighs the patients for all models alike. The interval of a difference reaches as far as the
     resamples' does, and at least as far as that made of both means' intervals and of their correlation (Zou and Donner,
-    Statistics in Medicine 2008). Where few patients show a class, the resamples alone are too sure: of two models that
-    are equally good they tell one for better in 18 of 100 draws with 5 positives, this interval in 7.
+    Statistics in Medicine 2008). Where few patients show a class, the resamples alone are too sure:
+    ``test_models_that_are_equally_good_are_told_apart_in_few_of_many_draws`` holds both against equally good models.
 
     Args:
         scores: Of each model ``(n, classes)``.
