@@ -105,6 +105,7 @@ class InlineGrid(LocalGrid):
         super().__init__(sites)
         self._app = app
         self._asked: dict[str, Message] = {}
+        self._contexts: dict[int, Context] = {}  # what an app keeps from one message of a site to the next
 
     def push_messages(self, messages: Iterable[Message]) -> Sequence[str]:
         asked = self.numbered(messages)
@@ -120,4 +121,7 @@ class InlineGrid(LocalGrid):
         return [reply for identifier in self.push_messages(messages) for reply in self.pull_messages([identifier])]
 
     def _answered(self, message: Message) -> Message:
-        return answered(self._app, message, context_of(message.metadata.dst_node_id, len(self._nodes)))
+        node = message.metadata.dst_node_id
+        if node not in self._contexts:
+            self._contexts[node] = context_of(node, len(self._nodes))
+        return answered(self._app, message, self._contexts[node])
