@@ -111,10 +111,12 @@ def test_an_open_hospital_gives_away_every_count_that_it_hides(tmp_path: Path) -
 def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_large_classes_only(
     tmp_path: Path,
 ) -> None:
+    found = [from_losses(adversary(hospital(tmp_path / str(secret), "standard"))) for secret in range(4)]
+    assert [one.of for one in found] == [6] * 4
+    # Three of six are of validation images, whose figures are blurred: of 25 hospitals two gave two away, ten one. Four
+    # that give away eight of their twelve would be chance in less than 1 of 1,000.
+    assert sum(one.recovered for one in found) <= 7
     site = hospital(tmp_path, "standard")
-    losses = from_losses(adversary(site))
-    assert losses.of == 6
-    assert losses.recovered <= 1  # three of them are of validation images: a guess may be right
     assert figures(from_head_rows(adversary(site))) == (3, 3)
     few = replace(site, policy=site.policy.model_copy(update={"smallest_count": 45}))
     assert figures(from_head_rows(adversary(few))) == (0, 3)
@@ -137,14 +139,22 @@ def test_digits_give_rounded_counts_away_unless_scores_are_rounded_too(tmp_path:
 # ---------------------------------------------------------------------- persons, and questions
 
 
-@pytest.mark.parametrize(("level", "expected"), [("open", 12), ("standard", 4), ("strict", 0)])
-def test_single_persons(level: Level, expected: int, tmp_path: Path) -> None:
+def placed(level: Level, folder: Path) -> Attempt:
     """Four pictures each of the training part, the test part and neither."""
-    site = hospital(tmp_path, level)
+    site = hospital(folder, level)
     train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
     wanted = sought(train.rows(np.arange(4)), site.test.rows(np.arange(4)), strangers, site.validation)
-    found = persons(adversary(training_on(site, train)), wanted)
-    assert figures(found) == (expected, 12)
+    return persons(adversary(training_on(site, train)), wanted)
+
+
+@pytest.mark.parametrize(("level", "expected"), [("open", 12), ("standard", 4)])
+def test_single_persons(level: Level, expected: int, tmp_path: Path) -> None:
+    assert figures(placed(level, tmp_path)) == (expected, 12)
+
+
+def test_a_strict_hospital_gives_away_hardly_a_person(tmp_path: Path) -> None:
+    """Noise for an epsilon of 8 leaves lucky guesses: most tries find nobody, others one or two of 12."""
+    assert placed("strict", tmp_path).recovered <= 3
 
 
 @pytest.mark.parametrize(("level", "expected"), [("open", 59), ("standard", 40), ("strict", 0)])
