@@ -142,7 +142,9 @@ def test_the_loss_of_a_model_that_is_sure_of_a_class_is_no_count_and_the_same_ea
     exact = said(judges(site(tmp_path / "exact", smallest_count=0), model)).validation_loss
     assert exact is not None
     assert exact > 2  # 30 for each image without the class, over two classes
-    assert abs(told.validation_loss - exact) > 0.3
+    # The noise follows from a secret of each hospital, and may be small at one of them.
+    others = [said(judges(standard(tmp_path / str(secret)), model)).validation_loss for secret in range(6)]
+    assert sum(abs(loss - exact) > 0.3 for loss in others if loss is not None) >= 3
 
 
 def test_of_hidden_classes_no_head_row_moves_and_no_loss_depends_on_them(tmp_path: Path) -> None:
