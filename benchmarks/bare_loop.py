@@ -61,11 +61,11 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     sites, network = hospitals(file), build(experiment.model, names, seed, file.base)
     torch.set_num_threads(spec.threads)
     state = {name: tensor.clone() for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    every = [site.name for site in sites]
     on_round()
     for server_round in range(1, experiment.run.rounds + 1):
         sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in state.items()}
-        every, size = [site.name for site in sites], experiment.participation.sites_per_round
-        taking_part = set(drawn(every, size, [seed, server_round]))
+        taking_part = set(drawn(every, experiment.participation.sites_per_round, [seed, server_round]))
         chosen = [site for site in sites if site.name in taking_part]
         images = float(sum(len(site.images) for site in chosen))
         for site in chosen:

@@ -28,22 +28,25 @@ def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> 
     """The reply with what was found over classes that are not hidden; None where there is none."""
     if found is None:
         return no_figures(site, request)
-    pairs = _pairs(site, found)
-    one = 1 if site.policy.exact_figures else max(int(1 / share_of_one(list(pairs.values()))), 1)
-    exact = site.policy.exact_figures
-    auroc = found.auroc if exact else {model: _rounded(found.auroc[model], pairs) for model in MODELS}
-    mean = found.mean if exact else _stepped(found.mean, step_for(one), 0.0)
-    gain = found.gain if exact else _stepped(found.gain, 2 * step_for(one), -1.0)
+    told = found if site.policy.exact_figures else _on_steps(site, found)
     return BenefitReply(
         request.run,
         request.round,
         site.name,
-        found.classes,
-        tuple(auroc[model][name] for model in MODELS for name in found.classes),
-        **_columns("mean", [mean[model] for model in MODELS]),
-        **_columns("gain", [gain[model] for model in OVER_ALONE]),
-        over_patients=found.over == "patients",
+        told.classes,
+        tuple(told.auroc[model][name] for model in MODELS for name in told.classes),
+        **_columns("mean", [told.mean[model] for model in MODELS]),
+        **_columns("gain", [told.gain[model] for model in OVER_ALONE]),
+        over_patients=told.over == "patients",
     )
+
+
+def _on_steps(site: Site, found: Benefit) -> Benefit:
+    """What was found with each figure rounded to a step no finer than what one image changes."""
+    pairs = _pairs(site, found)
+    step = step_for(max(int(1 / share_of_one(list(pairs.values()))), 1))
+    auroc = {model: _rounded(found.auroc[model], pairs) for model in MODELS}
+    return Benefit(auroc, _stepped(found.mean, step, 0.0), _stepped(found.gain, 2 * step, -1.0), found.over)
 
 
 def _pairs(site: Site, found: Benefit) -> dict[str, tuple[int, int]]:

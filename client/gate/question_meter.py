@@ -1,10 +1,9 @@
 """A meter of what a coordinator asks about a site's images: each answer says something of them, and asking is free.
 
 A round needs one training and one evaluation; a run one test, and one comparison with training alone, of each model
-that it ends with. What goes beyond is
-counted over the whole run, kept over restarts: the guard has sites judge several models in a round, and a round that
-is taken back is done again from another model. The same question again gets the same answer and is not counted, so a
-coordinator that was killed goes on as before.
+that it ends with. What goes beyond is counted over the whole run, kept over restarts: the guard has sites judge several
+models in a round, and a round that is taken back is done again from another model. The same question again gets the
+same answer and is not counted, so a coordinator that was killed goes on as before.
 """
 
 from collections.abc import Mapping

@@ -14,6 +14,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """The disk, the user's share of it, or the size that a file may have."""
 NO_PLACE_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 """What a system answers where a person named a place in which this account can make no file."""
+_RELATIVE = "Paths are relative to the folder of this file."
 
 
 def no_room(error: BaseException | None) -> bool:
@@ -27,6 +28,24 @@ def is_file(path: Path) -> bool:
         return path.is_file()
     except (OSError, ValueError):
         return False
+
+
+def missing_file(where: str, path: Path) -> list[Fault]:
+    """The fault of a file that a config file names and that is not there.
+
+    Args:
+        where: The key that names it.
+    """
+    return [] if is_file(path) else [Fault(where, f"there is no file {path}.", _RELATIVE)]
+
+
+def missing_folder(where: str, path: Path) -> list[Fault]:
+    """The fault of a folder that a config file names and that is not there."""
+    try:
+        there = path.is_dir()
+    except (OSError, ValueError):  # a name that no folder can have
+        there = False
+    return [] if there else [Fault(where, f"there is no folder {path}.", _RELATIVE)]
 
 
 def no_such_file(path: Path) -> Fault:

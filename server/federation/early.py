@@ -8,6 +8,7 @@ from typing import Any
 from common.config import ExperimentFile, read_experiment
 from common.errors import Fault, stop_on
 from common.plugins import PLUGIN
+from common.system.files import missing_file, missing_folder
 from strategies.base.names import CLASSES, unknown_method
 
 
@@ -40,12 +41,9 @@ def _is_unknown(method: str) -> bool:
 
 
 def _missing(file: ExperimentFile) -> list[Fault]:
-    """What the experiment's data names and what is not there, in the words of the code that reads it."""
-    remedy, data = "Paths are relative to the folder of this file.", file.experiment.data
-    named = {key: getattr(data, key, None) for key in ("path", "images", "labels")}
-    paths = {key: file.base / value for key, value in named.items() if isinstance(value, str | Path)}
-    return [
-        Fault(f"data.{key}", f"there is no {'folder' if key == 'images' else 'file'} {path}.", remedy)
-        for key, path in paths.items()
-        if not path.exists()
-    ]
+    """What the experiment's data names and what is not there, as the code that reads it says it."""
+    data, found = file.experiment.data, list[Fault]()
+    for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
+        if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
+            found += look(f"data.{key}", file.base / name)
+    return found

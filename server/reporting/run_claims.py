@@ -7,7 +7,7 @@ from common.metrics.bootstrap import Interval
 from common.metrics.multi_label import GLOBAL_MODEL, ClassGroup, ClassMetrics, Summary
 from common.system.formatting import counted, listed, number, spans
 from server.reporting.coverage import owners
-from server.reporting.site_claims import better_alone, by_chance
+from server.reporting.site_claims import NAMED, better_alone, by_chance
 from server.reporting.wording import span
 from server.runs.reader import Run, RunSummary
 
@@ -20,8 +20,6 @@ UNKNOWN_PATIENTS = (
     "The data does not say which images belong to one patient: images of one patient may be in training and in test "
     "data, so that figures may be too good, and intervals are over images."
 )
-NAMED = 8
-"""Names in one sentence; more are counted."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.base.spec import NpzSpec
-from common.errors import BadInput, Fault, did_you_mean, quoted
-from common.system.files import is_file
+from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.system.files import missing_file
 
 _PREFIXES = ("train", "val", "test")
 _MOST_THAT_DEFLATE_SAVES = 1100
@@ -75,8 +75,7 @@ def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
     Raises:
         BadInput: If there is no such file, it is no npz file, or an array has another size than it announces.
     """
-    if not is_file(path):
-        raise BadInput([Fault(where, f"there is no file {path}.", "Paths are relative to the folder of this file.")])
+    stop_on(missing_file(where, path))
     with reading(where, path.name), zipfile.ZipFile(path) as archive:
         return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
 

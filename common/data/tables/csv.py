@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.data.base.spec_base import LabelPolicy
 from common.data.splits.patient_disjoint import Names
 from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted, stop_on
-from common.system.files import is_file
+from common.system.files import missing_file
 from common.system.formatting import counted
 
 Columns = Mapping[str, Names]
@@ -35,8 +35,7 @@ def read_columns(path: Path, where: str) -> Columns:
     Raises:
         BadInput: If the file is missing, empty, not UTF-8 or ragged.
     """
-    if not is_file(path):
-        raise BadInput([Fault(where, f"there is no file {path}.", "Paths are relative to the folder of this file.")])
+    stop_on(missing_file(where, path))
     header, *rows = _rows_of(path, where)
     stop_on(_header_faults(path.name, where, header) or _form_faults(path.name, where, header, rows))
     return {name: np.array([row[place] for row in rows], dtype=np.str_) for place, name in enumerate(header)}

@@ -20,7 +20,7 @@ from common.data.splits.patient_disjoint import (
     shared_patient_faults,
 )
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.system.files import is_file
+from common.system.files import is_file, missing_folder
 
 
 class Reader(Protocol):
@@ -130,13 +130,7 @@ def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
 
 def folder_faults(spec: PictureSpec, base: Path) -> list[Fault]:
     """Find out whether the folder of images is there."""
-    folder = base / spec.images
-    try:
-        there = folder.is_dir()
-    except (OSError, ValueError):  # a name that no folder can have
-        there = False
-    remedy = "Paths are relative to the folder of this file."
-    return [] if there else [Fault("data.images", f"there is no folder {folder}.", remedy)]
+    return missing_folder("data.images", base / spec.images)
 
 
 def load_pictures(table: LabelTable, spec: ShownSpec, store: ImageStore) -> Splits:

@@ -100,10 +100,18 @@ class Door:
         admitted: The keys that may call.
         refused_calls: Where refused calls are written.
         guard: Told who called and who was refused on which connection; keeps a site's calls within their limits.
+        pass_or_refuse: Raises :class:`CallRefused` where a known caller is not answered.
     """
 
-    def __init__(self, admitted: Admitted, refused_calls: RefusedCalls, guard: Guard) -> None:
+    def __init__(
+        self,
+        admitted: Admitted,
+        refused_calls: RefusedCalls,
+        guard: Guard,
+        pass_or_refuse: Callable[[Caller], None],
+    ) -> None:
         self.admitted, self._refused_calls, self._guard = admitted, refused_calls, guard
+        self._pass_or_refuse = pass_or_refuse
 
     def handler(
         self,
@@ -130,6 +138,7 @@ class Door:
                 self._guard.authenticated(context.peer(), caller.name)
                 large = name == BRINGS_AN_OBJECT
                 with self._guard.calls.request(caller.name, context, requests, large=large) as request:
+                    self._pass_or_refuse(caller)
                     return answer(caller, request)
             except NoRequest as fault:
                 self._abort(context, caller, name, CallRefused(grpc.StatusCode.INVALID_ARGUMENT, str(fault)))

@@ -53,12 +53,13 @@ def serve_hospitals(
         OSError: If the port is in use.
     """
     admitted = Admitted(lambda: admitted_keys(storage.sites))
-    door = Door(admitted, RefusedCalls(folder / FILE), guard)
+    fleet = Fleet(storage, admitted, folder)
+    door = Door(admitted, RefusedCalls(folder / FILE), guard, fleet.one_process.refuse_an_earlier_one)
     server = grpc.server(
         ThreadPoolExecutor(THREADS, thread_name_prefix="fleet"),
         handlers=(
             hello.handler(admitted.node_of, guard.refused),
-            grpc.method_handlers_generic_handler(SERVICE, methods(Fleet(storage, admitted, folder), door)),
+            grpc.method_handlers_generic_handler(SERVICE, methods(fleet, door)),
             AnythingElse(guard.refused),
         ),
         options=options(guard.limits),
@@ -88,22 +89,14 @@ def methods(fleet: Fleet, door: Door) -> Mapping[str, grpc.RpcMethodHandler]:
         "GetRun": (fleet.get_run, GetRunRequest),
         "GetFab": (fleet.get_bundle, GetFabRequest),
     }
-
-    def by_one(answer: Callable[[Caller, Any], Any]) -> Callable[[Caller, Any], Any]:
-        def answered(caller: Caller, request: Any) -> Any:
-            fleet.one_process.refuse_an_earlier_one(caller)
-            return answer(caller, request)
-
-        return answered
-
     handlers = {
-        name: door.handler(name, by_one(answer), request.FromString, lambda found: found.SerializeToString())
+        name: door.handler(name, answer, request.FromString, lambda found: found.SerializeToString())
         for name, (answer, request) in plain.items()
     }
     handlers["PushObject"] = door.handler(
-        "PushObject", by_one(fleet.push_object), parsed_push, lambda found: found.SerializeToString()
+        "PushObject", fleet.push_object, parsed_push, lambda found: found.SerializeToString()
     )
-    handlers["PullObject"] = door.handler("PullObject", by_one(fleet.pull_object), PullObjectRequest.FromString, bytes)
+    handlers["PullObject"] = door.handler("PullObject", fleet.pull_object, PullObjectRequest.FromString, bytes)
     return handlers
 
 
