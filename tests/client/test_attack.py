@@ -113,8 +113,8 @@ def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_
 ) -> None:
     found = [from_losses(adversary(hospital(tmp_path / str(secret), "standard"))) for secret in range(4)]
     assert [one.of for one in found] == [6] * 4
-    # Three of six are of validation images, whose figures are blurred: of 25 hospitals two gave two away, ten one. Four
-    # that give away eight of their twelve would be chance in less than 1 of 1,000.
+    # Three of six are of validation images, whose figures are blurred: a guess may be right. Where one in five is, four
+    # hospitals give away eight of their twelve in less than 1 of 1,000 tries.
     assert sum(one.recovered for one in found) <= 7
     site = hospital(tmp_path, "standard")
     assert figures(from_head_rows(adversary(site))) == (3, 3)
