@@ -1,12 +1,13 @@
 """FedMLP for any Flower app, both halves: prototypes up, their means down, missing labels detected at the site."""
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+import torch
 from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -14,9 +15,11 @@ from torch import Tensor, nn
 from common.config import TrainingSection
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays
+from polyclinic.flower.heads import near
 from polyclinic.flower.keys import FEDMLP
+from polyclinic.flower.replies import weight_in
 from polyclinic.flower.site import Site
-from polyclinic.flower.strategies import LabelledSites, weight_in
+from polyclinic.flower.strategies import LabelledSites
 from strategies.fedmlp.method import FedMLPClient, FedMLPParameters
 from strategies.fedmlp.prototypes import global_statistics
 from strategies.local.objective import Situation
@@ -33,18 +36,25 @@ class FedMLP(LabelledSites):
 
     Args:
         stage_one_rounds: Rounds before missing labels are detected.
-        parameters: Others of :class:`strategies.fedmlp.method.FedMLPParameters`, by name.
+        parameters: By name: ``tag_rate_negative``, ``tag_rate_positive`` (share tagged in a round at difficulty 1),
+            ``sure_below``, ``sure_above`` (probabilities outside are sure), ``rounding`` (``ceil`` or ``floor``),
+            ``weighted_partial_loss``, ``detection``, ``self_adaptive``, ``consistency``, ``consistency_stage_one``
+            (parts of the ablation), ``prototype_weighting`` (``samples`` or ``uniform``).
         options: As for :class:`LabelledSites`.
 
     Raises:
-        pydantic.ValidationError: For parameters that do not fit.
+        ValueError: For parameters that do not fit.
     """
 
     def __init__(self, *, stage_one_rounds: int, parameters: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
         given = {**(parameters or {}), "stage_one_rounds": stage_one_rounds}
+        there_are = set(FedMLPParameters.model_fields) - {"heads", "weighting"}  # of the product's own aggregation
+        if unknown := sorted(given.keys() - there_are):
+            raise ValueError(f"FedMLP has no parameter {unknown[0]!r}; it has {sorted(there_are)}")
         self.parameters = FedMLPParameters.model_validate(given)
         self._learned: Arrays = {}
+        self._told: dict[int, Arrays] = {}
 
     def told(self, node: int) -> dict[str, Any]:
         """The method's parameters, too."""
@@ -57,20 +67,47 @@ class FedMLP(LabelledSites):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """As for all strategies; prototypes and difficulties are taken out of the replies before.
+
+        Raises:
+            ValueError: If sites replied and no reply fits.
+        """
+        every = list(replies)
+        came = {reply.metadata.src_node_id: reply.content for reply in every if reply.has_content()}
+        records = {node: content.pop(FEDMLP) for node, content in came.items() if FEDMLP in content}
+        self._told = {
+            node: {name: array.numpy() for name, array in cast(ArrayRecord, record).items()}
+            for node, record in records.items()
+        }
+        return super().aggregate_train(server_round, every)
+
+    def fault_in(self, reply: Message) -> str:
+        """A reply needs what :meth:`FedMLPSite.finish` returns."""
+        node = reply.metadata.src_node_id
+        if node not in self._told:
+            return f"it sent no {FEDMLP!r}: use FedMLPSite and put what its finish() returns into the reply"
+        return super().fault_in(reply) or self._other_statistics(self._told[node])
+
+    def _other_statistics(self, told: Arrays) -> str:
+        rows, features = self._sent[f"{self.head}.weight"].shape
+        shapes = {"prototypes": (rows, 2, features), "difficulty": (rows,)} if told else {}
+        for name, expected in shapes.items():
+            if (shape := told[name].shape if name in told else ()) != expected:
+                return f"its {name} have the shape {shape}, not {expected}"
+        return ""
+
+    def combined(self, replies: Sequence[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean of the models; beside it the means of what the sites tell about classes."""
-        every = sorted(replies, key=lambda reply: reply.metadata.src_node_id)
         told, own, images = dict[str, Arrays](), dict[str, NDArray[np.bool_]](), dict[str, float]()
-        for reply in every:
-            if reply.has_content() and FEDMLP in reply.content:
-                node = reply.metadata.src_node_id
+        for reply in replies:
+            if statistics := self._told.get(node := reply.metadata.src_node_id):
                 site = f"{node:020d}"  # sums run in the order of names
-                own[site], images[site] = self.roll_call.annotated(node), weight_in(reply, self.weighted_by_key)
-                record = cast(ArrayRecord, reply.content.pop(FEDMLP))
-                told[site] = {name: array.numpy() for name, array in record.items()}
+                told[site], own[site] = statistics, self.roll_call.annotated(node)
+                images[site] = weight_in(reply, self.weighted_by_key)
         if told:
             weighting = self.parameters.prototype_weighting
             self._learned = global_statistics(told, own, images, self._learned, weighting)
-        return super().aggregate_train(server_round, every)
+        return super().combined(replies)
 
 
 class FedMLPSite(Site):
@@ -86,13 +123,20 @@ class FedMLPSite(Site):
         head: Name of its last layer, a submodule.
         images: All training images as the model takes them, ``(n, ...)``, without augmentation.
         targets: ``(n, classes)`` of 1, 0, or NaN for unknown.
+
+    Raises:
+        ValueError: If the coordinator's strategy is another one, the model has no such layer, or targets do not fit.
     """
 
     def __init__(
         self, message: Message, context: Context, model: nn.Module, head: str, images: Tensor, targets: Tensor
     ) -> None:
         super().__init__(message)
-        config: Any = next(one for one in message.content.config_records.values() if FEDMLP in one)
+        config: Any = next((one for one in message.content.config_records.values() if FEDMLP in one), None)
+        if config is None:
+            raise ValueError("FedMLPSite needs the strategy FedMLP; the coordinator uses another: use Site")
+        if len(targets) != len(images):
+            raise ValueError(f"{len(images)} images and {len(targets)} rows of targets")
         parameters = FedMLPParameters.model_validate_json(config[FEDMLP])
         told = {key: array.numpy() for key, array in message.content.array_records.get(FEDMLP, {}).items()}
         kept = context.state.array_records.get(FEDMLP)
@@ -118,20 +162,30 @@ class FedMLPSite(Site):
             views: :attr:`views` augmented views of these images, as the model takes them.
 
         Raises:
-            ValueError: If there is another number of views.
+            TypeError: If a view is no tensor, or rows are no whole numbers.
+            ValueError: If there is another number of views, or one has another number of images.
         """
+        if any(not isinstance(view, Tensor) for view in views):
+            raise TypeError("a view is a tensor of images: write round_loss(rows, *views)")
+        if rows.ndim != 1 or rows.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"rows must be whole numbers, (batch,), got {rows.dtype} {tuple(rows.shape)}")
         if len(views) != self.views:
             raise ValueError(f"this round takes {self.views} views of a batch, got {len(views)}")
+        if other := [len(view) for view in views if len(view) != len(rows)]:
+            raise ValueError(f"{len(rows)} rows and a view of {other[0]} images")
         batch = _Views(rows, self.annotated.to(rows.device), list(views))
         return self._round.objective(cast(SplitNetwork, self._split), cast(Batch, batch))
 
     def finish(self) -> dict[str, ArrayRecord]:
-        """Keep the tags for the next round; return what goes into the reply's ``RecordDict`` beside the model."""
+        """Keep the tags for the next round; return what goes into the reply's ``RecordDict`` beside the model.
+
+        The coordinator leaves out a reply without it. It is empty before the first stage's last round.
+        """
         network = cast(SplitNetwork, self._split)
         notes = self._round.notes(network)
         self._context.state[FEDMLP] = ArrayRecord({key: Array(value) for key, value in notes.items()})
         told = self._round.statistics(network, np.zeros(0, np.float32))
-        return {FEDMLP: ArrayRecord({key: Array(value) for key, value in told.items()})} if told else {}
+        return {FEDMLP: ArrayRecord({key: Array(value) for key, value in told.items()})}
 
 
 class _Split(nn.Module):
@@ -140,6 +194,9 @@ class _Split(nn.Module):
     def __init__(self, model: nn.Module, head: str) -> None:
         super().__init__()
         self.model, self._name = model, head
+        layers = [found for found, module in model.named_modules() if isinstance(module, nn.Linear)]
+        if head not in dict(model.named_modules()):
+            raise ValueError(f"the model has no layer {head!r}; its linear layers are {layers}.{near(head, layers)}")
         if not isinstance(self.head, nn.Linear):
             raise ValueError(f"{head!r} is a {type(self.head).__name__}, not a torch.nn.Linear")
 

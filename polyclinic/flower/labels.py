@@ -3,8 +3,10 @@
 The question is a Flower query named ``labels``; the answer is one ``ConfigRecord``.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
@@ -25,7 +27,8 @@ class SiteLabels:
         images: Training images in all; only FedSLD needs it.
 
     Raises:
-        ValueError: If a name repeats, or there is not one count for each class.
+        TypeError: If names are no list of texts, or a count is no whole number.
+        ValueError: If there is no class, a name repeats, or there is not one count for each class.
     """
 
     classes: Sequence[str]
@@ -33,12 +36,53 @@ class SiteLabels:
     images: int = 0
 
     def __post_init__(self) -> None:
-        if len(set(self.classes)) != len(self.classes):
-            raise ValueError(f"classes must differ, got {list(self.classes)}")
+        object.__setattr__(self, "classes", class_names(self.classes))
+        object.__setattr__(self, "positives", _counts(self.positives))
+        object.__setattr__(self, "images", _count("images", self.images))
         if self.positives and len(self.positives) != len(self.classes):
             raise ValueError(f"{len(self.classes)} classes and {len(self.positives)} counts of positives")
         if any(not 0 <= count <= self.images for count in self.positives):
             raise ValueError(f"positives must be from 0 to images = {self.images}, got {list(self.positives)}")
+        if self.positives and not self.images:
+            raise ValueError("positives need images, the number of training images in all")
+
+
+def class_names(given: object) -> tuple[str, ...]:
+    """Names of classes, checked.
+
+    Raises:
+        TypeError: If they are no list of texts.
+        ValueError: If there is none, or one repeats.
+    """
+    if isinstance(given, str | bytes):
+        raise TypeError(f"classes must be a list of names, not the text {given!r}")
+    if isinstance(given, Set | Mapping) or not isinstance(given, Iterable):
+        raise TypeError(f"classes must be a list of names in an order, got {given!r}")
+    names = tuple(given)
+    if wrong := [name for name in names if not isinstance(name, str)]:
+        raise TypeError(f"names of classes are texts, got {wrong[0]!r}")
+    if not names:
+        raise ValueError("classes must hold at least one class")
+    if len(set(names)) != len(names):
+        raise ValueError(f"classes must differ, got {list(names)}")
+    return tuple(map(str, names))
+
+
+def _counts(given: object) -> tuple[int, ...]:
+    if not isinstance(given, Iterable):
+        raise TypeError(f"positives must be a list of whole numbers, got {given!r}")
+    return tuple(_count("positives", one) for one in given)
+
+
+def _count(name: str, given: Any) -> int:
+    """A whole number of any kind: Python's, numpy's, a tensor's; 3.0 is one too."""
+    try:
+        number = float(given) if not isinstance(given, str) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number.is_integer():
+        raise TypeError(f"{name} must be whole numbers, got {given!r}")
+    return int(number)
 
 
 def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callable[[Context], SiteLabels]]:
@@ -49,12 +93,19 @@ def labels(app: ClientApp) -> Callable[[Callable[[Context], SiteLabels]], Callab
         @labels(app)
         def own(context: Context) -> SiteLabels:
             return SiteLabels(("atelectasis", "effusion"))
+
+    Raises:
+        TypeError: If ``app`` is no ``ClientApp``: ``@labels`` without ``(app)``.
     """
+    if not isinstance(app, ClientApp):
+        raise TypeError(f"write @labels(app), with app your ClientApp; got {type(app).__name__}")
 
     def decorate(function: Callable[[Context], SiteLabels]) -> Callable[[Context], SiteLabels]:
         @app.query(QUERY)
         def answer(message: Message, context: Context) -> Message:
             said = function(context)
+            if not isinstance(said, SiteLabels):
+                raise TypeError(f"{function.__name__} must return SiteLabels, got {type(said).__name__}")
             record = ConfigRecord({"classes": list(said.classes), "images": said.images})
             record["positives"] = [int(count) for count in said.positives]
             return Message(RecordDict({RECORD: record}), reply_to=message)
@@ -73,10 +124,11 @@ class RollCall:
 
     Args:
         classes: Names of the head's rows, in their order.
+        needs_counts: Whether a site has to say how many images show each class.
     """
 
-    def __init__(self, classes: Sequence[str]) -> None:
-        self.classes = tuple(classes)
+    def __init__(self, classes: Sequence[str], needs_counts: bool = False) -> None:
+        self.classes, self._needs_counts = tuple(classes), needs_counts
         self._said: dict[int, SiteLabels] = {}
 
     def ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> None:
@@ -101,8 +153,7 @@ class RollCall:
         if reply is None:
             return f"node {node} did not say which classes it labels"
         if reply.has_error():
-            hint = "its ClientApp needs @polyclinic.flower.labels(app), and the function must return SiteLabels"
-            return f"node {node} did not say which classes it labels ({reply.error.reason}); {hint}"
+            return f"node {node} did not say which classes it labels: {why(reply.error.reason or '')}"
         record = reply.content.config_records.get(RECORD, ConfigRecord())
         try:
             said = SiteLabels(_words(record, "classes"), _numbers(record, "positives"), _number(record, "images"))
@@ -110,6 +161,8 @@ class RollCall:
             return f"node {node} sent labels that cannot be read: {error}"
         if unknown := [name for name in said.classes if name not in self.classes]:
             return f"node {node} labels {unknown}; the model's rows are {list(self.classes)}"
+        if self._needs_counts and not said.positives:
+            return f"node {node} told no counts: this strategy needs positives and images in its SiteLabels"
         self._said[node] = said
         return ""
 
@@ -146,6 +199,18 @@ class RollCall:
     def said(self) -> Mapping[int, SiteLabels]:
         """All answers, by node."""
         return dict(self._said)
+
+
+def why(reason: str) -> str:
+    """A site's error in one line: Flower's reason holds Ray's whole remote traceback.
+
+    Args:
+        reason: As Flower tells it: the type of the exception, and its text in brackets.
+    """
+    if f"registered with name '{QUERY}'" in reason:
+        return "its ClientApp needs @polyclinic.flower.labels(app)"
+    lines = [line.strip() for line in reason.removesuffix("'>").splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason given"
 
 
 def _words(record: ConfigRecord, key: str) -> list[str]:

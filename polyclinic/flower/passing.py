@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from logging import INFO, WARNING, getLogger
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -11,7 +11,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from polyclinic.flower.keys import SLOPE
-from polyclinic.flower.strategies import LabelledSites, weight_in
+from polyclinic.flower.replies import usable
+from polyclinic.flower.strategies import LabelledSites
 from strategies.aggregation.interpolation import mixed
 from strategies.local.early_stopping import Settling
 from strategies.unifed.difficulty import easy_first, loss_slope
@@ -59,6 +60,7 @@ class SequentialTraining(LabelledSites):
 
         Raises:
             RuntimeError: If no site replied in a round.
+            ValueError: If sites replied and no reply fits the model.
         """
         train, evaluate = train_config or ConfigRecord(), evaluate_config or ConfigRecord()
         result, model = Result(), initial_arrays
@@ -86,35 +88,24 @@ class SequentialTraining(LabelledSites):
         """The model after it went through every site of the round, and the mean of their metrics."""
         messages = self.configure_train(server_round, model, config, grid)
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        replies = []
+        came, used = list[Message](), list[Message]()
         for node in self.order(server_round, list(by_node)):
             message = by_node[node]
             message.content[self.arrayrecord_key] = model
             (reply,) = grid.send_and_receive([message], timeout=timeout) or (None,)
-            if reason := self._unfit(reply):
+            if reply is None or reply.has_error():
+                reason = "no reply" if reply is None else reply.error.reason
                 log.log(WARNING, "round %s: node %s is skipped: %s", server_round, node, reason)
                 continue
-            assert reply is not None, "it is fit"
-            (model,) = reply.content.array_records.values()
-            self.visited(node, _metrics(reply))
-            replies.append(reply)
-        if not replies:
+            came.append(reply)
+            if not self.fault_in(reply):
+                (model,) = reply.content.array_records.values()
+                self.visited(node, _metrics(reply))
+                used.append(reply)
+        usable(server_round, came, self.fault_in)  # says which are left out, and raises where none is used
+        if not used:
             raise RuntimeError(f"no site replied in round {server_round}")
-        return model, self.train_metrics_aggr_fn([reply.content for reply in replies], self.weighted_by_key)
-
-    def _unfit(self, reply: Message | None) -> str:
-        """Why a reply cannot be passed on; empty where it can."""
-        if reply is None:
-            return "no reply"
-        if reply.has_error():
-            return str(reply.error.reason)
-        if len(reply.content.array_records) != 1 or len(reply.content.metric_records) != 1:
-            return "its reply needs one ArrayRecord and one MetricRecord"
-        try:
-            weight_in(reply, self.weighted_by_key)
-        except ValueError as error:
-            return str(error)
-        return ""
+        return model, self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)
 
     def visited(self, node: int, metrics: MetricRecord) -> None:
         """Called with what a site replied beside the model."""
@@ -134,13 +125,13 @@ class UniFed(SequentialTraining):
         options: As for :class:`LabelledSites`.
 
     Raises:
-        ValueError: If ``alpha`` is not from 0 to 1.
+        ValueError: If ``alpha`` is no number from 0 to 1.
     """
 
     def __init__(self, *, train_at_server: TrainAtServer | None = None, alpha: float = 0.7, **options: Any) -> None:
         super().__init__(**options)
-        if not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be from 0 to 1, got {alpha}")
+        if not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must be a number from 0 to 1, got {alpha!r}")
         self.train_at_server, self.alpha = train_at_server, alpha
         self.slopes: dict[int, float] = {}
 
@@ -149,20 +140,21 @@ class UniFed(SequentialTraining):
         fraction, self.fraction_train = self.fraction_train, 1.0  # every site is ranked, no matter who is drawn later
         messages = self.configure_train(0, arrays, config, grid)
         self.fraction_train = fraction
-        for reply in grid.send_and_receive(messages, timeout=timeout):
+        for reply in usable(0, grid.send_and_receive(messages, timeout=timeout), self.fault_in):
             if not reply.has_error():
                 self.visited(reply.metadata.src_node_id, _metrics(reply))
 
-    def visited(self, node: int, metrics: MetricRecord) -> None:
-        """Note the slope.
+    def fault_in(self, reply: Message) -> str:
+        """A reply needs the slope, too."""
+        if fault := super().fault_in(reply):
+            return fault
+        if not isinstance(_metrics(reply).get(SLOPE), int | float):
+            return f"it sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics"
+        return ""
 
-        Raises:
-            ValueError: If the site sent none.
-        """
-        slope = metrics.get(SLOPE)
-        if not isinstance(slope, int | float):
-            raise ValueError(f"node {node} sent no {SLOPE!r}: put polyclinic.flower.loss_slope(losses) in its metrics")
-        self.slopes[node] = float(slope)
+    def visited(self, node: int, metrics: MetricRecord) -> None:
+        """Note the slope."""
+        self.slopes[node] = float(cast(float, metrics[SLOPE]))
 
     def order(self, server_round: int, nodes: Sequence[int]) -> Sequence[int]:
         """By the slope that each site sent last; a site that sent none comes last."""

@@ -44,9 +44,24 @@ class Site:
 
         Args:
             targets: ``(batch, classes)`` of 1, 0, or NaN for unknown.
+
+        Raises:
+            ValueError: For another shape or value, or an image of two classes that exclude one another.
         """
+        rows, shape = len(self.classes), tuple(targets.shape)
+        if len(shape) != 2 or shape[1] != rows:
+            hint = (
+                f"; for numbers of classes use torch.nn.functional.one_hot(targets, {rows})" if len(shape) == 1 else ""
+            )
+            expected = (shape[0] if shape else 0, rows)
+            raise ValueError(f"targets must be (batch, classes), {expected} here, got {shape}{hint}")
         annotated = self.annotated.to(targets.device)
-        return torch.where(annotated, targets.float(), torch.nan)
+        known = torch.where(annotated, targets.float(), torch.nan)
+        if (wrong := known[~((known == 0) | (known == 1) | known.isnan())]).numel():
+            raise ValueError(f"targets must be 1, 0, or NaN for unknown, got {wrong[0].item():g}")
+        if self._task == "multi_class" and int(most := (known == 1).sum(dim=1).max() if len(known) else 0) > 1:
+            raise ValueError(f"classes exclude one another (task multi_class), got an image of {int(most)} classes")
+        return known
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The loss of one batch, a scalar: that of the coordinator's strategy, over the classes that this site labels.
@@ -55,7 +70,15 @@ class Site:
             logits: ``(batch, classes)``, in the order of :attr:`classes`.
             targets: ``(batch, classes)`` of 1, 0, or NaN for unknown; what stands in columns of other classes is
                 ignored.
+
+        Raises:
+            ValueError: For targets as in :meth:`targets`, and for logits of another shape.
         """
+        if logits.ndim != 2 or logits.shape[1] != len(self.classes):
+            raise ValueError(f"logits must be (batch, {len(self.classes)}), got {tuple(logits.shape)}")
+        if targets.ndim == 2 and len(targets) != len(logits):
+            shape = tuple(logits.shape)
+            raise ValueError(f"targets must be (batch, classes), {shape} here, got {tuple(targets.shape)}")
         known, annotated = self.targets(targets), self.annotated.to(logits.device)
         if self._prior is None:
             return loss_for(self._task, self._missing)(logits, known, annotated)

@@ -1,19 +1,18 @@
 """Averaging strategies over plain ``state_dict``s: Flower's FedAvg with what the sites' labels change."""
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from logging import WARNING, getLogger
 from typing import Any, get_args
 
-import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from common.models.head import Head
 from common.models.zoo.spec import Task
+from polyclinic.flower.heads import head_of, with_head
 from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
-from polyclinic.flower.labels import RollCall, UnknownLabels
+from polyclinic.flower.labels import RollCall, UnknownLabels, class_names
+from polyclinic.flower.replies import misfit, usable, weight_in
 from strategies.fedsld.prior import label_prior, prior_over
 from strategies.fedsld.weights import Reduction
 from strategies.local.losses import Missing
@@ -31,24 +30,27 @@ class LabelledSites(FedAvg):
         head: Name of the model's last layer in its ``state_dict``: ``head.weight (classes, features)`` and, if there is
             one, ``head.bias (classes,)``.
         classes: Names of its rows, in their order.
-        task: Whether classes exclude one another.
+        task: ``multi_label``, or ``multi_class`` where classes exclude one another.
         options: Those of Flower's ``FedAvg``.
 
     Raises:
-        ValueError: If names of classes repeat.
+        TypeError: If ``head`` is no text, or ``classes`` is no list of texts.
+        ValueError: If names of classes repeat, or there is no such task.
     """
 
     missing: Missing = "masked"
+    needs_counts = False
+    """Whether every site has to say how many images show each of its classes."""
 
     def __init__(self, *, head: str, classes: Sequence[str], task: Task = "multi_label", **options: Any) -> None:
         super().__init__(**options)
-        if len(set(classes)) != len(tuple(classes)):
-            raise ValueError(f"classes must differ, got {list(classes)}")
+        if not isinstance(head, str):
+            raise TypeError(f"head is the name of one layer, got {head!r}: a model of several heads is not supported")
         if task not in get_args(Task):
             raise ValueError(f"task must be one of {list(get_args(Task))}, got {task!r}")
-        self.head, self.classes, self.task = head, tuple(classes), task
-        self.roll_call = RollCall(classes)
-        self._sent = ArrayRecord()
+        self.head, self.classes, self.task = head, class_names(classes), task
+        self.roll_call = RollCall(self.classes, self.needs_counts)
+        self._sent, self._unowned = ArrayRecord(), list[str]()
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -57,9 +59,10 @@ class LabelledSites(FedAvg):
 
         Raises:
             ValueError: If the model has no such head.
-            UnknownLabels: If a site does not say which classes it labels.
+            UnknownLabels: If, before any site has trained, one does not say which classes it labels. A site that joins
+                later and does not is left out with a warning.
         """
-        _head_of(arrays, self.head, self.classes)  # a wrong name is told before a site trains for an hour
+        head_of(arrays, self.head, self.classes)  # a wrong name is told before a site trains for an hour
         self._sent = arrays
         messages = list(super().configure_train(server_round, arrays, config, grid))
         return self._with_labels(messages, grid)
@@ -69,6 +72,26 @@ class LabelledSites(FedAvg):
     ) -> Iterable[Message]:
         """As for training."""
         return self._with_labels(list(super().configure_evaluate(server_round, arrays, config, grid)), grid)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Combine the replies that fit the model; a warning names the node of every other one.
+
+        Raises:
+            ValueError: If sites replied and no reply fits.
+        """
+        return self.combined(
+            usable(server_round, replies, self.fault_in)
+        )  # sorted: the same bits no matter who was first
+
+    def combined(self, replies: Sequence[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Flower's mean of replies in ascending order of nodes; those that hold an error are counted only."""
+        return super().aggregate_train(0, replies)
+
+    def fault_in(self, reply: Message) -> str:
+        """Why a reply to training cannot be used; empty where it can."""
+        return misfit(reply, self._sent, self.head, self.classes, self.weighted_by_key)
 
     def told(self, node: int) -> Mapping[str, Any]:
         """What a site is told beside the user's own configuration."""
@@ -97,6 +120,10 @@ class LabelledSites(FedAvg):
             if not begun:
                 raise
             log.log(WARNING, "left out of this round: %s", fault)
+        unowned = [name for name in self.classes if not self.roll_call.owners(name, self.roll_call.said)]
+        if unowned and unowned != self._unowned:
+            log.log(WARNING, "no site labels %s", unowned)
+        self._unowned = unowned
 
     def _for_site(self, message: Message) -> Message:
         node, given = message.metadata.dst_node_id, message.content
@@ -125,15 +152,12 @@ class SurgicalAggregation(LabelledSites):
     result is Flower's, bit for bit. A row that nobody owns stays as it was sent.
     """
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def combined(self, replies: Sequence[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean, with the rows put in that not every site labels."""
-        every = sorted(replies, key=lambda reply: reply.metadata.src_node_id)  # the same bits no matter who was first
-        arrays, metrics = super().aggregate_train(server_round, every)
+        arrays, metrics = super().combined(replies)
         if arrays is None:
             return arrays, metrics
-        came = [reply for reply in every if not reply.has_error()]
+        came = [reply for reply in replies if not reply.has_error()]
         nodes = [reply.metadata.src_node_id for reply in came]
         partial = [name for name in self.classes if len(self.roll_call.owners(name, nodes)) < len(nodes)]
         return self._with_rows(arrays, came, partial), metrics
@@ -142,19 +166,19 @@ class SurgicalAggregation(LabelledSites):
         """The record with the rows of these classes averaged over their owners."""
         if not partial:
             return arrays
-        head = _head_of(arrays, self.head, self.classes)
+        head = head_of(arrays, self.head, self.classes)
         owners = OwnersMean(self.classes, head.features)
         for reply in came:
             own = self.roll_call.of(reply.metadata.src_node_id).classes
             (model,) = reply.content.array_records.values()
-            owners.add(_head_of(model, self.head, self.classes).rows(own), weight_in(reply, self.weighted_by_key))
+            owners.add(head_of(model, self.head, self.classes).rows(own), weight_in(reply, self.weighted_by_key))
         weight, bias, sent = owners.mean
-        before = _head_of(self._sent, self.head, self.classes)
+        before = head_of(self._sent, self.head, self.classes)
         for name in partial:
             row = self.classes.index(name)
             head.weight[row] = weight[row] if sent[row] else before.weight[row]
             head.bias[row] = bias[row] if sent[row] else before.bias[row]
-        return _with_head(arrays, self.head, head)
+        return with_head(arrays, self.head, head)
 
 
 class FedSLD(LabelledSites):
@@ -167,70 +191,21 @@ class FedSLD(LabelledSites):
         reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` is the paper's eq. 3,
             ``weighted_mean`` divides by the sum of the weights.
         options: As for :class:`LabelledSites`.
+
+    Raises:
+        ValueError: If there is no such reduction.
     """
+
+    needs_counts = True
 
     def __init__(self, *, reduction: Reduction = "sum_over_batch", **options: Any) -> None:
         super().__init__(**options)
+        if reduction not in get_args(Reduction):
+            raise ValueError(f"reduction must be one of {list(get_args(Reduction))}, got {reduction!r}")
         self.reduction = reduction
 
     def told(self, node: int) -> Mapping[str, Any]:
-        """The prior of the site's own classes, too; 0 for the others.
-
-        Raises:
-            UnknownLabels: If no site says how common one of these classes is.
-        """
+        """The prior of the site's own classes, too; 0 for the others."""
         positives, images = self.roll_call.counts()
-        annotated = self.roll_call.annotated(node)
-        if silent := [n for n, p, own in zip(self.classes, positives.T, annotated, strict=True) if own and _silent(p)]:
-            raise UnknownLabels(f"no site says how many images show {silent}: SiteLabels needs positives and images")
-        prior = prior_over(annotated, label_prior(positives, images), self.task)
+        prior = prior_over(self.roll_call.annotated(node), label_prior(positives, images), self.task)
         return {**super().told(node), PRIOR: prior.tolist(), REDUCTION: self.reduction}
-
-
-def weight_in(reply: Message, key: str) -> float:
-    """What a site's reply weighs in a mean.
-
-    Raises:
-        ValueError: If its metrics do not say so.
-    """
-    records = reply.content.metric_records.values()
-    weight = next((record[key] for record in records if key in record), None)
-    if not isinstance(weight, int | float):
-        raise ValueError(f"node {reply.metadata.src_node_id} sent no {key!r} in its metrics")
-    return float(weight)
-
-
-def _silent(positives: np.ndarray[Any, Any]) -> bool:
-    return bool(np.isnan(positives).all())
-
-
-def _head_of(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
-    """A model's last layer, copied; zeros for a bias that it does not have.
-
-    Raises:
-        ValueError: If the model has no layer of this name, or it has another number of rows.
-    """
-    if (key := f"{head}.weight") not in arrays:
-        layers = sorted(name.removesuffix(".weight") for name in arrays if name.endswith(".weight"))
-        near = difflib.get_close_matches(head, layers, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"the model has no {key!r}; its layers with weights are {layers}.{hint}")
-    if (kind := arrays[key].numpy().dtype) not in (np.float32, np.float16):
-        raise ValueError(f"{key!r} is {kind}; head rows are averaged from float32 or float16: use model.float()")
-    weight = arrays[key].numpy().astype(np.float32)
-    if weight.ndim != 2 or len(weight) != len(classes):
-        raise ValueError(
-            f"{key!r} has the shape {weight.shape}; {len(classes)} classes need ({len(classes)}, features)"
-        )
-    bias = (
-        arrays[f"{head}.bias"].numpy().astype(np.float32) if f"{head}.bias" in arrays else np.zeros(len(classes), "f")
-    )
-    return Head(classes, weight, bias)
-
-
-def _with_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
-    """A record with another head, in the types that it had."""
-    put = {f"{name}.weight": head.weight, f"{name}.bias": head.bias}
-    return ArrayRecord(
-        {key: Array(put[key].astype(array.numpy().dtype)) if key in put else array for key, array in arrays.items()}
-    )

@@ -45,6 +45,9 @@ class Settling:
         cap: Most epochs.
         slight: Slight falls so far; a larger fall in between does not reset them.
         course: The validation loss so far.
+
+    Raises:
+        ValueError: If patience or cap is below 1, or tolerance below 0.
     """
 
     patience: int
@@ -52,6 +55,12 @@ class Settling:
     cap: int = 200
     slight: int = 0
     course: Course = field(default_factory=Course)
+
+    def __post_init__(self) -> None:
+        if self.patience < 1 or self.cap < 1:
+            raise ValueError(f"patience and cap must be at least 1, got {self.patience} and {self.cap}")
+        if not self.tolerance >= 0:
+            raise ValueError(f"tolerance must not be below 0, got {self.tolerance}")
 
     def after(self, validation_loss: float) -> "Settling":
         """Take the validation loss of one more epoch."""

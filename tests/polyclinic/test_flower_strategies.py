@@ -150,7 +150,7 @@ def test_fedsld_sends_each_site_the_prior_of_its_own_classes_and_weighs_by_it() 
 
 
 def test_fedsld_without_counts_says_what_is_missing() -> None:
-    with pytest.raises(UnknownLabels, match=r"no site says how many images show .*SiteLabels needs positives"):
+    with pytest.raises(UnknownLabels, match=r"node 2 told no counts: this strategy needs positives and images"):
         run(FedSLD(**HEAD), App(counts=False), rounds=1)
 
 
@@ -170,8 +170,6 @@ def test_unifeds_order_follows_the_slopes() -> None:
     for node, slope in ((2, -0.1), (3, -0.3), (4, -0.2)):
         strategy.visited(node, MetricRecord({"loss-slope": slope}))
     assert strategy.order(1, [4, 2, 3, 9]) == (3, 4, 2, 9)
-    with pytest.raises(ValueError, match="node 5 sent no 'loss-slope'"):
-        strategy.visited(5, MetricRecord({"num-examples": 1}))
 
 
 def test_unifed_mixes_in_what_the_coordinator_trains() -> None:
@@ -190,7 +188,7 @@ def test_unifed_mixes_in_what_the_coordinator_trains() -> None:
         result.arrays["1.num_batches_tracked"].numpy() == app.replies[last]["arrays"]["1.num_batches_tracked"].numpy()
     )
     assert seen == [1]
-    with pytest.raises(ValueError, match="alpha must be from 0 to 1"):
+    with pytest.raises(ValueError, match="alpha must be a number from 0 to 1"):
         UniFed(alpha=1.5, **HEAD)
     assert mixture(result.arrays, result.arrays, 0.3).keys() == result.arrays.keys()
 
@@ -221,7 +219,7 @@ class Silent(App):
 
 
 @pytest.mark.parametrize("strategy", [SequentialTraining, UniFed])
-def test_a_site_that_does_not_say_what_it_weighs_is_skipped_with_the_reason(
+def test_a_site_that_does_not_say_what_it_weighs_is_left_out_with_the_reason(
     strategy: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.simulation.backends.inline.quiet_flower", lambda: None)
@@ -231,7 +229,7 @@ def test_a_site_that_does_not_say_what_it_weighs_is_skipped_with_the_reason(
     result = run(strategy(**HEAD), app, rounds=1)
     visited = [node for node, kind in app.asked if kind == "train"][-SITES:]
     assert bits(result.arrays) == bits(app.replies[[node for node in visited if node != 3][-1]]["arrays"])
-    assert "node 3 is skipped: node 3 sent no 'num-examples' in its metrics" in caplog.text
+    assert "the reply of node 3 is left out: it sent no 'num-examples' in its metrics" in caplog.text
 
 
 def test_a_head_of_another_name_is_refused_with_the_names_there_are() -> None:
