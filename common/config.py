@@ -422,7 +422,7 @@ def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, 
     Raises:
         BadInput: If a file is not there, is no TOML, or extends itself.
     """
-    if path.resolve() in children:
+    if is_file(path) and path.resolve() in children:  # a loop of links has no end to resolve
         raise BadInput([Fault(f"{path.name}: extends", "the files extend one another in a circle.")])
     tree = read_toml(path)
     parent = tree.pop("extends", None)

@@ -104,7 +104,7 @@ def admit(
     console.print(f"fingerprint  {fingerprint(wanted.public_key)}", highlight=False, soft_wrap=True)
     console.print("Have the hospital read its fingerprint out to you: by telephone, not by the way this file came.")
     if not yes:
-        typer.confirm("Is it the same, and is this site to be admitted?", abort=True)
+        _ask("Is it the same, and is this site to be admitted?")
     kit = admitted(coordinator, wanted, Lists(classes, max_images))
     console.print(f"Admitted. Send {kit} to {wanted.site}; it holds no secret.", soft_wrap=True, highlight=False)
 
@@ -199,6 +199,17 @@ def run(
         return
     console.print(result_of(read_run(out)))
     console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
+
+
+def _ask(question: str) -> None:
+    """Have a person agree; end the program where they do not.
+
+    Raises:
+        BadInput: If standard input is closed, as under some services.
+    """
+    if sys.stdin is None or sys.stdin.closed:
+        raise BadInput([Fault("standard input", "is closed, so nobody can be asked.", "Agree with --yes.")])
+    typer.confirm(question, abort=True)
 
 
 def _supervised(arguments: list[str], out: Path, *, resume: bool) -> int:
@@ -337,7 +348,7 @@ def revoke(
     from server.coordinator.admission import revoke as take_back
 
     if not yes:
-        typer.confirm(f"{site} is to take part no more?", abort=True)
+        _ask(f"{site} is to take part no more?")
     take_back(coordinator, site)
     said = f"{site} is revoked: refused within 3 s where flwr-server start runs. To come back it makes a new key."
     console.print(said, soft_wrap=True)

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import stat
 import threading
 from pathlib import Path
 
@@ -12,7 +13,16 @@ from common.system.stopping import removed_if_stopped
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """The disk, the user's share of it, or the size that a file may have."""
-NO_PLACE_TO_WRITE = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+NO_PLACE_TO_WRITE = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EEXIST,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+}
 """What a system answers where a person named a place in which this account can make no file."""
 _RELATIVE = "Paths are relative to the folder of this file."
 
@@ -49,10 +59,27 @@ def missing_folder(where: str, path: Path) -> list[Fault]:
 
 
 def no_such_file(path: Path) -> Fault:
-    """A file that a person named and that is not there; its neighbours of the same kind are compared by name."""
+    """A file that a person named and that is not there; its neighbours of the same kind are compared by name.
+
+    Where something else has this name, a folder for instance, that is said.
+    """
+    if instead := _instead_of_file(path):
+        return Fault(str(path), instead, "Name a file.")
     beside = path.parent.glob(f"*{path.suffix}") if path.parent.is_dir() else ()
     hint = did_you_mean(path.stem, (each.stem for each in beside))
     return Fault(str(path), "there is no such file.", hint.replace('"?', f'{path.suffix}"?'))
+
+
+def _instead_of_file(path: Path) -> str:
+    """What a path is that is no file; empty where there is nothing."""
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        said = {errno.ELOOP: "is a loop of links.", errno.ENAMETOOLONG: "is longer than a path can be."}
+        return said.get(error.errno or 0, "")
+    except ValueError:
+        return ""
+    return "is a folder, not a file." if stat.S_ISDIR(mode) else "is a pipe or a device, not a file."
 
 
 def taken(destination: Path) -> list[Fault]:

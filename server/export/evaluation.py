@@ -29,7 +29,7 @@ from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class
 from common.models.inference import label_matrix
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
-from common.system.files import no_such_file
+from common.system.files import is_file, no_such_file
 from common.system.formatting import counted, listed, number
 from common.system.plain_text import escaped
 from server.export.prediction import picture_scores
@@ -123,10 +123,14 @@ def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageS
     if data.suffix == ".npz":
         spec = NpzSpec(kind="npz", path=str(data.resolve()), classes=tuple(given.class_names))
         return load(spec, Path()).test, f"the test part of {data.name}"
-    if not data.is_file():
+    if not is_file(data):
         raise BadInput([no_such_file(data)])
+    if given.class_names:
+        raise BadInput([Fault("--classes", f"names the label columns of an npz file, and {data.name} is none.")])
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     of_run = None if summary is None else _spec_of_run(summary)
+    named = {"--image-column": given.image_column, "--patient-column": given.patient_column}
+    stop_on(column_faults(str(data), read_columns(data, str(data)), named))
     if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
         # The model was trained on some of its rows.
         own = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(_images(of_run, given))})
@@ -158,8 +162,6 @@ def _spec_of_run(summary: RunSummary) -> FolderSpec | None:
 def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given) -> FolderSpec:
     """How to read the csv: by what the person names, else by the run's column names, else by what its cells show."""
     columns = read_columns(given.data, str(given.data))
-    named = {"--image-column": given.image_column, "--patient-column": given.patient_column}
-    stop_on(column_faults(str(given.data), columns, named))
     images = given.image_column or _same(columns, of_run.image_column if of_run else None) or _same(columns, "image")
     images = images or image_column(columns)
     patients = given.patient_column or _same(columns, of_run.patient_column if of_run else None)

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.system.files import write_atomically
+from common.config import read_experiment
+from common.errors import BadInput
+from common.system.files import no_such_file, write_atomically
 from common.system.seeds import seed_of
 
 purposes = st.lists(st.one_of(st.integers(0, 99), st.text("ab1", max_size=3)), min_size=1, max_size=4)
@@ -48,3 +50,22 @@ def test_a_writer_that_dies_before_the_end_leaves_the_old_content(
     with pytest.raises(OSError, match="power failure"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+def test_what_a_path_is_instead_of_a_file_is_said_and_nothing_suggested(tmp_path: Path) -> None:
+    folder, pipe, loop = tmp_path / "scans.toml", tmp_path / "pipe.toml", tmp_path / "loop.toml"
+    folder.mkdir()
+    os.mkfifo(pipe)
+    loop.symlink_to("loop.toml")
+    said = {
+        folder: "is a folder, not a file.",
+        pipe: "is a pipe or a device, not a file.",
+        loop: "is a loop of links.",
+        tmp_path / ("a" * 300): "is longer than a path can be.",
+        Path("/dev/null"): "is a pipe or a device, not a file.",
+    }
+    for path, problem in said.items():
+        assert str(no_such_file(path)) == f"{path}: {problem} Name a file."
+        with pytest.raises(BadInput, match=problem):
+            read_experiment(path)
+    assert str(no_such_file(tmp_path / "scan.toml")).endswith('there is no such file. Did you mean "scans.toml"?')

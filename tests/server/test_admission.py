@@ -67,6 +67,17 @@ def test_both_sides_are_shown_the_same_fingerprint_and_nothing_is_written_before
     assert list(members(coordinator)) == ["north"]
 
 
+def test_without_standard_input_nobody_is_asked_and_the_option_is_named(
+    coordinator: Coordinator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request, before = requested(tmp_path), everything_in(coordinator.folder)
+    monkeypatch.setattr("sys.stdin", None)  # as Python sets it where descriptor 0 is closed
+    ended = flwr_server("admit", coordinator.folder, request)
+    assert ended.code == 2
+    assert "standard input: is closed, so nobody can be asked. Agree with --yes." in ended.err
+    assert everything_in(coordinator.folder) == before
+
+
 def test_a_fingerprint_is_the_one_that_openssh_prints() -> None:
     assert fingerprint(LINE) == FINGERPRINT
 

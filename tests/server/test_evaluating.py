@@ -114,6 +114,22 @@ def test_the_runs_own_table_is_scored_on_its_test_part_only(run: Path, capsys: C
     }
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--image-column", "pictur", '"pictur" is not a column'),
+        ("--patient-column", "nobody", '"nobody" is not a column'),
+        ("--classes", "one,tree", "names the label columns of an npz file"),
+    ],
+)
+def test_no_option_is_ignored_on_the_runs_own_table(
+    run: Path, capsys: Capture, option: str, value: str, said: str
+) -> None:
+    ended = flwr_sim(capsys, "evaluate", run, run.parent / "labels.csv", option, value)
+    assert ended.code == 2, ended.out
+    assert said in ended.err
+
+
 def test_columns_are_found_by_name_by_option_and_by_what_they_hold(run: Path, capsys: Capture, tmp_path: Path) -> None:
     rows = range(240, 300)
     found = table(tmp_path / "a", "file,one,three,Patient ID", rows, "{row}.png,{one},{three},p{person}")
