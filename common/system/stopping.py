@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM for our programs: all that they started ends with them within seconds, however busy they are.
+"""Ctrl-C, SIGTERM and SIGHUP for our programs: all that they started ends with them within seconds, however busy.
 
 A thread of its own ends the program, for an exception raised in the main thread waits there for Flower's threads, which
 wait for Ray. All that a run has to keep is on the disk at any instant, so nothing needs to be closed. A program that
@@ -25,7 +25,8 @@ STOPPED_ON_REQUEST = 3
 ENDING_S = 3.0
 CLOSING_S = 4.0
 """For a program to close what is open; then it is ended."""
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The last comes when a terminal is closed or an ssh connection is lost; ``nohup`` has it ignored."""
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
 _ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
@@ -49,9 +50,10 @@ _closing: list[_Closing] = []
 
 @contextmanager
 def stopped_at_once() -> Iterator[None]:
-    """Within it, SIGINT and SIGTERM end this process and all that it started.
+    """Within it, SIGINT, SIGTERM and SIGHUP end this process and all that it started.
 
-    A signal that this process was started to ignore, as shells do with SIGINT of what runs in the background, stays so.
+    A signal that this process was started to ignore stays so: shells do that with SIGINT of what runs in the
+    background, ``nohup`` with SIGHUP.
     """
     if threading.current_thread() is not threading.main_thread() or _is_within():
         yield

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end flwr-sim and all that it started, at once, and say how to go on."""
+"""Ctrl-C, SIGTERM and SIGHUP end flwr-sim and all that it started, at once, and say how to go on."""
 
 import os
 import random
@@ -95,6 +95,7 @@ STUDY = ["study", "experiments/papers/fedmlp", "--quick", "--jobs", "2"]
 WAYS = {
     "Ctrl-C": (signal.SIGINT, to_the_group),
     "SIGTERM to the parent": (signal.SIGTERM, to_the_parent),
+    "SIGHUP to the parent": (signal.SIGHUP, to_the_parent),
     "SIGTERM to the group": (signal.SIGTERM, to_the_group),
     "SIGTERM to every process": (signal.SIGTERM, to_every_process),
 }
