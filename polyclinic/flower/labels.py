@@ -4,6 +4,7 @@ The question is a Flower query named ``labels``; the answer is one ``ConfigRecor
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
@@ -209,8 +210,12 @@ def why(reason: str) -> str:
     """
     if f"registered with name '{QUERY}'" in reason:
         return "its ClientApp needs @polyclinic.flower.labels(app)"
-    lines = [line.strip() for line in reason.removesuffix("'>").splitlines() if line.strip()]
-    return lines[-1] if lines else "no reason given"
+    flowers = re.fullmatch(r"<class '(?:\w+\.)*(.*?)'>:<'(.*)'>", reason, re.DOTALL)
+    kind, text = flowers.groups() if flowers else ("no reason given", reason)
+    lines = [line.strip().rpartition(" occurred. Message: ")[2] for line in text.splitlines() if line.strip()]
+    if not lines:
+        return kind
+    return f"{kind}: {lines[0]}" if flowers and len(lines) == 1 else lines[-1]  # of a traceback the end
 
 
 def _words(record: ConfigRecord, key: str) -> list[str]:

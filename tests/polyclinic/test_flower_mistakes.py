@@ -387,9 +387,12 @@ def test_a_reason_with_a_whole_traceback_is_told_by_its_last_line() -> None:
     from polyclinic.flower.labels import why
 
     ray = (
-        "<class 'ray.exceptions.RayTaskError'>:<'ray::ClientAppActor.run()\n  File \"a.py\", line 3\n\nOSError: disk'>"
+        "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::ClientAppActor.run()\n  File \"a.py\"\n"
+        "flwr.clientapp.client_app.ClientAppException: \nException ClientAppException occurred. Message: labels.csv'>"
     )
-    assert why(ray) == "OSError: disk"
+    assert why(ray) == "labels.csv"
+    assert why("<class 'FileNotFoundError'>:<'labels.csv'>") == "FileNotFoundError: labels.csv"
+    assert why("<class 'StopIteration'>:<''>") == "StopIteration"
     assert "needs @polyclinic.flower.labels(app)" in why("No query function registered with name 'labels'")
     assert why("") == "no reason given"
 
