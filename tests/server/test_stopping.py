@@ -51,8 +51,12 @@ def ended(
         late: Send the signal when two rounds are done, else as soon as the program listens to signals.
         after_s: Seconds after that.
     """
-    # These tests may themselves run in the background of a shell, which has its programs ignore SIGINT.
-    before = lambda: signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)  # noqa: E731
+
+    def before() -> None:
+        # These tests may themselves run in the background of a shell or under nohup, which have signals ignored.
+        signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
         stdout=subprocess.DEVNULL,
