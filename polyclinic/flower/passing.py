@@ -88,7 +88,7 @@ class SequentialTraining(LabelledSites):
         """The model after it went through every site of the round, and the mean of their metrics."""
         messages = self.configure_train(server_round, model, config, grid)
         by_node = {message.metadata.dst_node_id: message for message in messages}
-        came, used = list[Message](), list[Message]()
+        came, used, faults = list[Message](), list[Message](), dict[int, str]()
         for node in self.order(server_round, list(by_node)):
             message = by_node[node]
             message.content[self.arrayrecord_key] = model
@@ -98,11 +98,14 @@ class SequentialTraining(LabelledSites):
                 log.log(WARNING, "round %s: node %s is skipped: %s", server_round, node, reason)
                 continue
             came.append(reply)
-            if not self.fault_in(reply):
+            faults[node] = self.fault_in(reply)
+            if not faults[node]:
                 (model,) = reply.content.array_records.values()
                 self.visited(node, _metrics(reply))
                 used.append(reply)
-        usable(server_round, came, self.fault_in)  # says which are left out, and raises where none is used
+        usable(
+            server_round, came, lambda reply: faults[reply.metadata.src_node_id]
+        )  # says which are left out, and raises where none is used
         if not used:
             raise RuntimeError(f"no site replied in round {server_round}")
         return model, self.train_metrics_aggr_fn([reply.content for reply in used], self.weighted_by_key)

@@ -130,12 +130,13 @@ def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageS
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     of_run = None if summary is None else _spec_of_run(summary)
     named = {"--image-column": given.image_column, "--patient-column": given.patient_column}
-    stop_on(column_faults(str(data), read_columns(data, str(data)), named))
+    columns = read_columns(data, str(data))
+    stop_on(column_faults(str(data), columns, named))
     if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
         # The model was trained on some of its rows.
         own = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(_images(of_run, given))})
         return load(own, Path()).test, f"the test part of {data.name}, as the run split it"
-    splits = load(_folder_spec(network, of_run, given), Path())
+    splits = load(_folder_spec(network, of_run, given, columns), Path())
     # All of it is test data, no matter how the loader split it.
     return joined([splits.train, splits.validation, splits.test]), f"all of {data.name}"
 
@@ -159,9 +160,8 @@ def _spec_of_run(summary: RunSummary) -> FolderSpec | None:
         return None
 
 
-def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given) -> FolderSpec:
+def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given, columns: Columns) -> FolderSpec:
     """How to read the csv: by what the person names, else by the run's column names, else by what its cells show."""
-    columns = read_columns(given.data, str(given.data))
     images = given.image_column or _same(columns, of_run.image_column if of_run else None) or _same(columns, "image")
     images = images or image_column(columns)
     patients = given.patient_column or _same(columns, of_run.patient_column if of_run else None)

@@ -1,6 +1,5 @@
 """Mistakes that a user of ``polyclinic.flower`` makes: each is refused, or left out with the node; none is trained."""
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -32,15 +31,6 @@ from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, FedMLPApp, data, 
 
 HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
 AVERAGING = [FedSLD, PartialLoss, SurgicalAggregation, VanillaFL]
-
-
-@pytest.fixture
-def flowers_log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
-    """What Flower's log says; the inline simulation silences it otherwise."""
-    monkeypatch.setattr("server.simulation.backends.inline.quiet_flower", lambda: None)
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    logging.getLogger("flwr").setLevel(logging.INFO)
-    return caplog
 
 
 def told(task: str = "multi_label", missing: str = "masked", prior: list[float] | None = None) -> Any:
@@ -269,6 +259,11 @@ def test_a_reply_that_does_not_fit_is_left_out_and_its_node_named(
         weights = [float(app.replies[node]["metrics"]["num-examples"]) for node in (2, 4)]
         expected = np.average(others, axis=0, weights=weights)
         np.testing.assert_allclose(result.arrays["0.weight"].numpy(), expected, rtol=1e-5)
+
+
+def test_a_fedmlp_site_that_does_not_say_what_it_weighs_is_named(flowers_log: pytest.LogCaptureFixture) -> None:
+    run(FedMLP(stage_one_rounds=1, **HEAD), altered(mute, kind=FedMLPApp), rounds=1)
+    assert "the reply of node 3 is left out: it sent no 'num-examples' in its metrics" in flowers_log.text
 
 
 @pytest.mark.parametrize("strategy", [*AVERAGING, SequentialTraining, UniFed])

@@ -1,7 +1,6 @@
 """``polyclinic.flower``: surgical aggregation, FedSLD, UniFed and the baselines in a stock Flower app."""
 
 import itertools
-import logging
 from typing import Any
 
 import numpy as np
@@ -220,16 +219,13 @@ class Silent(App):
 
 @pytest.mark.parametrize("strategy", [SequentialTraining, UniFed])
 def test_a_site_that_does_not_say_what_it_weighs_is_left_out_with_the_reason(
-    strategy: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    strategy: Any, flowers_log: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("server.simulation.backends.inline.quiet_flower", lambda: None)
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    logging.getLogger("flwr").setLevel(logging.INFO)
     app = Silent()
     result = run(strategy(**HEAD), app, rounds=1)
     visited = [node for node, kind in app.asked if kind == "train"][-SITES:]
     assert bits(result.arrays) == bits(app.replies[[node for node in visited if node != 3][-1]]["arrays"])
-    assert "the reply of node 3 is left out: it sent no 'num-examples' in its metrics" in caplog.text
+    assert "the reply of node 3 is left out: it sent no 'num-examples' in its metrics" in flowers_log.text
 
 
 def test_a_head_of_another_name_is_refused_with_the_names_there_are() -> None:
@@ -324,15 +320,10 @@ def test_an_unknown_task_and_a_head_of_another_precision_are_refused() -> None:
         run(Double(**HEAD), App(), rounds=1)
 
 
-def test_flowers_own_log_counts_a_site_that_failed(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("server.simulation.backends.inline.quiet_flower", lambda: None)
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    logging.getLogger("flwr").setLevel(logging.INFO)
+def test_flowers_own_log_counts_a_site_that_failed(flowers_log: pytest.LogCaptureFixture) -> None:
     run(SurgicalAggregation(**HEAD), App(broken={3}), rounds=1)
-    assert "Received 2 results and 1 failures" in caplog.text
-    assert "No space left on device" in caplog.text
+    assert "Received 2 results and 1 failures" in flowers_log.text
+    assert "No space left on device" in flowers_log.text
 
 
 def test_every_site_is_ranked_though_few_are_drawn() -> None:

@@ -122,7 +122,7 @@ def test_the_runs_own_table_is_scored_on_its_test_part_only(run: Path, capsys: C
         ("--classes", "one,tree", "names the label columns of an npz file"),
     ],
 )
-def test_no_option_is_ignored_on_the_runs_own_table(
+def test_unknown_columns_are_refused_on_the_runs_own_table_too(
     run: Path, capsys: Capture, option: str, value: str, said: str
 ) -> None:
     ended = flwr_sim(capsys, "evaluate", run, run.parent / "labels.csv", option, value)
