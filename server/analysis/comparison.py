@@ -9,7 +9,7 @@ import numpy as np
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics.multi_label import ClassMetrics, Summary, mean_and_sd
-from common.system.formatting import shortened
+from common.system.formatting import counted, shortened, spans
 from common.system.plain_text import json_text
 from server.analysis.site_gains import SiteGain, site_gains
 from server.analysis.statistics import PairedTest, Scores, corrected, paired_over_classes, paired_over_classes_and_seeds
@@ -268,6 +268,7 @@ def _cautions(by_method: _ByMethod) -> Iterable[str]:
     reference, *others = by_method
     if any(run.summary.patients_known is False for of_seed in by_method.values() for run in of_seed.values()):
         yield "The data does not say which images belong to one patient: intervals of single runs are over images."
+    yield from _untrained(by_method)
     yield from _lost(by_method)
     if rare := _rare(by_method[reference]):
         few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
@@ -284,6 +285,14 @@ def _rare(of_seed: Mapping[int, Run]) -> list[str]:
     every = [each for run in of_seed.values() for each in run.summary.test.per_class.items()]
     counts = [(name, (one.positives, one.negatives)) for name, one in every if one.auroc is not None]
     return sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)})
+
+
+def _untrained(by_method: _ByMethod) -> Iterable[str]:
+    """Methods whose figures are, in some runs, those of the model that the run began with."""
+    for label, of_seed in by_method.items():
+        if seeds := [seed for seed, run in sorted(of_seed.items()) if run.summary.untrained]:
+            which = f"{counted(len(seeds), 'seed')} of {len(of_seed)} ({spans(seeds)})"
+            yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
 
 
 def _lost(by_method: _ByMethod) -> Iterable[str]:

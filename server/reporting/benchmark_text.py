@@ -18,9 +18,14 @@ def as_markdown(result: BenchmarkResult) -> str:
 
 def headline(result: BenchmarkResult) -> str:
     """How far the benchmark is, and what the ranks say."""
-    far = f"{result.done} of {result.wanted} runs."
+    far = done_sentence(result)
     far = f"**Partial: {far}** " if result.partial else f"Complete: {far} "
     return far + ranks_sentence(result)
+
+
+def done_sentence(result: BenchmarkResult) -> str:
+    """How many of the form's runs are done."""
+    return f"{result.done:,} of {counted(result.wanted, 'run')}."
 
 
 def ranks_sentence(result: BenchmarkResult) -> str:
@@ -53,10 +58,12 @@ def notes(result: BenchmarkResult) -> list[str]:
         f"{size}; model, order, partition and owners of classes follow the seed.",
         "Each method has the learning rate with the best validation AUROC of a run with another seed, by data set.",
         "The round is the one with the best validation AUROC; no test image chooses anything.",
-        "Intervals are 95 %, over the test part's patients (bootstrap) and over seeds.",
+        "Intervals are 95 %, over the test part's patients (bootstrap) and over seeds; a method of which each site has "
+        "its own model has none.",
         f"Ranks and means are over {blocks}, averaged over classes and seeds.",
     ]
     found += [_scored_sentence(block) for block in _of_each_data_set(result)]
+    found += [_untrained_sentence(label, runs) for label, runs in result.untrained.items()]
     if len(result.codes) > 1:
         told = listed([f"{count} by {code}" for code, count in result.codes.items()])
         found.append(f"The runs are of {len(result.codes)} versions of the code: {told}.")
@@ -66,13 +73,18 @@ def notes(result: BenchmarkResult) -> list[str]:
     return found
 
 
+def _untrained_sentence(label: str, runs: int) -> str:
+    return f"{label}: in {counted(runs, 'run')} validation was best before round 1; the initial model is tested."
+
+
 def _of_each_data_set(result: BenchmarkResult) -> list[BlockResult]:
     return list({block.data: block for block in result.blocks}.values())
 
 
 def _scored_sentence(block: BlockResult) -> str:
     fewest = min(block.scored.values())
-    scored = f"{block.data}: {counted(len(block.scored), 'class')} scored, with {fewest} test positives or more"
+    classes = counted(len(block.scored), "class", "classes")
+    scored = f"{block.data}: {classes} scored, with {fewest} test positives or more"
     if not block.unscored:
         return f"{scored}."
     rare = listed([f"{name} ({count})" for name, count in block.unscored.items()])

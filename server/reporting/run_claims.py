@@ -37,8 +37,7 @@ class Limit:
 def run_result(run: Run) -> str:
     """What the run resulted in, over exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
-    best = summary.best_round
-    which = f" (the model is that of round {best})" if best is not None and 0 < best < summary.rounds else ""
+    which = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
     training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}{which}"
     accuracy = (
         f" Accuracy is {number(test.multi_class.accuracy)} over {counted(test.multi_class.images, 'image')}."
@@ -53,6 +52,13 @@ def run_result(run: Run) -> str:
     result += f" over {how_many_tested(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
     parts = list(_parts(summary))
     return f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
+
+
+def tested_model(summary: RunSummary) -> str:
+    """Which model was tested: ``"that of round 3"``, ``"the initial one"``."""
+    if summary.untrained:
+        return "the initial one"
+    return "that of the last round" if summary.best_round is None else f"that of round {summary.best_round}"
 
 
 def interval_of_mean(summary: RunSummary) -> str:
@@ -182,12 +188,15 @@ def _lost(run: Run) -> Iterator[str]:
             last_part = f"round {took_part[-1]:,} of {run.summary.rounds:,}"
             yield f"{site} took part last in {last_part}, and was absent at the end."
         else:
-            yield f"{site} took part in no round: the model was trained without it."
+            without = "" if run.summary.untrained else ": the model was trained without it"
+            yield f"{site} took part in no round{without}."
 
 
 def _left_behind(run: Run) -> Iterator[str]:
     """Classes whose sites were all gone while the rest of the model was still trained."""
     summary = run.summary
+    if summary.untrained:
+        return  # said of the whole model
     end = summary.best_round or (run.rounds[-1].round if run.rounds else 0)
     counted_rounds = [each for each in run.rounds if each.round <= end]
     by_round: dict[int, list[str]] = {}
@@ -230,6 +239,15 @@ def _not_drawn(run: Run) -> Iterator[str]:
 def _unknown_patients(run: Run) -> Iterator[str]:
     if run.summary.patients_known is False:
         yield UNKNOWN_PATIENTS
+
+
+def _never_better(run: Run) -> Iterator[str]:
+    """No round was better than the model that the run began with, which therefore is the one tested."""
+    if run.summary.untrained:
+        yield (
+            f"Validation was best before the first of {counted(run.summary.rounds, 'round')}: all figures are of the "
+            "initial model, which no site of this run has trained."
+        )
 
 
 def _still_improving(run: Run) -> Iterator[str]:
@@ -315,6 +333,8 @@ def _few_validation_images(run: Run) -> Iterator[str]:
 
 def _one_way_of_reading(run: Run) -> Iterator[str]:
     summary, untold = run.summary, _untold(run.summary)
+    if summary.untrained:
+        return
     taking = {site for each in run.rounds for site in each.sites}
     for site in [each for each in summary.sites if each in taking] if len(summary.sites) > 1 else ():
         names = [name for name in summary.classes if owners(summary, name) == (site,) and name not in untold]
@@ -377,6 +397,7 @@ def _first(words: Sequence[str]) -> str:
 Rule = Callable[[Run], Iterator[str]]
 PROMINENT: tuple[Rule, ...] = (
     _left_out,
+    _never_better,
     better_alone,
     _untested,
     _not_testing,

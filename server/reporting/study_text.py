@@ -2,6 +2,7 @@
 
 from dataclasses import asdict
 
+from common.system.formatting import counted
 from common.system.plain_text import json_text
 from server.analysis.study.results import PairedComparison, PublishedNumber, StudyResult, TableResult
 from server.reporting.study_claims import study_headline
@@ -48,6 +49,7 @@ def _table(table: TableResult) -> str:
             lines.append([setting, method, *map(cell, row[index])][-len(head) :])
     text = "\n".join(f"| {' | '.join(part.replace('|', '&#124;') for part in line)} |" for line in lines)
     below = [_listing("Here:", run_here(table))]
+    below += [sentence] if (sentence := untrained_sentence(table)) else []
     below += [_listing("What differs:", table.differs)] if table.differs else []
     below += [_listing(f"{table.reference} against:", [_tested(each) for each in table.tests])] if table.tests else []
     return "\n\n".join([f"## {table.title}", text, *below])
@@ -58,6 +60,15 @@ def run_here(table: TableResult) -> list[str]:
     if len(set(table.scale)) == 1:
         return [table.scale[0]]
     return [f"{setting}: {scale}" for setting, scale in zip(table.settings, table.scale, strict=True)]
+
+
+def untrained_sentence(table: TableResult) -> str:
+    """Which figures are of a model without training; empty where none is."""
+    if not table.untrained:
+        return ""
+    named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
+    runs = counted(sum(count for *_, count in table.untrained), "run")
+    return f"In {runs} validation was best before round 1, and the initial model is tested: {'; '.join(named)}."
 
 
 def _tested(tested: PairedComparison) -> str:

@@ -165,6 +165,11 @@ class RunSummary(_Record):
         return {name: tuple(sites) for name, sites in found.items()}
 
     @property
+    def untrained(self) -> bool:
+        """Whether the tested model is that before round 1, because no round was better by validation."""
+        return self.best_round == 0 and self.rounds > 0
+
+    @property
     def label(self) -> str:
         """What the method is called in tables."""
         return self.name or self.method

@@ -162,6 +162,17 @@ def test_a_class_with_fewer_than_thirty_test_positives_is_named_and_not_scored()
     assert "too few: b (29)" in as_markdown(result)
 
 
+def test_figures_of_the_initial_model_are_counted_without_the_runs_that_choose_a_rate() -> None:
+    plan, lines = made_up()
+    of_method = [line for line in lines.values() if line.method == "surgical"]
+    chosen = [line for line in of_method if line.tuning][:1] + [line for line in of_method if not line.tuning][:1]
+    changed = {line.key: line.model_copy(update={"best_round": 0}) for line in chosen}
+    said = as_markdown(result_of(plan, "small", {**lines, **changed}, wanted_runs(plan)))
+    assert "surgical: in 1 run validation was best before round 1; the initial model is tested." in said
+    assert said.count("validation was best before round 1") == 1
+    assert "initial model is tested" not in as_markdown(page())
+
+
 def test_a_page_of_missing_runs_says_that_it_is_partial_in_both_forms(tmp_path: Path) -> None:
     partial, whole = page(without=3), page()
     assert as_markdown(partial).splitlines()[2].startswith("**Partial: ")

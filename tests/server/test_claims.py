@@ -100,7 +100,7 @@ def runs(draw: st.DrawFn) -> Run:
             }
             for site, of_site in classes.items()
         },
-        "best_round": draw(st.sampled_from([None, *range(1, count + 1)])),
+        "best_round": draw(st.sampled_from([None, *range(count + 1)])),
         "patients_known": draw(st.sampled_from([None, True, False])),
         "condemned": {sites[0]: "its trunk moves too far"} if draw(st.booleans()) and len(sites) > 1 else {},
         "per_site": {
@@ -181,6 +181,8 @@ def test_what_limits_a_result_is_said_exactly_where_the_figures_show_it(run: Run
     badly = [n for n, one in per_class.items() if one.auroc and one.auroc >= 0.8 and one.balanced_accuracy <= 0.6]
     assert sorted(unfit) == sorted(badly)
     assert any("which images belong to one patient" in s for s in prominent) == (summary.patients_known is False)
+    untrained = any("Validation was best before the first" in s for s in prominent)
+    assert untrained == (summary.best_round == 0 and summary.rounds > 0)
     improving = any("more rounds may give" in s for s in prominent)
     by_validation = summary.experiment.get("evaluation", {}).get("result", "best") == "best"
     assert improving == (by_validation and summary.rounds > 1 and summary.best_round == summary.rounds)
@@ -238,7 +240,7 @@ def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(
 @given(runs())
 def test_classes_whose_sites_left_before_the_model_was_done_are_named(run: Run) -> None:
     summary = run.summary
-    end, expected = summary.best_round or len(run.rounds), {}
+    end, expected = len(run.rounds) if summary.best_round is None else summary.best_round, {}
     for name in summary.classes:
         sites = [site for site, one in summary.sites.items() if name in one.classes]
         present = [each.round for each in run.rounds[:end] if any(site in each.sites for site in sites)]

@@ -202,6 +202,15 @@ def test_what_makes_a_comparison_uneven_is_said(tmp_path: Path) -> None:
     assert "did not train on the same sites and labels" in contract
 
 
+def test_figures_of_the_initial_model_are_said_to_be_so(tmp_path: Path) -> None:
+    runs = two_seeds()
+    runs[2]["best_round"], runs[3]["best_round"] = 0, 1
+    found = compared(tmp_path, *runs).cautions
+    assert "poor: with 1 seed of 2 (1) validation was best before round 1; the initial model is tested." not in found
+    assert "poor: with 1 seed of 2 (0) validation was best before round 1; the initial model is tested." in found
+    assert not any("good: with" in each for each in found)
+
+
 def test_the_json_holds_every_test(tmp_path: Path) -> None:
     path = write_comparison(compared(tmp_path, *two_seeds()), tmp_path / "comparison.json")
     written = json.loads(path.read_text())

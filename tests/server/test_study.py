@@ -166,6 +166,14 @@ def test_a_study_runs_goes_on_where_it_broke_off_and_sets_the_papers_numbers_bes
     markdown = (out / "study.md").read_text(encoding="utf-8")
     assert "(0.815)" in markdown
     assert "theirs: not tested: 1 pair is too few" in markdown
+    assert "validation was best before round 1" not in markdown + page
+    assert page.count(">paper<") == 2  # of the five columns of both tables, the paper gives numbers for two
+
+    best = next((out / "runs").glob("*/summary.json"))
+    best.write_text(json.dumps(json.loads(best.read_text()) | {"best_round": 0}), encoding="utf-8")
+    again = flwr_sim(capsys, *command)
+    for text in ((out / "study.md").read_text(encoding="utf-8"), (out / "report.html").read_text(encoding="utf-8")):
+        assert "In 1 run validation was best before round 1, and the initial model is tested" in text
 
     (out / "runs" / runs[0]).rename(out / "runs" / f"{runs[0]}.unfinished")
     again = flwr_sim(capsys, *command)

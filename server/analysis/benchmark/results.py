@@ -86,6 +86,7 @@ class BenchmarkResult:
     Attributes:
         done, wanted: Runs, those that choose learning rates among them.
         codes: Version of the code -> runs made with it.
+        untrained: Method -> its runs that are tested by the initial model, because no round was better by validation.
     """
 
     title: str
@@ -100,6 +101,7 @@ class BenchmarkResult:
     methods: tuple[MethodOverBlocks, ...]
     ranking: Ranking
     codes: Mapping[str, int]
+    untrained: Mapping[str, int]
     not_run: tuple[str, ...]
 
     @property
@@ -146,6 +148,7 @@ def result_of(plan: FormPlan, form: str, lines: Mapping[str, ResultLine], wanted
         methods=tuple(methods),
         ranking=ranks,
         codes=dict(Counter(line.code for line in lines.values())),
+        untrained=dict(Counter(line.method for line in lines.values() if line.best_round == 0 and not line.tuning)),
         not_run=tuple(label for label in labels if label not in run),
     )
 

@@ -1,6 +1,6 @@
 """A study's tables: ours beside the paper's, tests, and what the figures need."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,6 +58,8 @@ class TableResult:
         positions: The settings along a sweep.
         entries: By method, setting and measure.
         scale: What was run here, setting by setting.
+        untrained: Runs that are tested by the initial model, because no round was better by validation: method,
+            setting and number of seeds.
     """
 
     title: str
@@ -72,6 +74,13 @@ class TableResult:
     curves: tuple[Curves, ...]
     differs: tuple[str, ...]
     scale: tuple[str, ...]
+    untrained: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def columns(self) -> list[tuple[int, str, bool]]:
+        """Index and heading of each measure, and whether the paper gives a number for it."""
+        every = [column for row in self.entries for column in row]
+        return [(i, title, any(e[i].paper is not None for e in every)) for i, title in enumerate(self.headings)]
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,7 @@ def _table(table: Table, grid: Grid) -> TableResult:
         curves=tuple(_curves(table, grid)) if {"curves", "density"} & set(table.figures) else (),
         differs=table.differs,
         scale=tuple(_scale(column[0]) for column in grid[0]),
+        untrained=tuple(_untrained(table, grid)),
     )
 
 
@@ -168,6 +178,13 @@ def _curve(method: str, setting: str, runs: Seeds) -> Curves:
     means = tuple(float(np.mean(by_round[number])) for number in rounds)
     best = [run.summary.client_accuracy for run in runs if run.summary.client_accuracy]
     return Curves(method, setting, rounds, means, tuple(value for each in best for value in each.per_site.values()))
+
+
+def _untrained(table: Table, grid: Grid) -> Iterator[tuple[str, str, int]]:
+    for method, row in zip(table.methods, grid, strict=True):
+        for setting, runs in zip(table.settings, row, strict=True):
+            if count := sum(run.summary.untrained for run in runs):
+                yield method.title, setting.title, count
 
 
 def _scale(run: Run) -> str:

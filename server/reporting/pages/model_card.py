@@ -13,7 +13,7 @@ from common.system import plain_text
 from common.system.files import write_atomically
 from server.reporting import wording
 from server.reporting.coverage import owners
-from server.reporting.run_claims import limits, run_result, sites_taking_part
+from server.reporting.run_claims import limits, run_result, sites_taking_part, tested_model
 from server.runs.reader import Run, RunSummary, read_run
 from server.runs.settings import flattened
 
@@ -63,7 +63,6 @@ def model_card(folder: Path) -> str:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    settings = [pair for pair in flattened({name: summary.experiment.get(name) for name in SETTINGS}) if pair[1] != "–"]
     return environment.get_template("model_card.md.j2").render(
         say=wording,
         summary=summary,
@@ -73,12 +72,19 @@ def model_card(folder: Path) -> str:
         shown={name: training_images_that_show(summary, name) for name in saved.class_names},
         sites=_sites(run),
         limits=limits(run),
+        tested_model=tested_model(run.summary),
         trained_by=sites_taking_part(run),
         all_tested=all(run.rounds_taken[site] for site in summary.per_site if site in summary.sites),
         result=run_result(run),
-        settings=settings,
+        settings=_settings(summary),
         data_kind=(summary.experiment.get("data") or {}).get("kind"),
     )
+
+
+def _settings(summary: RunSummary) -> list[tuple[str, str]]:
+    """Those of the parts of the experiment that shape a model, where they have a value."""
+    parts = {name: summary.experiment.get(name) for name in SETTINGS}
+    return [pair for pair in flattened(parts) if pair[1] != "–"]
 
 
 def escaped(value: object) -> str:

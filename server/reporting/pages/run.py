@@ -13,7 +13,7 @@ from server.reporting.figures import accuracy, auroc, methods
 from server.reporting.figures.subsets import coverage_of_many
 from server.reporting.pages.page import write_page
 from server.reporting.pages.quality import mean_of_sites, quality_section
-from server.reporting.run_claims import how_many_tested, interval_of_mean, limits, run_result
+from server.reporting.run_claims import how_many_tested, interval_of_mean, limits, run_result, tested_model
 from server.reporting.site_claims import site_choices
 from server.reporting.wording import count, duration, number, size, spans
 from server.runs.reader import Run, RunSummary, SiteRecord, SiteResult, read_run
@@ -116,7 +116,7 @@ def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
     test = summary.test
     traffic = [n for site in summary.sites.values() for n in (site.bytes_up, site.bytes_down) if n is not None]
     samples = [site.train_samples for site in summary.sites.values() if site.train_samples is not None]
-    best = "the model of the last round" if summary.best_round is None else f"best: round {summary.best_round}"
+    best = f"the model is {tested_model(summary)}"
     shared, unique = test.shared_classes, test.unique_classes
     tested = [how_many_tested(summary, group.classes) for group in (shared, unique)]
     return [
