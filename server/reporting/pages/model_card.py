@@ -82,7 +82,7 @@ def model_card(folder: Path) -> str:
 
 
 def _settings(summary: RunSummary) -> list[tuple[str, str]]:
-    """Those of the parts of the experiment that shape a model, where they have a value."""
+    """The settings in the parts of the experiment that shape a model, where they have a value."""
     parts = {name: summary.experiment.get(name) for name in SETTINGS}
     return [pair for pair in flattened(parts) if pair[1] != "–"]
 
