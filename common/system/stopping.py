@@ -28,7 +28,7 @@ CLOSING_S = 4.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The last comes when a terminal is closed or an ssh connection is lost; ``nohup`` has it ignored."""
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
-_ADOPT_ORPHANS = 36  # PR_SET_CHILD_SUBREAPER of linux/prctl.h
+_END_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []
 _to_remove: list[Callable[[], object]] = []
@@ -127,6 +127,12 @@ def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         _to_remove.remove(remove)
+
+
+def end_with_parent() -> None:
+    """Have Linux send this process SIGKILL once the thread that started it is gone; other systems cannot."""
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
 
 
 def _adopt_orphans(wanted: bool) -> None:

@@ -1,6 +1,7 @@
 """One run in a process of its own, forked from one that has everything imported: that takes seven seconds once."""
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 import sys
 import threading
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput
+from common.system.stopping import end_with_parent
 from server.simulation.simulate import simulate
 from server.simulation.trial import Cell
 from strategies.base.round_record import RunStopped
@@ -25,8 +27,7 @@ FIRST_USED_IN_A_RUN = (
     "torch._dynamo",  # every optimiser's first step imports it
 )
 """Modules that a run imports when it needs them: five CPU seconds, which each run would pay again."""
-CONTEXT.set_forkserver_preload([__name__, *FIRST_USED_IN_A_RUN])
-
+CONTEXT.set_forkserver_preload(["server.simulation.ended_with_program", __name__, *FIRST_USED_IN_A_RUN])
 
 _STARTING = threading.Lock()
 
@@ -43,6 +44,12 @@ def _callers_script_hidden() -> Iterator[None]:
         main.__spec__ = spec
         if file is not None:
             main.__file__ = file
+
+
+def start_fork_server() -> None:
+    """To be called in the main thread before runs are started in others: it ends with the thread that starts it."""
+    with _STARTING, _callers_script_hidden():
+        multiprocessing.forkserver.ensure_running()
 
 
 def run_apart(cell: Cell) -> str:
@@ -70,6 +77,9 @@ def run_measured(cell: Cell) -> tuple[str, float]:
 
 def _run(cell: Cell, sending: Connection) -> None:
     """Run in a process of its own: what libraries print would break the table of progress."""
+    end_with_parent()
+    if (program := multiprocessing.parent_process()) is not None and not program.is_alive():
+        return  # it was gone before we asked
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)

@@ -153,6 +153,51 @@ def test_sigterm_on_ray_at_any_time_ends_it_within_the_limit(tmp_path: Path, tur
     holds(RAY, tmp_path / "run", way, late=turn % 2 == 1, after_s=random.Random(turn).uniform(0.0, 8.0))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "late"),
+    [
+        pytest.param(COMPARE, False, id="compare early"),
+        pytest.param(COMPARE, True, id="compare late", marks=pytest.mark.long),
+        pytest.param(STUDY, True, id="study late", marks=pytest.mark.long),
+        pytest.param(RAY, True, id="ray late", marks=pytest.mark.long),
+    ],
+)
+def test_a_program_that_gets_sigkill_leaves_no_process_and_can_be_called_again(
+    tmp_path: Path, arguments: list[str], late: bool
+) -> None:
+    """As the system does where memory is short: nothing of ours can act, and no one else is told."""
+    out = tmp_path / "run"
+    for _ in range(2):
+        program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, MARK: str(out)},
+        )
+        until = time.monotonic() + 150
+        begun = (lambda: rounds(out) >= 2) if late else (lambda: len(marked(str(out))) > 1)
+        while not begun() and program.poll() is None and time.monotonic() < until:
+            time.sleep(0.05)
+        known = set(marked(str(out)))
+        assert program.poll() is None, program.communicate()[1]
+        assert len(known) > 1
+        program.kill()
+        killed = time.monotonic()
+        left = lambda: living({*known, *marked(str(out))})  # noqa: B023, E731
+        while left() and time.monotonic() < killed + 20:
+            time.sleep(0.05)
+        seconds = time.monotonic() - killed
+        for process in left():
+            process.kill()
+        program.communicate()
+        assert seconds < LIMIT_S
+        arguments = [*arguments, "--resume"] if arguments[0] == "run" and "--resume" not in arguments else arguments
+        for path in out.rglob("rounds.jsonl"):
+            path.write_text("")  # the next call is judged by its own rounds
+
+
 def test_a_forked_child_that_is_ended_does_not_end_its_parent() -> None:
     code = (
         "import os, signal, time\n"

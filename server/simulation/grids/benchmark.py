@@ -22,7 +22,7 @@ from server.reporting.pages.benchmark import write_benchmark_report
 from server.runs.reader import read_run
 from server.simulation.runner import FailedRuns
 from server.simulation.trial import Cell
-from server.simulation.worker import run_measured
+from server.simulation.worker import run_measured, start_fork_server
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,7 @@ class _Work:
 
     def run(self) -> None:
         """Go through the data sets: first the runs that choose learning rates, then block by block, seed by seed."""
+        start_fork_server()
         with tempfile.TemporaryDirectory(prefix="polyclinic-benchmark-") as scratch:
             for data in self.plan.data_sets():
                 tuning = list(self.plan.tuning(data))
