@@ -16,10 +16,12 @@ def write_examples(folder: Path) -> list[Path]:
         BadInput: If one is there already: nothing is written over.
     """
     from common.errors import BadInput, Fault
+    from common.system.files import whole_or_nothing
 
     if there := [str(folder / name) for name in NAMES if (folder / name).exists()]:
         raise BadInput([Fault(path, "is there already, and nothing is written over") for path in there])
-    copy_examples(_source(), folder)
+    with whole_or_nothing(folder, *(folder / name for name in NAMES)):
+        copy_examples(_source(), folder)
     return [folder / name for name in NAMES]
 
 
@@ -44,12 +46,12 @@ def example(name: str) -> Path:
 
 def copy_examples(source: Path, goal: Path) -> None:
     """Copy them from one folder into another, which is made if it is not there."""
-    goal.mkdir(parents=True, exist_ok=True)
     for name in NAMES:
-        if (source / name).is_dir():
-            shutil.copytree(source / name, goal / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copyfile(source / name, goal / name)
+        inner = [path for path in (source / name).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        for path in inner or [source / name]:
+            copy = goal / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
 
 
 def _source() -> Path:

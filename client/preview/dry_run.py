@@ -28,7 +28,7 @@ from common.errors import BadInput, Fault
 from common.models.frozen import FrozenPart, built_frozen, naming
 from common.models.network import build
 from common.models.state import layout_of, read_state
-from common.system.files import write_atomically
+from common.system.files import whole_or_nothing, write_atomically
 from common.system.plain_text import json_text
 from common.wire.canonical_bytes import WIDTH, parts, pieces, record_sha256
 from common.wire.codec import payload_bytes
@@ -210,13 +210,16 @@ def write(records: Sequence[RecordDict], out: Path) -> list[Path]:
     """
     if out.exists() and any(out.iterdir()):
         raise BadInput([Fault(f"--out {out}", "is not empty, and nothing is written over.", "Name another folder.")])
-    written = []
-    for number, content in enumerate(records, 1):
-        found = rows(content)
-        said = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in found}
-        name = f"{number}-{found[0].record}"
-        write_atomically(out / f"{name}.record", b"".join(pieces(content)), durable=False)
-        text = json_text({"sha256": record_sha256(content), "fields": said}, indent=1, allow_nan=True) + "\n"
-        write_atomically(out / f"{name}.json", text.encode(), durable=False)
-        written += [out / f"{name}.record", out / f"{name}.json"]
-    return written
+    with whole_or_nothing(out):
+        return [path for number, content in enumerate(records, 1) for path in _written(content, out, number)]
+
+
+def _written(content: RecordDict, out: Path, number: int) -> tuple[Path, Path]:
+    found = rows(content)
+    said = {row.field: {"shape": row.shape, "bytes": row.size, "values": row.values} for row in found}
+    name = f"{number}-{found[0].record}"
+    record, told = out / f"{name}.record", out / f"{name}.json"
+    write_atomically(record, b"".join(pieces(content)), durable=False)
+    text = json_text({"sha256": record_sha256(content), "fields": said}, indent=1, allow_nan=True) + "\n"
+    write_atomically(told, text.encode(), durable=False)
+    return record, told

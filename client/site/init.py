@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from client.site.site_file import FILE
 from common.errors import BadInput, Fault
 from common.security.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
-from common.system.files import no_room, private_folder, write_atomically
+from common.system.files import no_room, private_folder, whole_or_nothing, write_atomically
 
 TEMPLATE = """# What this hospital brings to the federation. Paths are relative to this folder.
 name = "{name}"
@@ -100,6 +100,11 @@ def prepare(folder: Path, name: str) -> list[str]:
         checked_name(name)
     except ValueError as error:
         raise BadInput([Fault("--name", f"{error}.")]) from None
+    with whole_or_nothing(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
+        return _prepared(folder, name)
+
+
+def _prepared(folder: Path, name: str) -> list[str]:
     if not folder.exists():
         private_folder(folder)
     key_path, request = folder / f"{name}.key", folder / f"{name}.request"

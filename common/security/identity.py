@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from pydantic import field_validator
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import is_file, write_atomically
+from common.system.files import is_file, named_if_full, write_atomically
 from common.system.plain_text import PLAIN_NAME
 from common.system.toml import M, Section, read_toml, toml_text, validated
 
@@ -203,13 +203,12 @@ def write_secret(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with named_if_full(path), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-    except OSError as error:
+    except OSError:
         path.unlink(missing_ok=True)  # half a key would be in the way of a whole one
-        error.filename = str(path)  # a full disk does not say whose
         raise
 
 

@@ -4,8 +4,11 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import stat
 import threading
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from common.errors import Fault, did_you_mean
@@ -30,6 +33,26 @@ _RELATIVE = "Paths are relative to the folder of this file."
 def no_room(error: BaseException | None) -> bool:
     """Whether this is an answer of a disk that holds no more."""
     return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+def no_room_left(error: BaseException) -> str:
+    """What to tell a person of a disk that holds no more; empty where the error is another."""
+    if not isinstance(error, OSError) or not no_room(error):
+        return ""
+    path = error.filename2 or error.filename  # of a copy the second is what is written
+    where = f" of {path}" if path else ", where files are written"
+    return f"there is no room left on the disk{where}: free some, and try again."
+
+
+@contextlib.contextmanager
+def named_if_full(path: Path) -> Iterator[None]:
+    """Within it, an error of the system that names no file, as that of a full disk, is told to be of this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is not None and error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def is_file(path: Path) -> bool:
@@ -101,19 +124,41 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
     temporary = part_of(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
-        with removed_if_stopped(temporary.unlink), os.fdopen(descriptor, "wb") as file:
+        with named_if_full(path), removed_if_stopped(temporary.unlink), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException as error:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            error.filename = str(path)  # a full disk does not say whose
         raise
     if durable:
         flush_folder(path.parent)
+
+
+@contextlib.contextmanager
+def whole_or_nothing(*made: Path) -> Iterator[None]:
+    """Within it these files and folders are made; if that fails or is stopped, those that were not there are removed.
+
+    An error that names no file is told to be of the first.
+    """
+    new = [path for path in made if not path.exists()]
+    remove = partial(_remove, new)
+    try:
+        with named_if_full(made[0]), removed_if_stopped(remove):
+            yield
+    except BaseException:
+        remove()
+        raise
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 PRIVATE = 0o700

@@ -13,7 +13,7 @@ from rich.segment import Segment
 
 from common import __version__
 from common.errors import BadInput, Fault
-from common.system.files import NO_PLACE_TO_WRITE, no_room
+from common.system.files import NO_PLACE_TO_WRITE, no_room_left
 from common.system.plain_text import at_terminal, hanging, json_text
 
 
@@ -129,10 +129,8 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
             _last_word("error", str(fault))
         sys.exit(error.exit_code)
     except OSError as error:
-        if no_room(error):
-            path = error.filename2 or error.filename  # of a copy the second is what is written
-            where = f" of {path}" if path else ", where files are written"
-            _last_word("stopped", f"there is no room left on the disk{where}: free some, and try again.")
+        if full := no_room_left(error):
+            _last_word("stopped", full)
             sys.exit(1)
         if not (isinstance(error.filename, str | bytes) and error.errno in NO_PLACE_TO_WRITE):
             raise

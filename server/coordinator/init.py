@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.errors import Fault, stop_on
 from common.security.identity import checked_name
-from common.system.files import private_folder
+from common.system.files import private_folder, whole_or_nothing
 from common.system.toml import validated
 from server.coordinator.admission import members, write_kit
 from server.coordinator.authority import SERVER_DAYS, issue_server_certificate, make_authority
@@ -33,10 +33,11 @@ def make_folder(
     stop_on(_faults(folder, name, hosts))
     tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port, "control_port": control_port}
     coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
-    private_folder(folder)
-    make_authority(coordinator)
-    issue_server_certificate(coordinator)
-    write_coordinator(folder, coordinator.file)
+    with whole_or_nothing(folder, coordinator.authority, folder / FILE):
+        private_folder(folder)
+        make_authority(coordinator)
+        issue_server_certificate(coordinator)
+        write_coordinator(folder, coordinator.file)
     return [
         f"{folder / FILE}: name, hosts and ports.",
         f"{coordinator.authority}: the certificate authority of this federation and the server's certificate, for"
@@ -74,9 +75,13 @@ def renew_certificate(folder: Path, hosts: Sequence[str]) -> list[str]:
 
 def _faults(folder: Path, name: str, hosts: Sequence[str]) -> list[Fault]:
     faults = []
-    if (folder / FILE).exists() or (folder / "authority").exists():
+    if (folder / FILE).exists():
         remedy = "For a new certificate: --renew."
         faults.append(Fault(str(folder), "is a coordinator's folder already, and nothing is written over.", remedy))
+    elif (folder / "authority").exists():
+        problem = f"holds an authority and no {FILE}: this command was killed here, or the file is lost."
+        remedy = f"If {FILE} was never there, remove {folder / 'authority'} and try again. Else put a copy back."
+        faults.append(Fault(str(folder), problem, remedy))
     if not name:
         faults.append(Fault("--name", "is missing: the federation's name.", ""))
     else:

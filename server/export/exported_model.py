@@ -19,7 +19,7 @@ from common.models.inference import probabilities
 from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
-from common.system.files import taken
+from common.system.files import part_of, taken, whole_or_nothing
 from server.export.early import ExportFormat
 
 TOLERANCE = 1e-4
@@ -81,16 +81,14 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     network = load_model(folder)
     merge(network.backbone)
     model = FromPixels(network).eval().requires_grad_(False)
-    part = destination.with_name(f".{destination.name}.part")
-    try:
+    part = part_of(destination)
+    with whole_or_nothing(destination, part):
         run = _WRITERS[form](model, metadata(saved), part)
         worst = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
         if not worst <= TOLERANCE:
             problem = f"the exported model's probabilities differ from ours by up to {worst:.2g}"
             raise OutputsDiffer(f"{problem}, more than {TOLERANCE:g}; {destination} was not written")
         part.replace(destination)
-    finally:
-        part.unlink(missing_ok=True)
     return ExportCheck(destination, sum(map(len, pixels)), worst)
 
 

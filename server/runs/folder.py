@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import remove_parts, write_atomically
+from common.system.files import named_if_full, remove_parts, write_atomically
 from common.system.plain_text import json_text
 from server.runs.scalars import Tracker, round_scalars, summary_scalars
 
@@ -128,5 +128,6 @@ class RunFolder:
             tracker.scalars(values, step)
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        with (self.path / name).open("a", encoding="utf-8") as file:
+        path = self.path / name
+        with named_if_full(path), path.open("a", encoding="utf-8") as file:
             file.write(json_text(line) + "\n")

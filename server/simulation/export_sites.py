@@ -10,7 +10,7 @@ from common.config import ExperimentFile
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault, stop_on
 from common.simulation import images_of
-from common.system.files import write_atomically
+from common.system.files import whole_or_nothing, write_atomically
 from common.system.toml import toml_text
 from server.simulation.simulate import checked
 
@@ -31,13 +31,14 @@ def write_sites(file: ExperimentFile, out: Path) -> list[Path]:
     folders = [out / one.site for one in data.parts]
     taken = [folder for folder in folders if any((folder / name).exists() for name in ("images.npz", "site.toml"))]
     stop_on([Fault(f"--out {out}", f"{folder} holds a site already.", "Name another folder.") for folder in taken])
-    for index, (one, folder) in enumerate(zip(data.parts, folders, strict=True)):
-        folder.mkdir(parents=True, exist_ok=True)
-        site = images_of(data, index, "no")
-        arrays = {"train": site.train, "val": site.validation, "test": site.test}
-        named = {name: array for part, images in arrays.items() for name, array in _arrays(part, images).items()}
-        np.savez(folder / "images.npz", allow_pickle=False, **named)
-        write_atomically(folder / "site.toml", _site_toml(one.site, one.class_names).encode())
+    with whole_or_nothing(out, *folders):
+        for index, (one, folder) in enumerate(zip(data.parts, folders, strict=True)):
+            folder.mkdir(parents=True, exist_ok=True)
+            site = images_of(data, index, "no")
+            arrays = {"train": site.train, "val": site.validation, "test": site.test}
+            named = {name: array for part, images in arrays.items() for name, array in _arrays(part, images).items()}
+            np.savez(folder / "images.npz", allow_pickle=False, **named)
+            write_atomically(folder / "site.toml", _site_toml(one.site, one.class_names).encode())
     return folders
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput
+from common.system.files import no_room_left
 from common.system.stopping import end_with_parent
 from server.simulation.simulate import simulate
 from server.simulation.trial import Cell
@@ -89,6 +90,6 @@ def _run(cell: Cell, sending: Connection) -> None:
         simulate(file, cell.unfinished, quiet, cell.track, pages=cell.pages)
     except (BadInput, RunStopped) as error:
         failure = str(error)
-    except Exception:  # a process's edge
-        failure = traceback.format_exc()
+    except Exception as error:  # a process's edge
+        failure = no_room_left(error) or traceback.format_exc()
     sending.send((failure, time.process_time() - began))

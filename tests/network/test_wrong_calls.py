@@ -4,6 +4,7 @@
 """
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
@@ -29,6 +30,7 @@ class Place:
     folder: Path
     coordinator: Path
     site: Path
+    trained: Path
     taken: Path
     port: int
 
@@ -57,7 +59,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         made = flwr_server("init", folder / "trial", "--name", "trial", "--host", "127.0.0.1", *ports)
         assert made.code == 0, made.err
         site = _admitted_site(folder, port)
-        yield Place(folder, folder / "trial", site, folder / "taken", port)
+        yield Place(folder, folder / "trial", site, folder / "trained", folder / "taken", port)
 
 
 def _admitted_site(folder: Path, port: int) -> Path:
@@ -204,52 +206,85 @@ def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-ON_A_FULL_DISK: dict[str, tuple[Typed, str]] = {
-    "flwr-sim run": (lambda p, full: ("run", EXPERIMENT, "--out", full / "run", "--backend", "inline"), "17 MB"),
-    "flwr-sim examples": (lambda p, full: ("examples", full / "experiments"), "there is no room left on the disk"),
-    "flwr-server init": (
+@pytest.fixture(scope="module")
+def trained(place: Place) -> Path:
+    """A folder with a model, which no training has made."""
+    from common.models.network import build  # takes seconds to import
+    from common.models.saved import save_model
+    from common.models.zoo.spec import ModelSpec
+
+    place.trained.mkdir()
+    network = build(ModelSpec(architecture="tiny_cnn", channels=1, image_size=16), ("a", "b"), 0)
+    save_model(place.trained, network, label_contract_sha256="0" * 64)
+    return place.trained
+
+
+NO_ROOM, NEEDED = "there is no room left on the disk", "17 MB are needed to start"
+ON_A_FULL_DISK: dict[tuple[str, int], tuple[Typed, str]] = {
+    ("flwr-sim run", 0): (lambda p, full: ("run", EXPERIMENT, "--out", full / "run", "--backend", "inline"), NEEDED),
+    ("flwr-sim compare", 0): (lambda p, full: ("compare", EXPERIMENT, "--out", full / "all"), NEEDED),
+    ("flwr-sim study", 0): (
+        lambda p, full: ("study", "experiments/papers/fedmlp", "--quick", "--out", full / "all"),
+        NEEDED,
+    ),
+    ("flwr-sim benchmark", 0): (lambda p, full: ("benchmark", "--out", full / "all"), NEEDED),
+    ("flwr-sim demo", 0): (lambda p, full: ("demo", "--out", full / "demo"), NEEDED),
+    ("flwr-sim examples", 0): (lambda p, full: ("examples", full / "experiments"), NO_ROOM),
+    ("flwr-sim examples", 4): (lambda p, full: ("examples", full / "experiments"), NO_ROOM),
+    ("flwr-sim sites", 0): (lambda p, full: ("sites", EXPERIMENT, "--out", full / "sites"), NO_ROOM),
+    ("flwr-sim sites", 600): (lambda p, full: ("sites", EXPERIMENT, "--out", full / "sites"), NO_ROOM),
+    ("flwr-sim export", 8): (lambda p, full: ("export", p.trained, "--out", full / "model.onnx"), NO_ROOM),
+    ("flwr-server init", 0): (
         lambda p, full: ("init", full / "new", "--name", "x", "--host", "h.example"),
-        "there is no room left on the disk",
+        NO_ROOM,
     ),
-    "flwr-server run": (
-        lambda p, full: ("run", p.coordinator, EXPERIMENT, "--out", full / "run"),
-        "17 MB are needed to start",
-    ),
-    "flwr-client init": (
-        lambda p, full: ("init", full / "new", "--name", "x"),
-        "there is no room left on the disk",
-    ),
+    **{
+        ("flwr-server init", room): (
+            lambda p, full: ("init", full / "new", "--name", "x", "--host", "h.example"),
+            NO_ROOM,
+        )
+        for room in (4, 8, 12, 16)
+    },
+    ("flwr-server run", 0): (lambda p, full: ("run", p.coordinator, EXPERIMENT, "--out", full / "run"), NEEDED),
+    ("flwr-client init", 0): (lambda p, full: ("init", full / "new", "--name", "x"), NO_ROOM),
+    ("flwr-client preview", 8): (lambda p, full: ("preview", p.site, "--out", full / "seen"), NO_ROOM),
 }
+"""Command, and how many kB are free -> what is typed, and what is said."""
 
 
 @contextlib.contextmanager
-def full_disk(folder: Path) -> Iterator[Path]:
-    """A disk of its own on which there is no room for another byte."""
+def full_disk(folder: Path, room_kb: int) -> Iterator[Path]:
+    """A disk of its own on which this much is free."""
     folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True)
+    size = f"size={64 + room_kb}k"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "none", str(folder)], capture_output=True)
     if mounted.returncode:
         pytest.skip(f"a disk of its own cannot be mounted here: {mounted.stderr.decode().strip()}")
     try:
         with (folder / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
+        os.truncate(folder / "filler", 64 * 1024)
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @pytest.mark.torture
-@pytest.mark.parametrize("command", ON_A_FULL_DISK)
+@pytest.mark.usefixtures("trained")
+@pytest.mark.parametrize("call", ON_A_FULL_DISK, ids=lambda call: f"{call[0]}, {call[1]} kB")
 def test_a_full_disk_is_told_with_its_folder_and_leaves_nothing(
-    command: str, place: Place, tmp_path: Path, table: Table
+    call: tuple[str, int], place: Place, tmp_path: Path, table: Table
 ) -> None:
-    typed, words = ON_A_FULL_DISK[command]
-    with full_disk(tmp_path / "full") as full:
+    command, room = call
+    typed, words = ON_A_FULL_DISK[call]
+    with full_disk(tmp_path / "full", room) as full:
         ended = Command((command.split()[0], *typed(place, full)), tmp_path / "said.log").ended(tmp_path)
-        table.add(command, "full disk", ended)
+        table.add(command, f"full disk, {room} kB free", ended)
         said = " ".join(ended.said.split())
         assert ended.code in (1, 2)
         assert words in said
         assert str(full) in said
         assert "Traceback" not in said
         assert ended.left == ()
+        assert [path.name for path in full.iterdir()] == ["filler"]
