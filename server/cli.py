@@ -1,5 +1,9 @@
 """flwr-server: the coordinator's program."""
 
+# isort: off
+import common  # noqa: F401 - first: Ctrl-C may come at any moment
+# isort: on
+
 import os
 
 # Before flwr is imported: nothing of ours calls home, nothing is installed at run time.

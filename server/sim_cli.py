@@ -1,5 +1,9 @@
 """flwr-sim: federations on one machine, for researchers."""
 
+# isort: off
+import common  # noqa: F401 - first: Ctrl-C may come at any moment
+# isort: on
+
 import os
 
 # Before flwr or ray is imported: nothing of ours calls home.
@@ -255,10 +259,12 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.early import form_of, refuse_early
+    from server.export.early import file_of, form_of, refuse_early
 
     form = form_of(to)
-    refuse_early(folder, check)  # before torch is imported
+    refuse_early(folder, check, out or file_of(folder, form))  # before torch is imported
+    if check is not None:
+        _refuse_no_images(check)
     from server.export.command import export as written
 
     done, source, card = written(folder, form, out, check)
@@ -310,10 +316,12 @@ def predict(
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
     from server.export.early import refuse_early
+    from server.export.pictures import refuse_no_pictures
     from server.export.rendering import named_rendering
 
     rendering = named_rendering(frame, axis, window)
     refuse_early(folder, data, out)  # before torch is imported
+    refuse_no_pictures(data)
     from server.export.prediction import predict_to_csv
 
     read, unreadable = predict_to_csv(folder, data, out, rendering)
@@ -350,11 +358,13 @@ def evaluate(
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
     from server.export.early import refuse_early
+    from server.export.labelled import Given, refuse_unlabelled
 
-    refuse_early(folder, data, out)  # before torch is imported
+    refuse_early(folder, data, out)
+    given = Given(data, classes.split(",") if classes else (), images, image_column, patient_column)
+    refuse_unlabelled(given)  # before torch is imported
     from server.export import evaluation
 
-    given = evaluation.Given(data, classes.split(",") if classes else (), images, image_column, patient_column)
     found = evaluation.evaluate_on(folder, given)
     if out is not None:
         write_atomically(out, evaluation.as_csv(found).encode())
@@ -413,6 +423,17 @@ def examples(
 
     for path in write_examples(folder):
         console.print(str(path), markup=False, soft_wrap=True)
+
+
+def _refuse_no_images(check: Path) -> None:
+    if check.suffix == ".toml":
+        from server.export.labelled import data_of_experiment
+
+        data_of_experiment(check)
+    else:
+        from server.export.pictures import refuse_no_pictures
+
+        refuse_no_pictures(check)
 
 
 def _with_backend(overrides: list[str], backend: str | None) -> list[str]:

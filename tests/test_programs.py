@@ -191,3 +191,40 @@ def test_a_wrong_path_is_refused_before_torch_is_imported(words: str, tmp_path: 
     )
     assert ended.stdout.split() == ["2", "False"], ended.stderr
     assert "nowhere" in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("program", "ended_by_the_system"), [*((name, True) for name in PROGRAMS), ("jupyter", False)], ids=str
+)
+def test_ctrl_c_while_a_program_imports_ends_it_and_no_other_process(program: str, ended_by_the_system: bool) -> None:
+    code = (
+        "import signal, sys\n"
+        f"sys.argv[0] = '/bin/{program}'\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "import common\n"
+        "print(signal.getsignal(signal.SIGINT) is signal.SIG_DFL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert (done.stdout.strip(), done.stderr) == (str(ended_by_the_system), "")
+
+
+def test_a_locale_without_our_signs_ends_no_program() -> None:
+    """As in containers and cron jobs where nobody set a locale."""
+    code = (
+        "from common.system.terminal import PlainConsole, program, run_program\n"
+        "app = program('flwr-sim', 'about', 'codes')\n"
+        "@app.command()\n"
+        "def tell():\n"
+        "    PlainConsole().print('\\u25cf annotated')\n"
+        "@app.command()\n"
+        "def other(): ...\n"
+        "run_program(app, ['tell'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        timeout=60,
+        cwd=ROOT,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    )
+    assert (done.returncode, done.stdout.strip(), done.stderr) == (0, b"? annotated", b"")

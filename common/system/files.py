@@ -123,7 +123,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = part_of(path)
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if private else 0o666)
+        descriptor = _new_file(temporary, 0o600 if private else 0o666)
         with named_if_full(path), removed_if_stopped(temporary.unlink), os.fdopen(descriptor, "wb") as file:
             file.write(content)
             file.flush()
@@ -135,6 +135,13 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
         raise
     if durable:
         flush_folder(path.parent)
+
+
+def _new_file(path: Path, mode: int) -> int:
+    try:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    except FileNotFoundError:  # its folder is there: so answers /proc
+        raise PermissionError(errno.EACCES, "no file can be made there", str(path.parent)) from None
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """How our three programs end, and how they speak to a person while they run."""
 
 import datetime as dt
+import io
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum
@@ -122,6 +123,9 @@ def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tupl
         stopped: Exceptions whose text explains to a person why the program ends; their ``exit_code`` is taken.
     """
     _log_as(LogForm.text)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # in a locale without our signs
     try:
         app(arguments, prog_name=app.info.name)
     except BadInput as error:

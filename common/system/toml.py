@@ -65,6 +65,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         content = path.read_bytes()
     except PermissionError:
         raise BadInput([Fault(str(path), "cannot be read by this user.", "Change its owner or mode.")]) from None
+    except OSError as error:
+        raise BadInput([Fault(str(path), f"cannot be read: {(error.strerror or str(error)).lower()}.")]) from None
     try:
         return parsed_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
     except UnicodeDecodeError as error:

@@ -6,16 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from common.config import Experiment, read_experiment
+from common.config import Experiment
 from common.data.base.image_set import ImageSet
 from common.data.load import load
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault
 from common.models.saved import load_model
 from common.models.zoo.spec import ModelSpec
 from common.system.files import write_atomically
-from server.export.early import ExportFormat, refuse_early
-from server.export.exported_model import SUFFIX, ExportCheck, Pixels, export_model
-from server.export.prediction import form_for, read_pictures
+from server.export.early import ExportFormat, file_of
+from server.export.exported_model import ExportCheck, Pixels, export_model
+from server.export.labelled import data_of_experiment
+from server.export.pictures import read_pictures
+from server.export.prediction import form_for
 from server.reporting.pages.model_card import CARD, model_card
 from server.runs.reader import read_run
 
@@ -48,8 +50,7 @@ def export(
         BadInput: If something cannot be read or written.
         OutputsDiffer: If the exported model does not say the same.
     """
-    refuse_early(folder, check)
-    destination = out or folder / f"model.{SUFFIX[form]}"
+    destination = out or file_of(folder, form)
     spec = load_model(folder).spec
     card = _card(folder, destination.parent)
     sample = sample_for(folder, spec, check)
@@ -70,11 +71,8 @@ def sample_for(folder: Path, spec: ModelSpec, check: Path | None) -> ComparisonI
 
 def _given(folder: Path, check: Path) -> Pixels:
     if check.suffix == ".toml":
-        file = read_experiment(check)
-        problem = "has no [data], so there are no images to compare on."
-        stop_on([] if file.experiment.data else [Fault(str(check), problem)])
-        assert file.experiment.data is not None
-        return load(file.experiment.data, file.base).test.images
+        spec, base = data_of_experiment(check)
+        return load(spec, base).test.images
     pictures = read_pictures(check, form_for(folder, load_model(folder)))
     if not len(pictures.images):
         raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])

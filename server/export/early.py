@@ -15,6 +15,11 @@ class ExportFormat(StrEnum):
     torchscript = "torchscript"
 
 
+def file_of(folder: Path, form: ExportFormat) -> Path:
+    """The file that ``export`` writes where nobody names one."""
+    return folder / ("model.onnx" if form is ExportFormat.onnx else "model.pt")
+
+
 def form_of(name: str) -> ExportFormat:
     """The form that a person names.
 

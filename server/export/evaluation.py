@@ -3,7 +3,7 @@
 import csv
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from common.config import read_experiment
 from common.data.base.image_set import ImageSet, Skipped, are_known, joined
-from common.data.base.spec import NpzSpec
 from common.data.base.spec_tables import FolderSpec
 from common.data.load import load
-from common.data.tables.csv import Columns, column_faults, read_columns
+from common.data.tables.csv import Columns
 from common.data.tables.roles import image_column, patient_column
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.metrics.bootstrap import Interval, Intervals, auroc_intervals
@@ -29,31 +27,13 @@ from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class
 from common.models.inference import label_matrix
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
-from common.system.files import is_file, no_such_file
 from common.system.formatting import counted, listed, number
 from common.system.plain_text import escaped
+from server.export.labelled import Given, columns_of, data_of_experiment, npz_spec
 from server.export.prediction import picture_scores
 from server.reporting.run_claims import FEW, UNKNOWN_PATIENTS, why_undefined
 from server.reporting.wording import span
 from server.runs.reader import RunSummary, read_run
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a person names beside the model.
-
-    Attributes:
-        data: An experiment file (the test part of its data), an npz file (its test part), or a csv, all of it.
-        class_names: Names of the npz file's label columns.
-        pictures: Folder of the csv's pictures; the csv's own folder where None.
-        image_column, patient_column: Of the csv; those of the run, or what the names say, where None.
-    """
-
-    data: Path
-    class_names: Sequence[str] = ()
-    pictures: Path | None = None
-    image_column: str | None = None
-    patient_column: str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,24 +96,16 @@ def evaluate_on(folder: Path, given: Given) -> Evaluation:
 def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageSet, str]:
     data = given.data
     if data.suffix == ".toml":
-        file = read_experiment(data)
-        if file.experiment.data is None:
-            raise BadInput([Fault(f"{data.name}: [data]", "is missing, so there is nothing to evaluate on.")])
-        return load(file.experiment.data, file.base).test, f"the test part of {data.name}'s data"
+        spec, base = data_of_experiment(data)
+        return load(spec, base).test, f"the test part of {data.name}'s data"
     if data.suffix == ".npz":
-        spec = NpzSpec(kind="npz", path=str(data.resolve()), classes=tuple(given.class_names))
-        return load(spec, Path()).test, f"the test part of {data.name}"
-    if not is_file(data):
-        raise BadInput([no_such_file(data)])
-    if given.class_names:
-        raise BadInput([Fault("--classes", f"names the label columns of an npz file, and {data.name} is none.")])
+        return load(npz_spec(given), Path()).test, f"the test part of {data.name}"
+    columns = columns_of(given)
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
     of_run = None if summary is None else _spec_of_run(summary)
-    named = {"--image-column": given.image_column, "--patient-column": given.patient_column}
-    columns = read_columns(data, str(data))
-    stop_on(column_faults(str(data), columns, named))
     if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
         # The model was trained on some of its rows.
+        stop_on(_other_columns(given, of_run))
         own = of_run.model_copy(update={"labels": str(data.resolve()), "images": str(_images(of_run, given))})
         return load(own, Path()).test, f"the test part of {data.name}, as the run split it"
     splits = load(_folder_spec(network, of_run, given, columns), Path())
@@ -149,6 +121,20 @@ def _images(of_run: FolderSpec, given: Given) -> Path:
     beside = table.parts[-len(said.parts) :] == said.parts
     base = table.parents[len(said.parts) - 1] if beside else table.parent
     return base / of_run.images
+
+
+def _other_columns(given: Given, of_run: FolderSpec) -> list[Fault]:
+    """Columns that a person names and by which the run did not split its table."""
+    named = {
+        "--image-column": (given.image_column, of_run.image_column),
+        "--patient-column": (given.patient_column, of_run.patient_column),
+    }
+    own = "this is the run's own table, which the run read by"
+    return [
+        Fault(option, f"is {wanted}; {own} {quoted([used or 'none'])}.", "Leave it out, or name another table.")
+        for option, (wanted, used) in named.items()
+        if wanted is not None and wanted != used
+    ]
 
 
 def _spec_of_run(summary: RunSummary) -> FolderSpec | None:

@@ -30,7 +30,6 @@ Pixels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
 
 
-SUFFIX = {ExportFormat.onnx: "onnx", ExportFormat.torchscript: "pt"}
 NEEDS = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 

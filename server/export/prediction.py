@@ -2,9 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,26 +12,15 @@ from pydantic import BaseModel, ValidationError
 
 from common.data.base.spec_base import Axis, Frame, Rendering, Resize, Window
 from common.data.images.pixels import channels_first
-from common.data.images.reading import PICTURES, ImageForm, decode_all
-from common.data.sources.npz_checks import opened_npz, read_headers
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.data.images.reading import ImageForm
+from common.errors import BadInput, stop_on
 from common.models.inference import scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.system.files import is_file, taken, write_atomically
 from common.system.plain_text import escaped
+from server.export.pictures import Pictures, nothing_readable, read_pictures
 from server.runs.reader import read_run
-
-NPZ_PARTS = ("test", "val", "train")
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Images without labels: names, uint8 ``(n, height, width[, 3])``, and those that could not be read."""
-
-    names: tuple[str, ...]
-    images: NDArray[np.uint8]
-    unreadable: Mapping[str, str]
 
 
 class _RunsRendering(BaseModel):
@@ -95,14 +82,9 @@ def scores_of_files(network: SplitNetwork, data: Path, form: ImageForm) -> tuple
     """
     pictures = read_pictures(data, form)
     if not pictures.names:
-        stop_on([_nothing_readable(data, pictures)])
+        name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
+        stop_on([nothing_readable(data, name, reason)])
     return pictures, picture_scores(network, pictures.images)
-
-
-def _nothing_readable(data: Path, pictures: Pictures) -> Fault:
-    name, reason = next(iter(pictures.unreadable.items()), (data.name, "it holds no image"))
-    problem = f"holds no image that can be read ({name}: {reason})."
-    return Fault(str(data), problem, "Name an npz file, a picture, or a folder of pictures (PNG, JPEG, DICOM, NIfTI).")
 
 
 def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -111,43 +93,3 @@ def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return scores_of(network.to(device), channels_first(images).to(device))
-
-
-def read_pictures(data: Path, form: ImageForm) -> Pictures:
-    """Read an npz file's images, a folder of pictures, or one picture.
-
-    Raises:
-        BadInput: If there is nothing of that kind.
-    """
-    if data.suffix == ".npz" and data.is_file():
-        return _npz_pictures(data)
-    files = (
-        sorted(p for p in data.rglob("*") if p.is_file() and (not p.suffix or p.name.lower().endswith(PICTURES)))
-        if data.is_dir()
-        else [data]
-    )
-    if not files or not files[0].is_file():
-        raise BadInput(
-            [Fault(str(data), "is no npz file, no picture and no folder of pictures (PNG, JPEG, DICOM, NIfTI).")]
-        )
-    names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
-    decoded = decode_all(names, lambda row: files[row], form)
-    unreadable = {skip.name: skip.reason for skip in decoded.skipped}
-    return Pictures(tuple(names[row] for row in decoded.kept), decoded.images, unreadable)
-
-
-def _npz_pictures(data: Path) -> Pictures:
-    """The test part, or the one there is, named by row; or an array called ``images``."""
-    headers = read_headers(data, str(data))
-    keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
-    key = next((key for key in keys if key in headers), None)
-    if key is None:
-        problem = f"has no images. Keys: {quoted(headers)}."
-        raise BadInput([Fault(str(data), problem, f"Expected one of {quoted(keys)}.")])
-    with opened_npz(data, str(data)) as arrays:
-        images = arrays[key]
-    if images.dtype != np.uint8 or images.ndim not in (3, 4) or images.shape[3:] not in ((), (3,)):
-        expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
-        problem = f"{key} is {images.dtype} of shape {images.shape}, {expected}."
-        raise BadInput([Fault(str(data), problem)])
-    return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})

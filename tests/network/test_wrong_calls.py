@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.network.ended import Command, Ended, Table
@@ -51,6 +52,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (folder / "model").mkdir()
     for name in ("model.json", "model.safetensors"):
         (folder / "model" / name).write_text("{}", encoding="utf-8")
+    (folder / "page.html").write_text("<html></html>", encoding="utf-8")
+    (folder / "labels.csv").write_text("image,edema\na.png,1\n", encoding="utf-8")
+    (folder / "empty").mkdir()
+    (folder / "noise.npz").write_bytes(bytes(range(256)))
+    np.savez(folder / "labels.npz", labels=np.zeros(3))
     (folder / "taken").mkdir()
     (folder / "taken" / "something").touch()
     with socket.create_server(("127.0.0.1", 0)) as occupied:
@@ -121,6 +127,35 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-sim predict", "folder taken"): (
         lambda p, out: ("predict", p["model"], p["key.toml"], "--out", p["key.toml"]),
         "exists, and nothing is written over.",
+    ),
+    **{
+        ("flwr-sim predict", f"wrong file: {name}"): (
+            lambda p, out, name=name: ("predict", p["model"], p[name], "--out", out),
+            words,
+        )
+        for name, words in {
+            "page.html": "holds no image that can be read (page.html: neither PNG, JPEG, DICOM nor NIfTI)",
+            "empty": "is no npz file, no picture and no folder of pictures",
+            "noise.npz": "no npz file",
+            "labels.npz": 'has no images. Keys: "labels"',
+        }.items()
+    },
+    ("flwr-sim export", "wrong file"): (
+        lambda p, out: ("export", p["model"], "--check", p["page.html"], "--out", out),
+        "holds no image that can be read",
+    ),
+    ("flwr-sim export", "folder taken"): (
+        lambda p, out: ("export", p["model"], "--out", p["key.toml"]),
+        "exists, and nothing is written over.",
+    ),
+    ("flwr-sim evaluate", "wrong file: npz"): (
+        lambda p, out: ("evaluate", p["model"], p["labels.npz"]),
+        'has no array "test_images"',
+    ),
+    ("flwr-sim evaluate", "wrong file: toml"): (lambda p, out: ("evaluate", p["model"], p["key.toml"]), WRONG_KEY),
+    ("flwr-sim evaluate", "wrong key"): (
+        lambda p, out: ("evaluate", p["model"], p["labels.csv"], "--image-column", "scan"),
+        '"scan" is not a column',
     ),
     ("flwr-sim evaluate", "wrong path"): (lambda p, out: ("evaluate", p["none"], p["none.csv"]), NO_FILE),
     ("flwr-sim weights", "wrong key"): (

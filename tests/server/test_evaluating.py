@@ -120,9 +120,11 @@ def test_the_runs_own_table_is_scored_on_its_test_part_only(run: Path, capsys: C
         ("--image-column", "pictur", '"pictur" is not a column'),
         ("--patient-column", "nobody", '"nobody" is not a column'),
         ("--classes", "one,tree", "names the label columns of an npz file"),
+        ("--image-column", "person", 'is person; this is the run\'s own table, which the run read by "picture"'),
+        ("--patient-column", "picture", 'is picture; this is the run\'s own table, which the run read by "person"'),
     ],
 )
-def test_unknown_columns_are_refused_on_the_runs_own_table_too(
+def test_unknown_and_other_columns_are_refused_on_the_runs_own_table_too(
     run: Path, capsys: Capture, option: str, value: str, said: str
 ) -> None:
     ended = flwr_sim(capsys, "evaluate", run, run.parent / "labels.csv", option, value)

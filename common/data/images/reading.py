@@ -24,6 +24,8 @@ PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
 _BIT_DEPTHS = (8, 10, 12, 14, 16)
 _LONGEST_REASON = 150
 NOTHING: AbstractContextManager[object] = nullcontext()
+NO_PICTURE = "neither PNG, JPEG, DICOM nor NIfTI"
+_PNG_OR_JPEG = (b"\x89PNG", b"\xff\xd8")
 _BEGINNING = 348
 _HEAD = 4096
 """Bytes of a packed file in which its first 348 are: gzip puts the file's name before them, and may not pack at all."""
@@ -38,6 +40,11 @@ def is_dicom(data: bytes) -> bool:
 def is_nifti(head: bytes) -> bool:
     """Whether a file begins like NIfTI-1 or NIfTI-2, packed by gzip or not: see :func:`head_of`."""
     return head[344:348] in (b"n+1\0", b"ni1\0") or head[4:8] in (b"n+2\0", b"ni2\0")
+
+
+def is_picture(head: bytes) -> bool:
+    """Whether a file that begins so is of a kind that :func:`picture` decodes: see :func:`head_of`."""
+    return head.startswith(_PNG_OR_JPEG) or is_dicom(head) or is_nifti(head)
 
 
 def head_of(file: Path) -> bytes:
@@ -170,8 +177,8 @@ def picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.I
         from common.data.images.dicom import dicom_pixels  # takes a second, and most data sets have none
 
         return Image.fromarray(dicom_pixels(data, rendering))
-    if not data.startswith((b"\x89PNG", b"\xff\xd8")):
-        raise ValueError("neither PNG, JPEG, DICOM nor NIfTI")
+    if not data.startswith(_PNG_OR_JPEG):
+        raise ValueError(NO_PICTURE)
     with _opened(data) as image:
         if image.width * image.height > MAX_PIXELS:
             raise Image.DecompressionBombError

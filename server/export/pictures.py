@@ -1,0 +1,118 @@
+"""Images without labels, as ``predict`` and ``export --check`` take them: npz files, pictures, folders of pictures."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from common.data.images.reading import NO_PICTURE, PICTURES, ImageForm, decode_all, head_of, is_picture
+from common.data.sources.npz_checks import opened_npz, read_headers
+from common.errors import BadInput, Fault, quoted, stop_on
+from common.system.files import is_file
+
+NPZ_PARTS = ("test", "val", "train")
+_KINDS = "PNG, JPEG, DICOM, NIfTI"
+LOOKED_AT = 100
+"""Of a folder with more files, none is looked at before the model is read."""
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """Images without labels: names, uint8 ``(n, height, width[, 3])``, and those that could not be read."""
+
+    names: tuple[str, ...]
+    images: NDArray[np.uint8]
+    unreadable: Mapping[str, str]
+
+
+def refuse_no_pictures(data: Path) -> None:
+    """Refuse what holds no image for certain: by names, first bytes and headers, without decoding anything.
+
+    Raises:
+        BadInput: If there is nothing of the kind that :func:`read_pictures` takes.
+    """
+    if _is_npz(data):
+        _images_key(data)
+        return
+    files = _files(data)
+    if len(files) <= LOOKED_AT and not any(map(_may_be_picture, files)):
+        name = str(files[0].relative_to(data)) if data.is_dir() else data.name
+        empty = not files[0].stat().st_size
+        stop_on([nothing_readable(data, name, "empty" if empty else NO_PICTURE)])
+
+
+def _may_be_picture(file: Path) -> bool:
+    try:
+        return is_picture(head_of(file))
+    except OSError:
+        return False
+
+
+def nothing_readable(data: Path, name: str, reason: str) -> Fault:
+    """The fault of images of which none can be read.
+
+    Args:
+        name: Of one of them.
+    """
+    problem = f"holds no image that can be read ({name}: {reason})."
+    return Fault(str(data), problem, f"Name an npz file, a picture, or a folder of pictures ({_KINDS}).")
+
+
+def read_pictures(data: Path, form: ImageForm) -> Pictures:
+    """Read an npz file's images, a folder of pictures, or one picture.
+
+    Raises:
+        BadInput: If there is nothing of that kind.
+    """
+    if _is_npz(data):
+        return _npz_pictures(data)
+    files = _files(data)
+    names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
+    decoded = decode_all(names, lambda row: files[row], form)
+    unreadable = {skip.name: skip.reason for skip in decoded.skipped}
+    return Pictures(tuple(names[row] for row in decoded.kept), decoded.images, unreadable)
+
+
+def _is_npz(data: Path) -> bool:
+    return data.suffix == ".npz" and is_file(data)
+
+
+def _files(data: Path) -> list[Path]:
+    """The picture, or those of the folder by their names."""
+    files = (
+        sorted(p for p in data.rglob("*") if p.is_file() and (not p.suffix or p.name.lower().endswith(PICTURES)))
+        if data.is_dir()
+        else [data]
+    )
+    if not files or not is_file(files[0]):
+        raise BadInput([Fault(str(data), f"is no npz file, no picture and no folder of pictures ({_KINDS}).")])
+    return files
+
+
+def _npz_pictures(data: Path) -> Pictures:
+    """The test part, or the one there is, named by row; or an array called ``images``."""
+    key = _images_key(data)
+    with opened_npz(data, str(data)) as arrays:
+        images = arrays[key]
+    return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})
+
+
+def _images_key(data: Path) -> str:
+    """The array of images, by the headers alone.
+
+    Raises:
+        BadInput: If there is none, or it is no array of images.
+    """
+    headers = read_headers(data, str(data))
+    keys = ["images", *(f"{part}_images" for part in NPZ_PARTS)]
+    key = next((key for key in keys if key in headers), None)
+    if key is None:
+        problem = f"has no images. Keys: {quoted(headers)}."
+        raise BadInput([Fault(str(data), problem, f"Expected one of {quoted(keys)}.")])
+    images = headers[key]
+    if images.dtype != np.uint8 or len(images.shape) not in (3, 4) or images.shape[3:] not in ((), (3,)):
+        expected = "expected uint8 (n, height, width) or (n, height, width, 3)"
+        raise BadInput([Fault(str(data), f"{key} is {images.dtype} of shape {images.shape}, {expected}.")])
+    return key
