@@ -244,8 +244,9 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
     Example: flwr-client status north
     """
     from client.connection.status import asked, in_words
+    from client.site.site_file import checked_folder
 
-    found = asked(folder / "state")
+    found = asked(checked_folder(folder) / "state")
     if as_json:
         print(json_text(found, allow_nan=True))
     else:
@@ -259,8 +260,9 @@ def health(folder: Folder) -> None:
     Example: flwr-client health north
     """
     from client.connection.status import asked
+    from client.site.site_file import checked_folder
 
-    found = asked(folder / "state")
+    found = asked(checked_folder(folder) / "state")
     print("healthy" if found["healthy"] else at_terminal(f"not healthy: {found['last_error']}"))
     raise SystemExit(0 if found["healthy"] else 1)
 

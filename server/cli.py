@@ -176,14 +176,15 @@ def run(
         *(part for one in overrides for part in ("--set", one)),
     ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
-    from server.coordinator.before_start import faults_of_run
+    from server.coordinator.before_start import expected_sites, faults_of_run
     from server.coordinator.folder import read_coordinator
     from server.federation.early import read_early
     from server.runs.folder import new_folder_faults
 
     # Before torch is imported.
     file, coordinator = read_early(experiment, overrides), read_coordinator(folder)
-    stop_on([*faults_of_run(coordinator, out), *([] if resume else new_folder_faults(out))])
+    expected_sites(coordinator, file, sites)
+    stop_on([*faults_of_run(coordinator, out, resume=resume), *([] if resume else new_folder_faults(out))])
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
     from server.deployment.network import run as lead
@@ -281,11 +282,11 @@ def status(
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)  # before flwr is imported
-    from server.deployment.status import in_words, overview
-
     if web:
         _show(coordinator, listen, port, as_json=as_json)
         return
+    from server.deployment.status import in_words, overview
+
     found = overview(coordinator)
     if as_json:
         print(json_text(found, allow_nan=True))
@@ -311,9 +312,12 @@ def runs(folder: Folder, as_json: AsJson = False) -> None:
 
 
 def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) -> None:
-    from server.reporting.live.coordinator import show
+    from common.system.before_start import port_faults
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
+    stop_on(port_faults("--port", listen, port, "Name another with --port."))
+    from server.reporting.live.coordinator import show
+
     tell = teller(console)
     try:
         show(coordinator, listen, port, tell)
@@ -349,8 +353,10 @@ def revoke(
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
+    from server.coordinator.admission import member
     from server.coordinator.admission import revoke as take_back
 
+    member(coordinator, site)
     if not yes:
         _ask(f"{site} is to take part no more?")
     take_back(coordinator, site)

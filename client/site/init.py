@@ -100,6 +100,8 @@ def prepare(folder: Path, name: str) -> list[str]:
         checked_name(name)
     except ValueError as error:
         raise BadInput([Fault("--name", f"{error}.")]) from None
+    if folder.exists() and not folder.is_dir():
+        raise BadInput([Fault(str(folder), "is a file; a site's folder is made here.", "Name another folder.")])
     with whole_or_nothing(folder, *(folder / file for file in (f"{name}.key", f"{name}.request", FILE))):
         return _prepared(folder, name)
 

@@ -141,15 +141,24 @@ def _read_kit(settings: Settings) -> SiteKit:
     return read_kit(settings.kit_path)
 
 
+def checked_folder(folder: Path) -> Path:
+    """Return the folder, if it is a site's.
+
+    Raises:
+        BadInput: If it is not.
+    """
+    if is_file(folder / FILE):
+        return folder
+    problem, remedy = f"is no site's folder: it holds no {FILE}.", "Make one with flwr-client init."
+    if not folder.exists():
+        problem = "there is no such folder."
+    elif not folder.is_dir():
+        problem, remedy = "is a file; a site's folder is wanted.", f"Name the folder that holds {FILE}."
+    raise BadInput([Fault(str(folder), problem, remedy)])
+
+
 def _read_site_toml(folder: Path) -> dict[str, Any]:
-    if not is_file(folder / FILE):
-        problem, remedy = f"is no site's folder: it holds no {FILE}.", "Make one with flwr-client init."
-        if not folder.exists():
-            problem = "there is no such folder."
-        elif not folder.is_dir():
-            problem, remedy = "is a file; a site's folder is wanted.", f"Name the folder that holds {FILE}."
-        raise BadInput([Fault(str(folder), problem, remedy)])
-    return read_toml(folder / FILE)
+    return read_toml(checked_folder(folder) / FILE)
 
 
 def _list_faults(labels: Any) -> list[Fault]:

@@ -153,6 +153,7 @@ def read_kit(path: Path) -> SiteKit:
 
 
 ENDINGS = ("request", "kit")
+_PUBLIC = {b"ssh-": "an ssh key", b"ecdsa-sha2-": "an ssh key", b"-----BEGIN CERTIFICATE": "a certificate"}
 HEADING = 200
 """Bytes at the beginning of a file, among which a key says what it is."""
 
@@ -180,6 +181,9 @@ def _other_file(path: Path, ending: str) -> list[Fault]:
             "Delete every copy; its owner makes a new key (flwr-client init in a new folder) and sends NAME.request."
         )
         return [Fault(path.name, problem, remedy)]
+    for begins, name in _PUBLIC.items():
+        if content.startswith(begins):
+            return [Fault(path.name, f"is {name}; a {ending} is wanted here.", f"Its name is NAME.{ending}.")]
     others = [other for other in ENDINGS if other != ending and path.suffix == f".{other}"]
     return [Fault(path.name, f"is a {other}; a {ending} is wanted here.") for other in others]
 

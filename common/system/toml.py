@@ -46,6 +46,15 @@ _TOML_REMEDIES = {
     "Expected ']' at the end of a table": "A table's name stands alone on its line, between [ and ].",
     "Expected '=' after a key": "A line is a key, = and a value: rounds = 3.",
 }
+_LINE_REMEDIES = {
+    "[\u201c\u201d\u201e\u2018\u2019\u00ab\u00bb]": 'Quotes are straight: "text".',
+    r"=\s*[-+]?\.\d": "A number begins with a digit: 0.003.",
+    r"=\s*[-+]?\d+,\d+\s*(#.*)?$": "A number has a point: 0.003.",
+    r"=\s*[-+]?0\d": "A number has no 0 before its first digit: 2, 0.003.",
+    r"=\s*(True|False|TRUE|FALSE|yes|no)\b": "Yes and no are written true and false.",
+    r"=\s*(None|null|nil)\b": "A key without a value is left out.",
+}
+"""What a line shows that people write in other languages -> what TOML has."""
 _WITHOUT_VALUE = {"missing": "is missing.", "extra_forbidden": "is not a known key."}
 _PATTERNS = {
     SHA256_PATTERN: "must be a SHA-256: 64 digits 0-9 and a-f",
@@ -72,8 +81,17 @@ def read_toml(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadInput([Fault(path.name, not_utf8(content, error), SAVE_AS_UTF8)]) from None
     except ValueError as error:
-        remedy = next((remedy for begin, remedy in _TOML_REMEDIES.items() if str(error).startswith(begin)), "")
+        remedy = _toml_remedy(str(error), content.decode("utf-8-sig").splitlines())
         raise BadInput([Fault(path.name, f"is not valid TOML: {error}.", remedy)]) from None
+
+
+def _toml_remedy(error: str, lines: Sequence[str]) -> str:
+    """What to write instead: by the line that the parser stopped in, else by what the parser says."""
+    place = re.search(r"at line (\d+)", error)
+    line = lines[int(place[1]) - 1] if place and int(place[1]) <= len(lines) else ""
+    by_line = (remedy for pattern, remedy in _LINE_REMEDIES.items() if re.search(pattern, line))
+    by_error = (remedy for begin, remedy in _TOML_REMEDIES.items() if error.startswith(begin))
+    return next(by_line, next(by_error, ""))
 
 
 def parsed_toml(text: str) -> dict[str, Any]:

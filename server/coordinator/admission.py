@@ -183,8 +183,8 @@ def write_kit(coordinator: Coordinator, site: AdmittedSite) -> Path:
     return path
 
 
-def revoke(coordinator: Coordinator, name: str) -> AdmittedSite:
-    """Take a site's admission back.
+def member(coordinator: Coordinator, name: str) -> AdmittedSite:
+    """A site that may take part now.
 
     Raises:
         BadInput: If there is no such site, or it was revoked before.
@@ -193,7 +193,16 @@ def revoke(coordinator: Coordinator, name: str) -> AdmittedSite:
     if name not in sites:
         remedy = did_you_mean(name, sites) or f"Admitted sites: {quoted(sites) or 'none'}."
         raise BadInput([Fault(name, "is not an admitted site.", remedy)])
-    site = sites[name].model_copy(update={"revoked": _now()})
+    return sites[name]
+
+
+def revoke(coordinator: Coordinator, name: str) -> AdmittedSite:
+    """Take a site's admission back.
+
+    Raises:
+        BadInput: If there is no such site, or it was revoked before.
+    """
+    site = member(coordinator, name).model_copy(update={"revoked": _now()})
     write_toml(_path(coordinator, name), site, "Admitted by flwr-server admit, revoked since.")
     return site
 

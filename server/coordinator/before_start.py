@@ -1,9 +1,12 @@
 """What is checked before ``flwr-server start`` and ``run`` import Flower or torch: within a second, with the remedy."""
 
+import socket
 from pathlib import Path
 
-from common.errors import Fault
+from common.config import ExperimentFile
+from common.errors import Fault, quoted, stop_on
 from common.system.before_start import flower_faults, place_faults, port_faults
+from server.coordinator.admission import members
 from server.coordinator.authority import certificate_faults
 from server.coordinator.folder import Coordinator, at_work
 
@@ -17,9 +20,52 @@ def faults_of_start(coordinator: Coordinator) -> list[Fault]:
     return list(dict.fromkeys([*faults, *faults_of_ports(coordinator)]))
 
 
-def faults_of_run(coordinator: Coordinator, out: Path) -> list[Fault]:
-    """Certificates, rights and room under the run folder, and Flower's release."""
-    return [*certificate_faults(coordinator), *place_faults(out), *flower_faults()]
+def faults_of_run(coordinator: Coordinator, out: Path, *, resume: bool) -> list[Fault]:
+    """Certificates, rights and room under the run folder, Flower's release, and whether anything serves the sites.
+
+    Args:
+        resume: A run that goes on waits for what serves the sites, which may be starting again too.
+    """
+    faults = [*certificate_faults(coordinator), *place_faults(out), *flower_faults()]
+    return faults if resume or _something_listens(coordinator) else [*faults, not_started(coordinator)]
+
+
+def not_started(coordinator: Coordinator) -> Fault:
+    """The fault of a run where nothing serves the sites."""
+    remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
+    return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
+
+
+def _something_listens(coordinator: Coordinator) -> bool:
+    """Whether the control port takes connections; who is there is asked later, which needs gRPC."""
+    try:
+        socket.create_connection(("127.0.0.1", coordinator.file.control_port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int) -> int:
+    """How many sites a run waits for.
+
+    Args:
+        sites: As the person wishes; 0 for all that are admitted.
+
+    Raises:
+        BadInput: If these are more than are admitted, or fewer than the experiment needs.
+    """
+    admitted, needed = members(coordinator), file.experiment.participation.min_sites
+    expected = sites or len(admitted)
+    faults = []
+    if not admitted:
+        faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))
+    elif expected > len(admitted):
+        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are admitted: {quoted(admitted)}."))
+    elif needed > expected:
+        problem = f"is {needed}, but the run waits for {expected} sites."
+        faults.append(Fault(f"{file.path.name}: participation.min_sites", problem))
+    stop_on(faults)
+    return expected
 
 
 def faults_of_ports(coordinator: Coordinator) -> list[Fault]:

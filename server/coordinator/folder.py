@@ -85,7 +85,7 @@ class CoordinatorFile(Section):
     @classmethod
     def _another_port(cls, port: int, info: ValidationInfo) -> int:
         if port == info.data.get("port"):
-            raise ValueError("must be another port than port, which hospitals reach")
+            raise ValueError("must be another port than port, which hospitals reach (--port and --control-port)")
         return port
 
 

@@ -12,10 +12,11 @@ import torch
 from common.config import ExperimentFile
 from common.data.base.image_set import Splits
 from common.data.load import load
-from common.errors import BadInput, Fault, quoted, stop_on
+from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
 from common.system.files import private_folder, remove_parts
-from server.coordinator.admission import admitted_sites, claims_of, members
+from server.coordinator.admission import admitted_sites, claims_of
+from server.coordinator.before_start import expected_sites, not_started
 from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
 from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
@@ -75,11 +76,9 @@ class Hospitals:
     def check(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or where nothing serves the sites."""
         self.own = _own_images(self.file)
-        self.sites = _expected(self.coordinator, self.file, self.sites)
+        self.sites = expected_sites(self.coordinator, self.file, self.sites)
         if not answers(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
-            folder = self.coordinator.folder
-            remedy = f"In another terminal or container: flwr-server start {folder}"
-            raise BadInput([Fault(str(folder), "flwr-server start does not run on this folder.", remedy)])
+            raise BadInput([not_started(self.coordinator)])
 
     def alone(self) -> AbstractContextManager[object]:
         """Hold the coordinator's folder: it leads one run at a time."""
@@ -149,18 +148,3 @@ def _own_images(file: ExperimentFile) -> Splits | None:
     found += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
     stop_on([Fault(f"{file.path.name}: {fault.where}", fault.problem, fault.remedy) for fault in found])
     return own
-
-
-def _expected(coordinator: Coordinator, file: ExperimentFile, sites: int) -> int:
-    admitted, needed = members(coordinator), file.experiment.participation.min_sites
-    expected = sites or len(admitted)
-    faults = []
-    if not admitted:
-        faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))
-    elif expected > len(admitted):
-        faults.append(Fault("--sites", f"is {sites}, but {len(admitted)} are admitted: {quoted(admitted)}."))
-    elif needed > expected:
-        problem = f"is {needed}, but the run waits for {expected} sites."
-        faults.append(Fault(f"{file.path.name}: participation.min_sites", problem))
-    stop_on(faults)
-    return expected

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.config import read_experiment
 from common.data.base.spec import DataSpec, NpzSpec
 from common.data.sources.npz_checks import key_faults, read_headers
 from common.data.tables.csv import Columns, column_faults, read_columns
@@ -51,6 +50,8 @@ def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
     Raises:
         BadInput: If the file has a fault, or no ``[data]``.
     """
+    from common.config import read_experiment  # takes as long as all the rest
+
     file = read_experiment(path)
     if file.experiment.data is None:
         raise BadInput([Fault(f"{path.name}: [data]", "is missing, so there are no images.")])

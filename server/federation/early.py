@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from common.config import ExperimentFile, read_experiment
-from common.errors import Fault, stop_on
+from common.errors import BadInput, Fault, stop_on
 from common.plugins import PLUGIN
-from common.system.files import missing_file, missing_folder
+from common.system.files import is_file, missing_file, missing_folder
 from strategies.base.names import CLASSES, unknown_method
+
+TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
 
 
 def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
@@ -28,6 +30,9 @@ def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
     Raises:
         BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
     """
+    if is_file(path) and path.name.lower().endswith(TABLES):
+        remedy = f"To write one for this table: flwr-sim init {path}"
+        raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
     file = read_experiment(path, overrides, faults_known_early)
     name = file.experiment.run.method
     found = [unknown_method(name)] if _is_unknown(name) else []

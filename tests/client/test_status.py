@@ -79,6 +79,7 @@ def test_a_site_is_in_touch_for_five_minutes_after_the_last_answer() -> None:
 def test_the_health_check_of_a_container_ends_with_the_code_for_it(tmp_path: Path) -> None:
     status = Status("north", state="connecting", last_contact=time.time())
     status.failed("no route")
+    (tmp_path / "site.toml").touch()
     with served(status, tmp_path):
         well = flwr_client("health", tmp_path)
         status.last_contact -= LONG_S

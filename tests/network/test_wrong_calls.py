@@ -107,6 +107,14 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("run", EXPERIMENT, "--out", out, "--web", "--port", p.port),
         IN_USE,
     ),
+    ("flwr-sim run", "wrong file"): (
+        lambda p, out: ("run", p["labels.csv"], "--out", out),
+        "is a table; an experiment file is wanted.",
+    ),
+    ("flwr-sim benchmark", "wrong path"): (
+        lambda p, out: ("benchmark", p["none"], "--out", out),
+        "A checkout has one in experiments/benchmark",
+    ),
     ("flwr-sim compare", "wrong path"): (lambda p, out: ("compare", p["none.toml"], "--out", out), NO_FILE),
     ("flwr-sim compare", "wrong key"): (lambda p, out: ("compare", p["key.toml"], "--out", out), WRONG_KEY),
     ("flwr-sim study", "wrong path"): (lambda p, out: ("study", p["none"], "--out", out), NO_FILE),
@@ -189,6 +197,22 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p.taken),
         "is not empty",
     ),
+    ("flwr-server run", "not started"): (
+        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", out),
+        "flwr-server start does not run on this folder.",
+    ),
+    ("flwr-server status", "occupied port"): (
+        lambda p, out: ("status", p.coordinator, "--web", "--port", p.port),
+        "cannot be opened: address already in use",
+    ),
+    ("flwr-server revoke", "wrong key"): (
+        lambda p, out: ("revoke", p.coordinator, "nort"),
+        'is not an admitted site. Did you mean "north"?',
+    ),
+    ("flwr-server admit", "wrong file"): (
+        lambda p, out: ("admit", p.coordinator, p.coordinator / "authority" / "ca.crt"),
+        "is a certificate; a request is wanted here.",
+    ),
     ("flwr-server verify", "wrong path"): (lambda p, out: ("verify", p["none"]), NO_FILE),
     ("flwr-server status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_FOLDER),
     ("flwr-server status", "wrong key"): (lambda p, out: ("status", p["wrong-coordinator"]), WRONG_KEY),
@@ -211,8 +235,14 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-client preview", "wrong key"): (lambda p, out: ("preview", p["wrong-site"]), WRONG_KEY),
     ("flwr-client preview-data", "wrong path"): (lambda p, out: ("preview-data", p["none"]), NO_SITE),
     ("flwr-client preview-data", "wrong key"): (lambda p, out: ("preview-data", p["wrong-site"]), WRONG_KEY),
-    ("flwr-client status", "wrong path"): (lambda p, out: ("status", p["none"]), "no flwr-client answers"),
-    ("flwr-client health", "wrong path"): (lambda p, out: ("health", p["none"]), "no flwr-client answers"),
+    ("flwr-client status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_SITE),
+    ("flwr-client health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_SITE),
+    ("flwr-client status", "not started"): (lambda p, out: ("status", p.site), "no flwr-client answers"),
+    ("flwr-client status", "wrong folder"): (lambda p, out: ("status", p.taken), "is no site's folder"),
+    ("flwr-client init", "wrong file"): (
+        lambda p, out: ("init", p["labels.csv"], "--name", "x"),
+        "is a file; a site's folder is made here.",
+    ),
     ("flwr-client audit show", "wrong path"): (lambda p, out: ("audit", "show", p["none"]), NO_SITE),
     ("flwr-client audit verify", "wrong path"): (lambda p, out: ("audit", "verify", p["none"]), NO_SITE),
 }

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from common.config import read_experiment
 from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.system.files import is_file
 from common.system.plain_text import json_text
 from common.system.toml import Section, read_toml, validated
 
@@ -128,6 +129,9 @@ def read_benchmark(folder: Path) -> Benchmark:
     Raises:
         BadInput: With every fault of the file.
     """
+    if not is_file(folder / FILE_NAME):
+        remedy = "A checkout has one in experiments/benchmark; name its folder."
+        raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
     return validated(Benchmark, read_toml(folder / FILE_NAME), FILE_NAME)
 
 
