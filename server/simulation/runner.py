@@ -21,7 +21,7 @@ from common.system.terminal import ProgressForm
 from server.simulation.live_table import UnseenGrid, progress_of_grid
 from server.simulation.progress import AtWork, Pace
 from server.simulation.trial import Cell
-from server.simulation.worker import run_apart, start_fork_server
+from server.simulation.worker import fork_server, run_apart
 
 LOOK_S = 0.5
 RUNS_PER_GPU = 4
@@ -88,9 +88,8 @@ class _Grid:
         totals, left = Counter(cell.label for cell in self.cells), Counter(cell.label for cell in self.todo)
         pace = Pace(totals, {label: totals[label] - left[label] for label in totals})
         failures: list[str] = []
-        start_fork_server()
         shown = progress_of_grid(progress, console, pace, self.jobs, self._at_work)
-        with shown, ThreadPoolExecutor(self.jobs) as pool:
+        with fork_server(), shown, ThreadPoolExecutor(self.jobs) as pool:
             waiting = {pool.submit(self._run_one, cell): cell for cell in self.todo}
             try:
                 while waiting:

@@ -2,13 +2,16 @@
 
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.util
 import os
+import shutil
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.connection import Connection
 
 from rich.console import Console
@@ -16,7 +19,7 @@ from rich.console import Console
 from common.config import read_experiment
 from common.errors import BadInput
 from common.system.files import no_room_left
-from common.system.stopping import end_with_parent
+from common.system.stopping import end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate
 from server.simulation.trial import Cell
 from strategies.base.round_record import RunStopped
@@ -47,10 +50,17 @@ def _callers_script_hidden() -> Iterator[None]:
             main.__file__ = file
 
 
-def start_fork_server() -> None:
-    """To be called in the main thread before runs are started in others: it ends with the thread that starts it."""
+@contextmanager
+def fork_server() -> Iterator[None]:
+    """Within it runs may be started by other threads than the main one, which enters it.
+
+    What runs are forked from ends with the thread that starts it. Its sockets lie in a folder that Python removes at
+    the end of a program, and that a program that is stopped has to remove itself.
+    """
     with _STARTING, _callers_script_hidden():
         multiprocessing.forkserver.ensure_running()
+    with removed_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):
+        yield
 
 
 def run_apart(cell: Cell) -> str:

@@ -2,9 +2,11 @@
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -57,6 +59,7 @@ def ended(
         signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+    scratch = Path(tempfile.mkdtemp(prefix="s"))  # sockets lie in it, whose paths have to be short
     program = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
         stdout=subprocess.DEVNULL,
@@ -64,7 +67,7 @@ def ended(
         text=True,
         start_new_session=True,
         preexec_fn=before,
-        env={**os.environ, MARK: str(out)},
+        env={**os.environ, MARK: str(out), "TMPDIR": str(scratch)},
     )
     until = time.monotonic() + 150
     while late and rounds(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
@@ -90,6 +93,9 @@ def ended(
         for process in left():
             process.kill()
         program.communicate()
+        there = [path.name for path in scratch.iterdir() if not path.name.startswith("torchinductor")]  # torch's cache
+        shutil.rmtree(scratch)
+        assert there == []
 
 
 INLINE = ["run", EXPERIMENT, "--backend", "inline", *ENDLESS]

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
 from common.errors import BadInput, Fault
 from common.system.formatting import duration
+from common.system.stopping import removed_if_stopped
 from server.analysis.benchmark.lines import ResultLine, append_line, code_version, line_of, read_lines
 from server.analysis.benchmark.results import BenchmarkResult, rates_of, result_of
 from server.analysis.benchmark.spec import FormPlan, Planned
@@ -22,7 +24,7 @@ from server.reporting.pages.benchmark import write_benchmark_report
 from server.runs.reader import read_run
 from server.simulation.runner import FailedRuns
 from server.simulation.trial import Cell
-from server.simulation.worker import run_measured, start_fork_server
+from server.simulation.worker import fork_server, run_measured
 
 
 @dataclass(frozen=True)
@@ -167,8 +169,7 @@ class _Work:
 
     def run(self) -> None:
         """Go through the data sets: first the runs that choose learning rates, then block by block, seed by seed."""
-        start_fork_server()
-        with tempfile.TemporaryDirectory(prefix="polyclinic-benchmark-") as scratch:
+        with fork_server(), _scratch() as scratch:
             for data in self.plan.data_sets():
                 tuning = list(self.plan.tuning(data))
                 self._all(tuning, Path(scratch))
@@ -203,6 +204,18 @@ class _Work:
         append_line(self.wish.results, line)
         told = f"{what}: validation AUROC {line.validation_auroc}, {duration(line.cpu_seconds)} of CPU time"
         self.console.print(told, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _scratch() -> Iterator[str]:
+    """A folder for runs under way, removed also where the program is stopped."""
+    folder = tempfile.mkdtemp(prefix="polyclinic-benchmark-")
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        with removed_if_stopped(remove):
+            yield folder
+    finally:
+        remove()
 
 
 def _finished(run: Planned, folder: Path) -> tuple[str, ResultLine | None]:
