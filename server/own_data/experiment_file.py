@@ -1,5 +1,7 @@
 """``flwr-sim init``: an experiment file for somebody's own table and pictures, commented, that runs as it stands."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from common.data.images.headers import dicom_heads, dicom_patients
+from common.data.images.headers import DicomHead, dicom_heads, dicom_patients
+from common.data.images.reading import NO_PICTURE, head_of, is_picture, why_unreadable
 from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
 from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
 from common.errors import BadInput, Fault, stop_on
@@ -67,6 +70,8 @@ class OwnData:
         rows: Of the whole table.
         present: Rows whose picture is there.
         sizes: Height and width of some pictures; empty where only their decoder knows.
+        looked_at: How many pictures were looked at.
+        unreadable: Why some of these cannot be read -> how many.
     """
 
     table: Path
@@ -77,6 +82,8 @@ class OwnData:
     present: int
     color: bool
     sizes: tuple[tuple[int, int], ...]
+    looked_at: int
+    unreadable: Mapping[str, int]
 
     @property
     def image_size(self) -> int:
@@ -127,9 +134,25 @@ def look(table: Path, images: Path | None, named: str | None, patient_column: st
     found = {name: cells[present] for name, cells in columns.items()}
     roles = roles_of(found, column, patient_column)
     spread = np.unique(np.linspace(0, len(found[column]) - 1, LOOKED_AT).round().astype(int))
-    heads = [head for name in found[column][spread] if (head := _head(folder / name)) is not None]
+    files = [folder / name for name in found[column][spread]]
+    heads = [head for file in files if (head := _head(file)) is not None]
+    unreadable = Counter(filter(None, map(_why_unreadable, files, dicom_heads(files))))
     color, sizes = any(mode not in _GREY for mode, _ in heads), tuple(size for _, size in heads)
-    return OwnData(table, folder, found, roles, len(names), int(present.sum()), color, sizes)
+    return OwnData(table, folder, found, roles, len(names), int(present.sum()), color, sizes, len(files), unreadable)
+
+
+def _why_unreadable(picture: Path, head: DicomHead) -> str:
+    """Return what the first bytes say is wrong; empty where nothing is."""
+    try:
+        if not is_picture(head_of(picture)):
+            return NO_PICTURE if picture.stat().st_size else "empty"
+    except OSError as error:
+        return why_unreadable(error)
+    if not head.syntax:
+        return ""
+    from common.data.images.syntaxes import in_words, is_readable  # takes a second, and most tables have no DICOM
+
+    return "" if is_readable(head.syntax) else f"packed as {in_words(head.syntax)}"
 
 
 def _head(picture: Path) -> tuple[str, tuple[int, int]] | None:
@@ -161,6 +184,8 @@ def _findings(data: OwnData) -> list[str]:
     lines = [f"images: column {roles.image}, in {data.images}"]
     if data.present < data.rows:
         lines.append(f"    {data.rows - data.present} of {data.rows} rows have no picture there; they are left out.")
+    for reason, count in data.unreadable.items():
+        lines.append(f"    {count} of the {data.looked_at} that were looked at cannot be read: {reason}.")
     if data.patients is None:
         lines.append(
             "patients: UNKNOWN. Each image counts as a patient of its own: the same patient may stand in training"

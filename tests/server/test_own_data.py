@@ -12,6 +12,7 @@ import server.sim_cli
 from common.config import read_experiment
 from common.data.load import load
 from strategies.registry import method_faults
+from tests.common.data.dicom_files import dicom
 from tests.network.real import typed
 
 
@@ -73,6 +74,20 @@ def test_rows_without_a_picture_are_counted_and_left_out(tmp_path: Path) -> None
     assert "2 of 42 rows have no picture there" in said
     assert "Fluid 20" in said
     assert read_experiment(out, [], method_faults).experiment.data.missing_files == "ignore"
+
+
+def test_pictures_that_cannot_be_read_are_told_before_anything_runs(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,Fluid,Mass", *rows(40, "{a},{b}"))
+    for number in range(3):
+        (tmp_path / "scans" / f"{number:03}.png").write_text("no picture", encoding="utf-8")
+    (tmp_path / "scans" / "003.png").write_bytes(b"")
+    packed = dicom(np.zeros((8, 8), np.uint16)).replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.9\0")
+    (tmp_path / "scans" / "004.png").write_bytes(packed)
+    code, said, _ = made(path)
+    assert code == 0
+    assert "3 of the 40 that were looked at cannot be read: neither PNG, JPEG, DICOM nor NIfTI." in said
+    assert "1 of the 40 that were looked at cannot be read: empty." in said
+    assert "1 of the 40 that were looked at cannot be read: packed as 1.2.840.10008.1.2.9." in said
 
 
 def test_names_of_findings_in_one_column_are_taken(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The elements of a DICOM file, with a bound on what a deflated one grows to."""
 
 import io
+import warnings
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,9 @@ from pydicom.filereader import _read_file_meta_info, read_dataset, read_preamble
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from common.data.base.image_set import MAX_PIXELS
+
+# What it finds in somebody's file is told by our own checks, or is no matter; its texts are for programmers.
+warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
 
 MOST_INFLATED = 4 * MAX_PIXELS
 """Bytes; 16-bit colour of the largest picture needs 6 a pixel, and is not deflated in practice."""

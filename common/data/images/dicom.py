@@ -54,6 +54,8 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
         raise ValueError(f"its pixels are of the kind {kind}, which is neither grey, palette, RGB nor YBR")
     if "SegmentedRedPaletteColorLookupTableData" in dataset:  # a few bytes of it may grow to any number of entries
         raise ValueError("its palette is segmented, which is not read here")
+    if dataset.PhotometricInterpretation == _PALETTE and "RedPaletteColorLookupTableDescriptor" not in dataset:
+        raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
 
 
 def _unpacked(dataset: Any, index: int) -> NDArray[Any]:

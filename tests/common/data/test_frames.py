@@ -1,6 +1,9 @@
 """Files of several frames, frames with windows of their own, palettes, signs: by hand, and beside pydicom."""
 
 import io
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from common.data.images.dicom import dicom_pixels
 from tests.common.data.dicom_files import dicom
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
+ROOT = Path(__file__).parents[3]
 FOUR = np.array([[[0, 10]], [[0, 20]], [[30, 0]], [[40, 0]]], dtype=np.uint16)
 BRIGHTEST = {"WindowCenter": 128, "WindowWidth": 256}
 
@@ -75,6 +79,22 @@ def test_a_palette_becomes_its_colours(bits: int) -> None:
         elements[f"{color}PaletteColorLookupTableData"] = scaled.tobytes()
     data = dicom(np.array([[2, 1], [0, 1]], np.uint8), PhotometricInterpretation="PALETTE COLOR", **elements)
     assert dicom_pixels(data).tolist() == [[[7, 8, 9], [255, 0, 100]], [[0, 1, 2], [255, 0, 100]]]
+
+
+def test_a_palette_that_is_missing_is_told_in_our_words() -> None:
+    with pytest.raises(ValueError, match="numbers in a palette, and the file holds no palette"):
+        dicom_pixels(dicom(np.array([[2, 1], [0, 1]], np.uint8), PhotometricInterpretation="PALETTE COLOR"))
+
+
+def test_what_pydicom_warns_of_is_not_printed(tmp_path: Path) -> None:
+    """Texts for programmers with paths of this machine, between our own lines."""
+    rows = dicom(np.zeros((4, 4), np.uint16), Rows=3)
+    (tmp_path / "rows.dcm").write_bytes(rows)
+    code = "import pathlib, sys; from common.data.images import reading; reading.picture(pathlib.Path(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path / "rows.dcm"], capture_output=True, text=True, timeout=60, cwd=ROOT
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_segmented_palette_is_refused_because_it_may_grow_without_bound() -> None:
