@@ -85,6 +85,7 @@ def to_every_process(parent: int, mark: str, number: signal.Signals) -> None:
 WAYS: Mapping[str, tuple[signal.Signals, Callable[[int, str, signal.Signals], None]]] = {
     "Ctrl-C": (signal.SIGINT, to_the_group),
     "SIGTERM to the parent": (signal.SIGTERM, to_the_parent),
+    "SIGHUP to the parent": (signal.SIGHUP, to_the_parent),
     "SIGTERM to the group": (signal.SIGTERM, to_the_group),
     "SIGTERM to every process": (signal.SIGTERM, to_every_process),
 }
@@ -139,7 +140,12 @@ class Command:
     def __init__(self, typed: Sequence[object], log: Path, *, ignores_ctrl_c: bool = False) -> None:
         program, *arguments = map(str, typed)
         self._mark, self._log = uuid.uuid4().hex, log
-        disposition = signal.SIG_IGN if ignores_ctrl_c else signal.SIG_DFL
+
+        def as_from_a_terminal() -> None:
+            # These tests may themselves run in the background of a shell or under nohup, which have signals ignored.
+            signal.signal(signal.SIGINT, signal.SIG_IGN if ignores_ctrl_c else signal.SIG_DFL)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
         self._cpu = _cpu()
         self._began = time.monotonic()
         near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
@@ -151,7 +157,7 @@ class Command:
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=lambda: signal.signal(signal.SIGINT, disposition),
+                preexec_fn=as_from_a_terminal,
                 env={**near, MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
                 cwd=ROOT,
             )

@@ -48,7 +48,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         images = here.folder / "many.npz"
         pixels = np.random.default_rng(0).integers(0, 255, (IMAGES, 16, 16), np.uint8)
         labels = np.arange(IMAGES)[:, None] % 10
-        np.savez(images, test_images=pixels, test_labels=labels)
+        few = {"train_images": pixels[:100], "train_labels": labels[:100]}
+        np.savez(images, test_images=pixels, test_labels=labels, **few)
         sites = exported(experiment, here.folder / "data")
         coordinator, other = Coordinator(here), Coordinator(here, "other")
         coordinator.start()
@@ -125,6 +126,11 @@ CASES = {
     "flwr-sim study": Case(
         lambda w, out: ("flwr-sim", "study", "experiments/papers/fedmlp", "--quick", "--out", out, *ENDLESS),
         trained(1),
+        words=GOES_ON,
+    ),
+    "flwr-sim benchmark": Case(
+        lambda w, out: ("flwr-sim", "benchmark", "--form", "small", "--out", out),
+        says("validation AUROC"),
         words=GOES_ON,
     ),
     "flwr-sim demo": Case(lambda w, out: ("flwr-sim", "demo", "--backend", "inline", "--out", out), trained(1)),
