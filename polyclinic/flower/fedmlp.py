@@ -46,6 +46,8 @@ class FedMLP(LabelledSites):
         ValueError: For parameters that do not fit.
     """
 
+    not_wrapped = "clipping and noise on models would leave its prototypes as they are"
+
     def __init__(self, *, stage_one_rounds: int, parameters: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
         given = {**(parameters or {}), "stage_one_rounds": stage_one_rounds}
@@ -53,6 +55,10 @@ class FedMLP(LabelledSites):
         if unknown := sorted(given.keys() - there_are):
             raise ValueError(f"FedMLP has no parameter {unknown[0]!r}; it has {sorted(there_are)}")
         self.parameters = FedMLPParameters.model_validate(given)
+
+    def begin(self, arrays: ArrayRecord) -> None:
+        """Prototypes of an earlier start are forgotten, too."""
+        super().begin(arrays)
         self._learned: Arrays = {}
         self._told: dict[int, Arrays] = {}
 
