@@ -286,7 +286,9 @@ class FedSLD(LabelledSites):
     eq. 3. The sites tell how many of their images show each class (``SiteLabels.positives`` and ``.images``).
 
     Args:
-        reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` is the paper's eq. 3,
+        reduction: With ``multi_class``, ``sum`` is the paper's eq. 3 and ``sum_over_batch`` divides it by the images of
+            known class. With ``multi_label``, our extension, ``sum`` is divided by the number of classes of which the
+            batch has a label, and ``sum_over_batch`` is the mean over all known entries: NaN leaves the divisor.
             ``weighted_mean`` divides by the sum of the weights.
         options: As for :class:`LabelledSites`.
 

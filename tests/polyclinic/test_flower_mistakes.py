@@ -87,6 +87,37 @@ def test_an_image_of_two_exclusive_classes_is_refused() -> None:
     assert torch.isfinite(site.loss(LOGITS[:1], torch.tensor([[1.0, 0.0, 1.0]])))  # the third is not this site's
 
 
+def test_an_image_of_no_class_is_refused_where_the_site_labels_all() -> None:
+    site = Site(told("multi_class"))
+    none = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert torch.isfinite(site.loss(LOGITS[:2], none))  # it may be of the third class
+    site.annotated[:] = True
+    assert torch.isfinite(site.loss(LOGITS[:2], torch.where(none.any(dim=1, keepdim=True), none, torch.nan)))
+    with pytest.raises(ValueError, match="1 images show none of the classes, and this site labels all"):
+        site.loss(LOGITS[:2], none)
+
+
+def test_what_is_no_tensor_is_refused_with_the_call_that_makes_one() -> None:
+    with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got ndarray: use torch.as_tensor\(targets\)"):
+        Site(told()).loss(LOGITS, GOOD.numpy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"logits must be a torch.Tensor, got list"):
+        Site(told()).loss([[0.0] * 3] * 4, GOOD)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["multi_label", "multi_class"])
+def test_a_class_that_was_counted_as_never_shown_is_refused_where_an_image_shows_it(task: str) -> None:
+    site = Site(told(task, prior=[0.0, 1.0, 0.0]))
+    assert torch.isfinite(site.loss(LOGITS[:1], torch.tensor([[0.0, 1.0, 1.0]])))
+    with pytest.raises(ValueError, match=r"positives of \['a'\], of which the sites' SiteLabels count none"):
+        site.loss(LOGITS[:2], torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+
+
+def test_a_class_that_was_counted_as_always_shown_is_refused_where_an_image_lacks_it() -> None:
+    site = Site(told(prior=[0.5, 1.0, 0.0]))
+    with pytest.raises(ValueError, match=r"targets hold negatives of \['b'\]"):
+        site.loss(LOGITS[:1], torch.tensor([[1.0, 0.0, 0.0]]))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "nonsense", None])
 def test_a_reduction_that_there_is_not_is_refused(reduction: Any) -> None:
     with pytest.raises(ValueError, match=r"reduction must be one of.*sum_over_batch"):
@@ -119,9 +150,13 @@ def test_prototypes_of_another_shape_are_left_out(shape: Any, flowers_log: pytes
     assert strategy.records()
 
 
-@pytest.mark.parametrize("name", ["heads", "weighting"])
+@pytest.mark.parametrize(
+    "name", ["heads", "weighting", "proximal_mu", "clip_update", "mean", "trunk", "warm_up_lr", "stage_one_rounds"]
+)
 def test_parameters_of_fedmlp_that_do_nothing_here_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"FedMLP has no parameter '{name}'"):
+    with pytest.raises(
+        ValueError, match=rf"FedMLP has no parameter '{name}'.*; it has \['consistency', (?!.*proximal)"
+    ):
         FedMLP(stage_one_rounds=1, parameters={name: "own"}, **HEAD)
 
 
@@ -167,6 +202,7 @@ def test_views_in_a_list_are_refused_with_the_call_that_is_right() -> None:
                 lambda: site.round_loss(rows, images[:8]),
                 lambda: site.round_loss(rows, images[:8], images[:7]),
                 lambda: site.round_loss(torch.ones(8, dtype=torch.bool), images[:8], images[:8]),
+                lambda: site.round_loss(list(range(8)), images[:8], images[:8]),  # type: ignore[arg-type]
             ]
             for call in wrong:
                 with pytest.raises((ValueError, TypeError)) as caught:
@@ -180,6 +216,7 @@ def test_views_in_a_list_are_refused_with_the_call_that_is_right() -> None:
     assert "takes 2 views of a batch, got 1" in said[1]
     assert "8 rows and a view of 7 images" in said[2]
     assert "rows must be whole numbers" in said[3]
+    assert "rows must be a torch.Tensor, got list" in said[4]
 
 
 def nan(reply: RecordDict) -> None:
@@ -305,7 +342,7 @@ def test_counts_that_are_no_whole_numbers_are_refused(positives: Any) -> None:
 
 
 def test_counts_without_images_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"images"):
+    with pytest.raises(ValueError, match=r"images, the number .* above 0: a site without training images cannot take"):
         SiteLabels(["a"], [0])
 
 
