@@ -64,6 +64,14 @@ def test_at_most_fifteen_private_names_each_in_one_file() -> None:
     assert len(NAMES) + len(UNDERSCORED) <= MOST
 
 
+def test_flowers_fedavg_lets_its_check_of_replies_be_left_out() -> None:
+    """``polyclinic.flower`` checks each reply itself: Flower's own check ends the run and names no node."""
+    from flwr.serverapp.strategy import FedAvg
+
+    check = inspect.signature(FedAvg._check_and_log_replies).parameters
+    assert list(check) == ["self", "replies", "is_train", "validate"], f"{FLOWER} FedAvg._check_and_log_replies moved"
+
+
 def test_no_other_file_reaches_into_flowers_objects() -> None:
     reaching = re.compile("|".join(rf'"{name}"' for name in UNDERSCORED))
     found = {str(path.relative_to(ROOT)) for path in files() if reaching.search(path.read_text(encoding="utf-8"))}

@@ -17,7 +17,7 @@ against a harmful site, no quarantine of malformed replies, no checkpoints, no r
 """
 
 from polyclinic.flower.fedmlp import FedMLP, FedMLPSite
-from polyclinic.flower.labels import SiteLabels, labels
+from polyclinic.flower.labels import SiteLabels, UnknownLabels, labels
 from polyclinic.flower.passing import SequentialTraining, Settling, UniFed, loss_slope
 from polyclinic.flower.site import Site
 from polyclinic.flower.strategies import FedSLD, LabelledSites, PartialLoss, SurgicalAggregation, VanillaFL
@@ -34,6 +34,7 @@ __all__ = [
     "SiteLabels",
     "SurgicalAggregation",
     "UniFed",
+    "UnknownLabels",
     "VanillaFL",
     "labels",
     "loss_slope",

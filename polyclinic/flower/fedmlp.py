@@ -1,14 +1,18 @@
 """FedMLP for any Flower app, both halves: prototypes up, their means down, missing labels detected at the site."""
 
 import copy
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import WARNING, getLogger
 from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -16,17 +20,23 @@ from common.config import TrainingSection
 from common.models.network import SplitNetwork
 from common.wire.records import Arrays
 from polyclinic.flower.heads import near
-from polyclinic.flower.keys import FEDMLP
+from polyclinic.flower.keys import FEDMLP, HEAD, START
 from polyclinic.flower.replies import weight_in
-from polyclinic.flower.site import Site
+from polyclinic.flower.site import Site, tensor
 from polyclinic.flower.strategies import LabelledSites
+from strategies.base.method import Parameters
 from strategies.fedmlp.method import FedMLPClient, FedMLPParameters
 from strategies.fedmlp.prototypes import global_statistics
 from strategies.local.objective import Situation
 from strategies.local.training import Batch, Examples
 
+log = getLogger("flwr")
+FEDMLP_START = f"{FEDMLP}-start"
+"""Name of the record in a site's state that says of which start its tags are."""
 ROUND = "server-round"
 """Flower's own key of a round's number."""
+PARAMETERS = FedMLPParameters.model_fields.keys() - Parameters.model_fields.keys() - {"heads", "stage_one_rounds"}
+"""What the method itself reads. The rest is of the product's aggregation and training, and of no effect here."""
 
 
 class FedMLP(LabelledSites):
@@ -43,22 +53,48 @@ class FedMLP(LabelledSites):
         options: As for :class:`LabelledSites`.
 
     Raises:
-        ValueError: For parameters that do not fit.
+        ValueError: For parameters that do not fit, and for ``task="multi_class"``: prototypes are of classes that an
+            image shows or does not show.
     """
+
+    not_wrapped = "clipping and noise on models would leave its prototypes as they are"
 
     def __init__(self, *, stage_one_rounds: int, parameters: dict[str, Any] | None = None, **options: Any) -> None:
         super().__init__(**options)
-        given = {**(parameters or {}), "stage_one_rounds": stage_one_rounds}
-        there_are = set(FedMLPParameters.model_fields) - {"heads", "weighting"}  # of the product's own aggregation
-        if unknown := sorted(given.keys() - there_are):
-            raise ValueError(f"FedMLP has no parameter {unknown[0]!r}; it has {sorted(there_are)}")
-        self.parameters = FedMLPParameters.model_validate(given)
+        if self.task == "multi_class":
+            raise ValueError(
+                'FedMLP is for task "multi_label" only; for "multi_class" use SurgicalAggregation or FedSLD'
+            )
+        given = parameters or {}
+        if unknown := sorted(given.keys() - PARAMETERS):
+            hint = ": it is an argument of its own" if unknown[0] == "stage_one_rounds" else ""
+            raise ValueError(f"FedMLP has no parameter {unknown[0]!r}{hint}; it has {sorted(PARAMETERS)}")
+        self.parameters = FedMLPParameters.model_validate({**given, "stage_one_rounds": stage_one_rounds})
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        *arguments: Any,
+        **options: Any,
+    ) -> Result:
+        """As for all strategies; a warning where the rounds end before missing labels are detected."""
+        if self.parameters.detection and num_rounds <= (first := self.parameters.stage_one_rounds):
+            log.log(WARNING, "no missing label is detected: %s rounds, stage_one_rounds %s", num_rounds, first)
+        return super().start(grid, initial_arrays, num_rounds, *arguments, **options)
+
+    def begin(self, arrays: ArrayRecord) -> None:
+        """Prototypes of an earlier start are forgotten, too."""
+        super().begin(arrays)
         self._learned: Arrays = {}
         self._told: dict[int, Arrays] = {}
+        self._start = secrets.token_hex(8)
 
     def told(self, node: int) -> dict[str, Any]:
         """The method's parameters, too."""
-        return {**super().told(node), FEDMLP: self.parameters.model_dump_json()}
+        parameters = self.parameters.model_dump_json()
+        return {**super().told(node), FEDMLP: parameters, HEAD: self.head, START: self._start}
 
     def records(self) -> dict[str, ArrayRecord]:
         """The global prototypes and difficulties, once there are any."""
@@ -114,18 +150,23 @@ class FedMLPSite(Site):
     """One round of FedMLP at a site, for the user's own training loop.
 
     Make it after the received model was loaded and before training; it copies the model as the teacher. In the second
-    stage it tags images; tags last from round to round in Flower's ``context.state``, on the site's side.
+    stage it tags images; tags last from round to round in Flower's ``context.state``, on the site's side, by the places
+    of images: give the same images in the same order in every round of a start. Others are refused.
 
     Args:
         message: That the ``ClientApp``'s ``train`` function got.
         context: That the same function got.
         model: With the received model loaded.
         head: Name of its last layer, a submodule.
-        images: All training images as the model takes them, ``(n, ...)``, without augmentation.
+        images: All training images as the model takes them, ``(n, ...)``, n at least 1, without augmentation, in one
+            order.
         targets: ``(n, classes)`` of 1, 0, or NaN for unknown.
 
     Raises:
-        ValueError: If the coordinator's strategy is another one, the model has no such layer, or targets do not fit.
+        TypeError: If images or targets are no tensors.
+        ValueError: If the coordinator's strategy is another one, the model has no such layer or it is not the
+            coordinator's head as received, targets do not fit, there is no image, or the images are not those of the
+            rounds before.
     """
 
     def __init__(
@@ -135,19 +176,39 @@ class FedMLPSite(Site):
         config: Any = next((one for one in message.content.config_records.values() if FEDMLP in one), None)
         if config is None:
             raise ValueError("FedMLPSite needs the strategy FedMLP; the coordinator uses another: use Site")
-        if len(targets) != len(images):
+        if len(tensor("images", images)) != len(tensor("targets", targets)):
             raise ValueError(f"{len(images)} images and {len(targets)} rows of targets")
+        if not len(images):
+            raise ValueError("FedMLPSite needs an image: a site without training images cannot take part, leave it out")
         parameters = FedMLPParameters.model_validate_json(config[FEDMLP])
         told = {key: array.numpy() for key, array in message.content.array_records.get(FEDMLP, {}).items()}
-        kept = context.state.array_records.get(FEDMLP)
-        notes = {} if kept is None else {"tags": kept["tags"].numpy()}
+        self._start, self._marks = str(config[START]), _marks(images)
+        notes = self._kept(context)
         self._context, self._split = context, _Split(model, head)
+        self._split.check(message, str(config[HEAD]))
         examples = Examples(images, self.targets(targets), self.annotated.to(images.device))
         situation = Situation(
             cast(SplitNetwork, self._split), examples, told, notes, int(config[ROUND]), TrainingSection()
         )
         self._client = FedMLPClient(situation, parameters)
         self._round = self._client.round()
+
+    def _kept(self, context: Context) -> Arrays:
+        """The tags of this start's earlier rounds."""
+        mark = context.state.config_records.get(FEDMLP_START, ConfigRecord()).get(START)
+        if mark != self._start or (kept := context.state.array_records.get(FEDMLP)) is None:
+            return {}
+        before = kept["images"].numpy()
+        if len(before) != len(self._marks):
+            changed = f"{len(self._marks)} images where there were {len(before)}"
+        elif other := int((~np.isclose(before, self._marks, rtol=1e-4, atol=1e-6, equal_nan=True)).sum()):
+            changed = f"{other} of {len(before)} images differ"
+        else:
+            return {"tags": kept["tags"].numpy()}
+        raise ValueError(
+            f"the images are not those of the round before, {changed}: FedMLP tags images by their places. Give the "
+            f"same images in the same order, without augmentation; or forget the tags: del context.state[{FEDMLP!r}]"
+        )
 
     @property
     def views(self) -> int:
@@ -165,6 +226,7 @@ class FedMLPSite(Site):
             TypeError: If a view is no tensor, or rows are no whole numbers.
             ValueError: If there is another number of views, or one has another number of images.
         """
+        tensor("rows", rows)
         if any(not isinstance(view, Tensor) for view in views):
             raise TypeError("a view is a tensor of images: write round_loss(rows, *views)")
         if rows.ndim != 1 or rows.dtype not in (torch.int64, torch.int32):
@@ -182,10 +244,22 @@ class FedMLPSite(Site):
         The coordinator leaves out a reply without it. It is empty before the first stage's last round.
         """
         network = cast(SplitNetwork, self._split)
-        notes = self._round.notes(network)
+        notes = {**self._round.notes(network), "images": self._marks}
         self._context.state[FEDMLP] = ArrayRecord({key: Array(value) for key, value in notes.items()})
+        self._context.state[FEDMLP_START] = ConfigRecord({START: self._start})
+        modes = [(module, module.training) for module in network.modules()]
         told = self._round.statistics(network, np.zeros(0, np.float32))
+        for module, training in modes:  # statistics are taken in evaluation mode
+            module.training = training
         return {FEDMLP: ArrayRecord({key: Array(value) for key, value in told.items()})}
+
+
+def _marks(images: Tensor) -> NDArray[np.float32]:
+    """A number for each image that another image, or another order of its pixels, is unlikely to have, ``(n,)``."""
+    ramp = torch.linspace(0, 1, max(images[0].numel(), 1), device=images.device)
+    with torch.no_grad():
+        parts = [part.flatten(1).float() @ ramp / len(ramp) for part in torch.split(images, 256)]
+    return torch.cat(parts).cpu().numpy()
 
 
 class _Split(nn.Module):
@@ -199,6 +273,24 @@ class _Split(nn.Module):
             raise ValueError(f"the model has no layer {head!r}; its linear layers are {layers}.{near(head, layers)}")
         if not isinstance(self.head, nn.Linear):
             raise ValueError(f"{head!r} is a {type(self.head).__name__}, not a torch.nn.Linear")
+
+    def check(self, message: Message, head: str) -> None:
+        """Whether the layer is the coordinator's head, as received.
+
+        Raises:
+            ValueError: If it is not.
+        """
+        key, layer = f"{head}.weight", cast(nn.Linear, self.head)
+        (sent,) = (record[key].numpy() for record in message.content.array_records.values() if key in record)
+        weight = layer.weight.detach().cpu()
+        if weight.shape != sent.shape:
+            shape = tuple(weight.shape)
+            raise ValueError(f"{self._name!r} is not the coordinator's head {head!r}: {shape}, not {sent.shape}")
+        if not torch.equal(weight, torch.from_numpy(sent.copy()).to(weight.dtype)):
+            raise ValueError(
+                f"the weight of {self._name!r} is not the one that came for {head!r}: it is another layer, or the "
+                "received model was not loaded before FedMLPSite was made"
+            )
 
     @property
     def head(self) -> nn.Module:

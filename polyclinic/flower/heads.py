@@ -11,7 +11,8 @@ from common.models.head import Head
 def near(head: str, layers: list[str]) -> str:
     """`` Did you mean ...?`` for the layer that is meant; empty where none is near."""
     whole = head.removesuffix(".weight").removesuffix(".bias")  # a tensor's name in place of its layer's
-    meant = [whole] if whole in layers else difflib.get_close_matches(head, layers, 1)
+    inside = [layer for layer in layers if layer.endswith(f".{whole}")]  # _orig_mod.fc of a compiled model
+    meant = [whole] if whole in layers else inside or difflib.get_close_matches(head, layers, 1)
     return f" Did you mean {meant[0]!r}?" if meant else ""
 
 
@@ -22,6 +23,8 @@ def head_of(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> Head:
         ValueError: If the model has no layer of this name, or it has another number of rows.
     """
     if (key := f"{head}.weight") not in arrays:
+        if parts := sorted(name for name in arrays if name.startswith(f"{head}.") and name != f"{head}.bias"):
+            raise ValueError(f"the model has {parts} in place of {key!r}: the head must be a plain torch.nn.Linear")
         layers = sorted(name.removesuffix(".weight") for name in arrays if name.endswith(".weight"))
         raise ValueError(f"the model has no {key!r}; its layers with weights are {layers}.{near(head, layers)}")
     if (kind := arrays[key].numpy().dtype) not in (np.float32, np.float16):
@@ -43,3 +46,14 @@ def with_head(arrays: ArrayRecord, name: str, head: Head) -> ArrayRecord:
     return ArrayRecord(
         {key: Array(put[key].astype(array.numpy().dtype)) if key in put else array for key, array in arrays.items()}
     )
+
+
+def other_rows(arrays: ArrayRecord, head: str, classes: tuple[str, ...]) -> list[str]:
+    """Tensors of the head beside weight and bias that have a row for each class, as LoRA's have."""
+    layer = head.removesuffix(".base_layer")  # where PEFT puts the layer that it wraps
+    rows = {f"{head}.weight", f"{head}.bias"}
+    return [
+        name
+        for name, array in arrays.items()
+        if name.startswith(f"{layer}.") and name not in rows and tuple(array.shape)[:1] == (len(classes),)
+    ]

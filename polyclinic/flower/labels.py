@@ -45,7 +45,10 @@ class SiteLabels:
         if any(not 0 <= count <= self.images for count in self.positives):
             raise ValueError(f"positives must be from 0 to images = {self.images}, got {list(self.positives)}")
         if self.positives and not self.images:
-            raise ValueError("positives need images, the number of training images in all")
+            raise ValueError(
+                "positives need images, the number of training images in all, above 0: a site without training images "
+                "cannot take part, so leave its node out of the federation"
+            )
 
 
 def class_names(given: object) -> tuple[str, ...]:
@@ -126,10 +129,11 @@ class RollCall:
     Args:
         classes: Names of the head's rows, in their order.
         needs_counts: Whether a site has to say how many images show each class.
+        exclusive: Whether an image shows one class at most.
     """
 
-    def __init__(self, classes: Sequence[str], needs_counts: bool = False) -> None:
-        self.classes, self._needs_counts = tuple(classes), needs_counts
+    def __init__(self, classes: Sequence[str], needs_counts: bool = False, exclusive: bool = False) -> None:
+        self.classes, self._needs_counts, self._exclusive = tuple(classes), needs_counts, exclusive
         self._said: dict[int, SiteLabels] = {}
 
     def ask(self, grid: Grid, nodes: Iterable[int], timeout: float) -> None:
@@ -142,17 +146,19 @@ class RollCall:
             UnknownLabels: If a node does not answer, or labels a class that the model has no row for.
         """
         new = sorted(set(nodes) - self._said.keys())
+        if not new:
+            return
         kind = f"{MessageType.QUERY}.{QUERY}"
         asked = [Message(RecordDict(), message_type=kind, dst_node_id=node) for node in new]
         replies = {reply.metadata.src_node_id: reply for reply in grid.send_and_receive(asked, timeout=timeout)}
-        faults = [fault for node in new if (fault := self._taken(node, replies.get(node)))]
+        faults = [fault for node in new if (fault := self._taken(node, replies.get(node), timeout))]
         if faults:
             raise UnknownLabels("\n".join(faults))
 
-    def _taken(self, node: int, reply: Message | None) -> str:
+    def _taken(self, node: int, reply: Message | None, timeout: float) -> str:
         """Note a node's answer; return what is wrong with it."""
         if reply is None:
-            return f"node {node} did not say which classes it labels"
+            return f"node {node} did not say which classes it labels: no reply within {timeout:g} s"
         if reply.has_error():
             return f"node {node} did not say which classes it labels: {why(reply.error.reason or '')}"
         record = reply.content.config_records.get(RECORD, ConfigRecord())
@@ -164,6 +170,9 @@ class RollCall:
             return f"node {node} labels {unknown}; the model's rows are {list(self.classes)}"
         if self._needs_counts and not said.positives:
             return f"node {node} told no counts: this strategy needs positives and images in its SiteLabels"
+        if self._needs_counts and self._exclusive and sum(said.positives) > said.images:
+            shown = sum(said.positives)
+            return f"node {node} counts {shown} positives in {said.images} images of classes that exclude one another"
         self._said[node] = said
         return ""
 

@@ -1,18 +1,20 @@
 """Averaging strategies over plain ``state_dict``s: Flower's FedAvg with what the sites' labels change."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from logging import WARNING, getLogger
 from typing import Any, get_args
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import FedAvg, Result
 
 from common.models.zoo.spec import Task
-from polyclinic.flower.heads import head_of, with_head
+from polyclinic.flower.heads import head_of, other_rows, with_head
 from polyclinic.flower.keys import ANNOTATED, CLASSES, MISSING, PRIOR, REDUCTION, TASK
 from polyclinic.flower.labels import RollCall, UnknownLabels, class_names
-from polyclinic.flower.replies import misfit, usable, weight_in
+from polyclinic.flower.means import metric_means, uneven, whole_numbers_kept
+from polyclinic.flower.replies import fitting, metrics_fault, misfit, usable, weight_in
 from strategies.fedsld.prior import label_prior, prior_over
 from strategies.fedsld.weights import Reduction
 from strategies.local.losses import Missing
@@ -20,7 +22,7 @@ from strategies.surgical import OwnersMean
 
 log = getLogger("flwr")
 ROLL_CALL_S = 600.0
-"""Seconds to wait for the sites' labels."""
+"""Most seconds to wait for the sites' labels; less where ``start``'s timeout is shorter."""
 
 
 class LabelledSites(FedAvg):
@@ -31,7 +33,8 @@ class LabelledSites(FedAvg):
             one, ``head.bias (classes,)``.
         classes: Names of its rows, in their order.
         task: ``multi_label``, or ``multi_class`` where classes exclude one another.
-        options: Those of Flower's ``FedAvg``.
+        options: Those of Flower's ``FedAvg``. Without an aggregation function of your own for metrics, each metric is
+            averaged over the sites that sent it, with a warning where that is not all.
 
     Raises:
         TypeError: If ``head`` is no text, or ``classes`` is no list of texts.
@@ -42,15 +45,67 @@ class LabelledSites(FedAvg):
     needs_counts = False
     """Whether every site has to say how many images show each of its classes."""
 
+    not_wrapped = ""
+    """Why another strategy, as Flower's for differential privacy, cannot wrap this one; empty where it can."""
+
     def __init__(self, *, head: str, classes: Sequence[str], task: Task = "multi_label", **options: Any) -> None:
         super().__init__(**options)
         if not isinstance(head, str):
             raise TypeError(f"head is the name of one layer, got {head!r}: a model of several heads is not supported")
         if task not in get_args(Task):
             raise ValueError(f"task must be one of {list(get_args(Task))}, got {task!r}")
+        self.train_metrics_aggr_fn = options.get("train_metrics_aggr_fn") or metric_means
+        self.evaluate_metrics_aggr_fn = options.get("evaluate_metrics_aggr_fn") or metric_means
         self.head, self.classes, self.task = head, class_names(classes), task
-        self.roll_call = RollCall(self.classes, self.needs_counts)
-        self._sent, self._unowned = ArrayRecord(), list[str]()
+        self._timeout, self._in_start, self._round = 3600.0, False, -1
+        self.begin(ArrayRecord())
+
+    def begin(self, arrays: ArrayRecord) -> None:
+        """Forget what an earlier start left.
+
+        Args:
+            arrays: The initial model.
+        """
+        self.roll_call = RollCall(self.classes, self.needs_counts, exclusive=self.task == "multi_class")
+        self._sent, self._asked = arrays, list[int]()
+        self._called, self._said = set[int](), set[str]()
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds; arguments and result as in Flower's ``Strategy.start``. Each start asks the labels anew.
+
+        Args:
+            timeout: Seconds for each round's training and evaluation; for the labels, at most 600 of them.
+
+        Raises:
+            UnknownLabels: If, before round 1, a site does not say which classes it labels.
+            RuntimeError: If no reply of a round can be used, with each node's reason.
+        """
+        with self._own_start(timeout):
+            return super().start(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_config, evaluate_fn)
+
+    @contextmanager
+    def _own_start(self, timeout: float) -> Iterator[None]:
+        self._timeout, self._in_start = timeout, True
+        try:
+            yield
+        finally:
+            self._in_start = False
+
+    def _only_in_own_start(self) -> None:
+        if self.not_wrapped and not self._in_start:
+            name = type(self).__name__
+            raise TypeError(
+                f"{name} cannot be wrapped by another strategy: {self.not_wrapped}; use {name}.start itself"
+            )
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -58,14 +113,19 @@ class LabelledSites(FedAvg):
         """Flower's own choice of sites; each gets the model, and which of its rows it labels.
 
         Raises:
+            TypeError: If another strategy calls it and cannot.
             ValueError: If the model has no such head.
             UnknownLabels: If, before any site has trained, one does not say which classes it labels. A site that joins
                 later and does not is left out with a warning.
         """
+        self._only_in_own_start()
         head_of(arrays, self.head, self.classes)  # a wrong name is told before a site trains for an hour
-        self._sent = arrays
-        messages = list(super().configure_train(server_round, arrays, config, grid))
-        return self._with_labels(messages, grid)
+        if server_round <= self._round or not self._sent:  # a wrapper's start is not ours, rounds tell both
+            self.begin(arrays)
+        self._round, self._sent, self._called = server_round, arrays, set()
+        messages = self._with_labels(list(super().configure_train(server_round, arrays, config, grid)), grid)
+        self._asked = [message.metadata.dst_node_id for message in messages]
+        return messages
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -79,15 +139,44 @@ class LabelledSites(FedAvg):
         """Combine the replies that fit the model; a warning names the node of every other one.
 
         Raises:
-            ValueError: If sites replied and no reply fits.
+            RuntimeError: If sites were asked and no reply can be used.
         """
-        return self.combined(
-            usable(server_round, replies, self.fault_in)
-        )  # sorted: the same bits no matter who was first
+        self._only_in_own_start()
+        came = sorted(replies, key=_node)  # the same bits no matter who was first
+        return self.combined(usable(server_round, came, self._asked, self._timeout, self.fault_in))
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Combine the replies that have metrics and a weight; a warning names the node of every other one."""
+        came = sorted(replies, key=_node)
+        judged = fitting(server_round, came, lambda reply: metrics_fault(reply, self.weighted_by_key))
+        self._say_uneven(judged, self.evaluate_metrics_aggr_fn)
+        return super().aggregate_evaluate(server_round, judged)
+
+    def _check_and_log_replies(
+        self, replies: Iterable[Message], is_train: bool, validate: bool = True
+    ) -> tuple[list[Message], list[Message]]:
+        """Without Flower's own check, which ends the run without a node: each reply was checked before."""
+        return super()._check_and_log_replies(replies, is_train, validate=False)
+
+    def _say_uneven(self, replies: Sequence[Message], function: object) -> None:
+        if function is metric_means:
+            self._say(*uneven(replies))
+
+    def _say(self, *texts: str) -> None:
+        """Warn once in a start."""
+        for text in texts:
+            if text not in self._said:
+                log.log(WARNING, "%s", text)
+            self._said.add(text)
 
     def combined(self, replies: Sequence[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean of replies in ascending order of nodes; those that hold an error are counted only."""
-        return super().aggregate_train(0, replies)
+        self._say_uneven(replies, self.train_metrics_aggr_fn)
+        arrays, metrics = super().aggregate_train(0, replies)
+        if arrays is None:
+            return arrays, metrics
+        models = [next(iter(reply.content.array_records.values())) for reply in replies if not reply.has_error()]
+        return whole_numbers_kept(arrays, models), metrics
 
     def fault_in(self, reply: Message) -> str:
         """Why a reply to training cannot be used; empty where it can."""
@@ -113,17 +202,16 @@ class LabelledSites(FedAvg):
 
     def _call_the_roll(self, grid: Grid) -> None:
         """Ask who was not asked yet; once some sites are known, one that cannot answer is left out with the reason."""
-        begun = bool(self.roll_call.said)
+        begun, nodes = bool(self.roll_call.said), set(grid.get_node_ids()) - self._called
+        self._called |= nodes  # once a round: a silent node holds up training, not evaluation, too
         try:
-            self.roll_call.ask(grid, grid.get_node_ids(), ROLL_CALL_S)
+            self.roll_call.ask(grid, nodes, min(ROLL_CALL_S, self._timeout))
         except UnknownLabels as fault:
             if not begun:
                 raise
             log.log(WARNING, "left out of this round: %s", fault)
-        unowned = [name for name in self.classes if not self.roll_call.owners(name, self.roll_call.said)]
-        if unowned and unowned != self._unowned:
-            log.log(WARNING, "no site labels %s", unowned)
-        self._unowned = unowned
+        if unowned := [name for name in self.classes if not self.roll_call.owners(name, self.roll_call.said)]:
+            self._say(f"no site labels {unowned}")
 
     def _for_site(self, message: Message) -> Message:
         node, given = message.metadata.dst_node_id, message.content
@@ -132,6 +220,10 @@ class LabelledSites(FedAvg):
         content = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         content.update(self.records())
         return Message(content, message_type=message.metadata.message_type, dst_node_id=node)
+
+
+def _node(reply: Message) -> int:
+    return reply.metadata.src_node_id
 
 
 class PartialLoss(LabelledSites):
@@ -151,6 +243,12 @@ class SurgicalAggregation(LabelledSites):
     that replied labels a class, its row is the one that Flower's FedAvg computed: with the same labels everywhere the
     result is Flower's, bit for bit. A row that nobody owns stays as it was sent.
     """
+
+    def begin(self, arrays: ArrayRecord) -> None:
+        """A warning, too, of what has a row for each class and is averaged over all sites all the same."""
+        super().begin(arrays)
+        if rows := other_rows(arrays, self.head, self.classes):
+            self._say(f"{rows} have a row for each class; only weight and bias are averaged over a class's owners")
 
     def combined(self, replies: Sequence[Message]) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's mean, with the rows put in that not every site labels."""
@@ -188,7 +286,9 @@ class FedSLD(LabelledSites):
     eq. 3. The sites tell how many of their images show each class (``SiteLabels.positives`` and ``.images``).
 
     Args:
-        reduction: ``sum_over_batch`` divides the weighted losses by the number of images, ``sum`` is the paper's eq. 3,
+        reduction: With ``multi_class``, ``sum`` is the paper's eq. 3 and ``sum_over_batch`` divides it by the images of
+            known class. With ``multi_label``, our extension, ``sum`` is divided by the number of classes of which the
+            batch has a label, and ``sum_over_batch`` is the mean over all known entries: NaN leaves the divisor.
             ``weighted_mean`` divides by the sum of the weights.
         options: As for :class:`LabelledSites`.
 

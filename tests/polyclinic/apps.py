@@ -1,6 +1,6 @@
 """Flower apps as a user of ``polyclinic.flower`` writes them: an ordinary network, scikit-learn's digits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,13 +134,61 @@ class FedMLPApp(App):
         return record
 
 
-def run(strategy: Strategy, app: App, rounds: int = 2, **options: Any) -> Result:
-    """Flower's own loop over :data:`SITES` sites."""
+def altered(change: Callable[[RecordDict], None], node: int = 3, kind: type[App] = App) -> App:
+    """Sites of which one changes its reply."""
+
+    class Altered(kind):  # type: ignore[misc, valid-type]
+        def _trained(self, message: Message, context: Context) -> RecordDict:
+            reply: RecordDict = super()._trained(message, context)
+            if context.node_id == node or node == 0:
+                change(reply)
+            return reply
+
+    return Altered()
+
+
+def run(
+    strategy: Strategy, app: App, rounds: int = 2, prepare: Callable[[Any], None] = lambda grid: None, **options: Any
+) -> Result:
+    """Flower's own loop over :data:`SITES` sites, on a grid that ``prepare`` may change."""
     results: list[Result] = []
 
     def main(grid: Any) -> None:
-        arrays = ArrayRecord(network().state_dict())
+        prepare(grid)
+        arrays = options.pop("initial", None) or ArrayRecord(network().state_dict())
         results.append(strategy.start(grid=grid, initial_arrays=arrays, num_rounds=rounds, **options))
 
     inline(main, app.client(), SITES)
     return results[0]
+
+
+def joins_late(app: App, node: int) -> Callable[[Any], None]:
+    """A grid on which a node is not there before a site has trained."""
+
+    def prepare(grid: Any) -> None:
+        every = list(grid.get_node_ids())
+        grid.get_node_ids = lambda: [one for one in every if one != node or app.replies]
+
+    return prepare
+
+
+def silent(kind: str, *nodes: int, waited: list[float] | None = None) -> Callable[[Any], None]:
+    """A grid on which nodes do not answer a kind of message; notes how long each call would wait."""
+
+    def prepare(grid: Any) -> None:
+        send = grid.send_and_receive
+
+        def answered(messages: Any, *, timeout: float | None = None) -> Any:
+            every = list(messages)
+            if waited is not None and any(message.metadata.message_type.startswith(kind) for message in every):
+                waited.append(float(timeout or 0))
+            heard = [
+                message
+                for message in every
+                if not (message.metadata.message_type.startswith(kind) and message.metadata.dst_node_id in nodes)
+            ]
+            return send(heard, timeout=timeout)
+
+        grid.send_and_receive = answered
+
+    return prepare

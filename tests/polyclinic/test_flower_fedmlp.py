@@ -6,9 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from torch import Tensor, nn
 
-from polyclinic.flower import FedMLP
+import polyclinic.flower.fedmlp
+from polyclinic.flower import FedMLP, FedMLPSite
+from server.simulation.backends.inline import inline
+from strategies.fedmlp.method import FedMLPParameters
 from strategies.fedmlp.prototypes import global_difficulty, global_prototypes, local_prototypes
 from tests.polyclinic.apps import CLASSES, HALVES, SITES, FedMLPApp, data, network, run
 
@@ -100,3 +104,158 @@ def test_a_layer_that_is_no_linear_one_is_refused() -> None:
 
     with pytest.raises(ValueError, match="'0' is a Conv2d"):
         _Split(network(), "0")
+
+
+class Given(FedMLPApp):
+    """Sites whose images, model or layer a test chooses for each round."""
+
+    head = "4"
+
+    def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
+        return pixels, targets
+
+    def model(self, received: nn.Module) -> nn.Module:
+        return received
+
+    def _trained(self, message: Any, context: Any) -> RecordDict:
+        net = network()
+        net.load_state_dict(message.content["arrays"].to_torch_state_dict())
+        number = int(message.content["config"]["server-round"])
+        given = self.images(number, *data(int(context.node_config["partition-id"]), SITES))
+        site = FedMLPSite(message, context, self.model(net), self.head, *given)
+        reply = RecordDict({"arrays": ArrayRecord(net.state_dict())})
+        reply["metrics"] = MetricRecord({"num-examples": len(given[0])})
+        reply.update(site.finish())
+        return reply
+
+
+def after_round_one(change: Any) -> Given:
+    class Changing(Given):
+        def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
+            return change(pixels, targets) if number > 1 else (pixels, targets)
+
+    return Changing()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda pixels, targets: (pixels.flip(0), targets.flip(0)), r"59[6-9] of 599 images differ"),
+        (lambda pixels, targets: (pixels.flip(2), targets), r"59[6-9] of 599 images differ"),
+        (lambda pixels, targets: (pixels[:-9], targets[:-9]), r"590 images where there were 599"),
+    ],
+)
+def test_images_of_another_order_or_number_than_the_tags_are_refused_at_the_site(change: Any, words: str) -> None:
+    with pytest.raises(
+        RuntimeError, match=rf"round 2: .*\n.*{words}.*same images in the same order.*del context.state"
+    ):
+        run(FedMLP(stage_one_rounds=1, **HEAD), after_round_one(change), rounds=3)
+
+
+def test_the_same_images_of_another_precision_are_the_same() -> None:
+    app = after_round_one(lambda pixels, targets: (pixels + 1e-7 * torch.rand_like(pixels), targets))
+    assert set(run(FedMLP(stage_one_rounds=1, **HEAD), app, rounds=2).train_metrics_clientapp) == {1, 2}
+
+
+def test_a_second_start_may_have_other_images_and_uses_no_old_tags() -> None:
+    kept: list[np.ndarray[Any, Any]] = []
+
+    class Second(Given):
+        starts = 0
+
+        def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
+            return (pixels, targets) if self.starts == 1 else (pixels.flip(0), targets.flip(0))
+
+        def _trained(self, message: Any, context: Any) -> RecordDict:
+            reply = super()._trained(message, context)
+            kept.append(context.state["polyclinic-fedmlp"]["tags"].numpy().copy())
+            return reply
+
+    app, strategy = Second(), FedMLP(stage_one_rounds=1, parameters=RATES, **HEAD)
+
+    def main(grid: Any) -> None:
+        for app.starts in (1, 2):
+            arrays = ArrayRecord(network().state_dict())
+            strategy.start(grid=grid, initial_arrays=arrays, num_rounds=4 - app.starts)
+
+    inline(main, app.client(), SITES)
+    assert (kept[SITES * 2] >= 0).any()  # the third round of the first start
+    assert all((tags == -1).all() for tags in kept[SITES * 3 : SITES * 4])
+
+
+def test_an_empty_site_is_told_to_stay_out_and_arrays_that_are_no_tensors_how_to_make_one() -> None:
+    class Empty(Given):
+        def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
+            return pixels[:0], targets[:0]
+
+    class Numpy(Given):
+        def images(self, number: int, pixels: Tensor, targets: Tensor) -> tuple[Any, Any]:
+            return pixels, targets.numpy()
+
+    with pytest.raises(RuntimeError, match="a site without training images cannot take part"):
+        run(FedMLP(stage_one_rounds=1, **HEAD), Empty(), rounds=1)
+    with pytest.raises(RuntimeError, match=r"targets must be a torch.Tensor, got ndarray: use torch.as_tensor"):
+        run(FedMLP(stage_one_rounds=1, **HEAD), Numpy(), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.Linear(288, 64), r"not the coordinator's head '4'"),
+        (nn.Linear(288, 10), r"is another layer, or the received"),
+    ],
+)
+def test_another_layer_than_the_coordinators_head_is_refused(layer: nn.Module, words: str) -> None:
+    class Other(Given):
+        head = "1"
+
+        def model(self, received: nn.Module) -> nn.Module:
+            return nn.Sequential(received[:4], layer)  # type: ignore[index]
+
+    with pytest.raises(RuntimeError, match=words):
+        run(FedMLP(stage_one_rounds=1, **HEAD), Other(), rounds=1)
+
+
+def test_finish_leaves_each_module_in_its_mode() -> None:
+    modes: list[list[bool]] = []
+
+    class Modes(Given):
+        def model(self, received: nn.Module) -> nn.Module:
+            received.train()[1].eval()  # type: ignore[index]
+            self.net = received
+            return received
+
+        def _trained(self, message: Any, context: Any) -> RecordDict:
+            reply = super()._trained(message, context)
+            modes.append([module.training for module in self.net])  # type: ignore[attr-defined]
+            return reply
+
+    run(FedMLP(stage_one_rounds=1, **HEAD), Modes(), rounds=1)
+    assert modes == [[True, False, True, True, True]] * SITES
+
+
+def test_the_parameters_are_those_that_a_run_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = set[str]()
+
+    class Watched(FedMLPParameters):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    monkeypatch.setattr("polyclinic.flower.fedmlp.FedMLPParameters", Watched)
+    run(FedMLP(stage_one_rounds=1, parameters={"self_adaptive": True}, **HEAD), FedMLPApp(), rounds=2)
+    assert read & Watched.model_fields.keys() == polyclinic.flower.fedmlp.PARAMETERS | {"stage_one_rounds"}
+
+
+def test_classes_that_exclude_one_another_are_refused() -> None:
+    with pytest.raises(ValueError, match='FedMLP is for task "multi_label" only'):
+        FedMLP(stage_one_rounds=1, task="multi_class", **HEAD)
+
+
+def test_rounds_that_end_before_detection_are_said(flowers_log: pytest.LogCaptureFixture) -> None:
+    run(FedMLP(stage_one_rounds=2, **HEAD), FedMLPApp(), rounds=2)
+    assert "no missing label is detected: 2 rounds, stage_one_rounds 2" in flowers_log.text
+    flowers_log.clear()
+    run(FedMLP(stage_one_rounds=1, **HEAD), FedMLPApp(), rounds=2)
+    run(FedMLP(stage_one_rounds=2, parameters={"detection": False}, **HEAD), FedMLPApp(), rounds=1)
+    assert "no missing label" not in flowers_log.text

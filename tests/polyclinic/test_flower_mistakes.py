@@ -27,7 +27,7 @@ from polyclinic.flower import (
 )
 from polyclinic.flower.labels import UnknownLabels
 from server.simulation.backends.inline import inline
-from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, FedMLPApp, data, network, run
+from tests.polyclinic.apps import CLASSES, HALVES, SITES, App, FedMLPApp, altered, data, joins_late, network, run
 
 HEAD: dict[str, Any] = {"head": "4", "classes": CLASSES, "fraction_evaluate": 0.0}
 AVERAGING = [FedSLD, PartialLoss, SurgicalAggregation, VanillaFL]
@@ -43,19 +43,6 @@ def told(task: str = "multi_label", missing: str = "masked", prior: list[float] 
     }
     content = RecordDict({"config": ConfigRecord(config | ({} if prior is None else {"polyclinic-prior": prior}))})
     return type("Given", (), {"content": content})()
-
-
-def altered(change: Callable[[RecordDict], None], node: int = 3, kind: type[App] = App) -> App:
-    """Sites of which one changes its reply."""
-
-    class Altered(kind):  # type: ignore[misc, valid-type]
-        def _trained(self, message: Message, context: Context) -> RecordDict:
-            reply: RecordDict = super()._trained(message, context)
-            if context.node_id == node or node == 0:
-                change(reply)
-            return reply
-
-    return Altered()
 
 
 LOGITS = torch.zeros(4, 3)
@@ -100,6 +87,37 @@ def test_an_image_of_two_exclusive_classes_is_refused() -> None:
     assert torch.isfinite(site.loss(LOGITS[:1], torch.tensor([[1.0, 0.0, 1.0]])))  # the third is not this site's
 
 
+def test_an_image_of_no_class_is_refused_where_the_site_labels_all() -> None:
+    site = Site(told("multi_class"))
+    none = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    assert torch.isfinite(site.loss(LOGITS[:2], none))  # it may be of the third class
+    site.annotated[:] = True
+    assert torch.isfinite(site.loss(LOGITS[:2], torch.where(none.any(dim=1, keepdim=True), none, torch.nan)))
+    with pytest.raises(ValueError, match="1 images show none of the classes, and this site labels all"):
+        site.loss(LOGITS[:2], none)
+
+
+def test_what_is_no_tensor_is_refused_with_the_call_that_makes_one() -> None:
+    with pytest.raises(TypeError, match=r"targets must be a torch.Tensor, got ndarray: use torch.as_tensor\(targets\)"):
+        Site(told()).loss(LOGITS, GOOD.numpy())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"logits must be a torch.Tensor, got list"):
+        Site(told()).loss([[0.0] * 3] * 4, GOOD)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("task", ["multi_label", "multi_class"])
+def test_a_class_that_was_counted_as_never_shown_is_refused_where_an_image_shows_it(task: str) -> None:
+    site = Site(told(task, prior=[0.0, 1.0, 0.0]))
+    assert torch.isfinite(site.loss(LOGITS[:1], torch.tensor([[0.0, 1.0, 1.0]])))
+    with pytest.raises(ValueError, match=r"positives of \['a'\], of which the sites' SiteLabels count none"):
+        site.loss(LOGITS[:2], torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]))
+
+
+def test_a_class_that_was_counted_as_always_shown_is_refused_where_an_image_lacks_it() -> None:
+    site = Site(told(prior=[0.5, 1.0, 0.0]))
+    with pytest.raises(ValueError, match=r"targets hold negatives of \['b'\]"):
+        site.loss(LOGITS[:1], torch.tensor([[1.0, 0.0, 0.0]]))
+
+
 @pytest.mark.parametrize("reduction", ["mean", "nonsense", None])
 def test_a_reduction_that_there_is_not_is_refused(reduction: Any) -> None:
     with pytest.raises(ValueError, match=r"reduction must be one of.*sum_over_batch"):
@@ -107,7 +125,7 @@ def test_a_reduction_that_there_is_not_is_refused(reduction: Any) -> None:
 
 
 def test_fedmlp_with_sites_of_another_method_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"node 2: it sent no 'polyclinic-fedmlp'.*FedMLPSite.*finish"):
+    with pytest.raises(RuntimeError, match=r"node 2: it sent no 'polyclinic-fedmlp'.*FedMLPSite.*finish"):
         run(FedMLP(stage_one_rounds=3, **HEAD), App(), rounds=1)
 
 
@@ -132,9 +150,13 @@ def test_prototypes_of_another_shape_are_left_out(shape: Any, flowers_log: pytes
     assert strategy.records()
 
 
-@pytest.mark.parametrize("name", ["heads", "weighting"])
+@pytest.mark.parametrize(
+    "name", ["heads", "weighting", "proximal_mu", "clip_update", "mean", "trunk", "warm_up_lr", "stage_one_rounds"]
+)
 def test_parameters_of_fedmlp_that_do_nothing_here_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"FedMLP has no parameter '{name}'"):
+    with pytest.raises(
+        ValueError, match=rf"FedMLP has no parameter '{name}'.*; it has \['consistency', (?!.*proximal)"
+    ):
         FedMLP(stage_one_rounds=1, parameters={name: "own"}, **HEAD)
 
 
@@ -157,19 +179,9 @@ def test_a_fedmlp_site_under_another_strategy_or_with_another_head_is_refused() 
             raise AssertionError(site)
 
     def why(app: App) -> str:
-        replies: list[Message] = []
-        strategy = FedMLP(stage_one_rounds=1, **HEAD)
-
-        def main(grid: Any) -> None:
-            arrays = ArrayRecord(network().state_dict())
-            replies.extend(
-                grid.send_and_receive(
-                    list(strategy.configure_train(1, arrays, ConfigRecord({"server-round": 1}), grid))
-                )
-            )
-
-        inline(main, app.client(), SITES)
-        return str(replies[0].error.reason)
+        with pytest.raises(RuntimeError) as caught:
+            run(FedMLP(stage_one_rounds=1, **HEAD), app, rounds=1)
+        return str(caught.value)
 
     assert "the model has no layer 'fc2'; its linear layers are" in why(Other())
     narrow = Other()
@@ -190,6 +202,7 @@ def test_views_in_a_list_are_refused_with_the_call_that_is_right() -> None:
                 lambda: site.round_loss(rows, images[:8]),
                 lambda: site.round_loss(rows, images[:8], images[:7]),
                 lambda: site.round_loss(torch.ones(8, dtype=torch.bool), images[:8], images[:8]),
+                lambda: site.round_loss(list(range(8)), images[:8], images[:8]),  # type: ignore[arg-type]
             ]
             for call in wrong:
                 with pytest.raises((ValueError, TypeError)) as caught:
@@ -197,11 +210,13 @@ def test_views_in_a_list_are_refused_with_the_call_that_is_right() -> None:
                 said.append(str(caught.value))
             raise OSError("enough")
 
-    run(FedMLP(stage_one_rounds=1, **HEAD), Listed(), rounds=1)
+    with pytest.raises(RuntimeError, match="node 3: it failed: enough"):
+        run(FedMLP(stage_one_rounds=1, **HEAD), Listed(), rounds=1)
     assert "round_loss(rows, *views)" in said[0]
     assert "takes 2 views of a batch, got 1" in said[1]
     assert "8 rows and a view of 7 images" in said[2]
     assert "rows must be whole numbers" in said[3]
+    assert "rows must be a torch.Tensor, got list" in said[4]
 
 
 def nan(reply: RecordDict) -> None:
@@ -268,7 +283,7 @@ def test_a_fedmlp_site_that_does_not_say_what_it_weighs_is_named(flowers_log: py
 
 @pytest.mark.parametrize("strategy", [*AVERAGING, SequentialTraining, UniFed])
 def test_a_run_in_which_no_reply_fits_ends_with_the_reasons(strategy: Any) -> None:
-    with pytest.raises(ValueError, match=r"round \d: no reply can be used:\n.*node 2: '0.bias' has the shape"):
+    with pytest.raises(RuntimeError, match=r"round \d: no reply can be used:\n.*node 2: '0.bias' has the shape"):
         run(strategy(**HEAD), altered(narrow, node=0), rounds=1)
 
 
@@ -327,7 +342,7 @@ def test_counts_that_are_no_whole_numbers_are_refused(positives: Any) -> None:
 
 
 def test_counts_without_images_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"images"):
+    with pytest.raises(ValueError, match=r"images, the number .* above 0: a site without training images cannot take"):
         SiteLabels(["a"], [0])
 
 
@@ -350,14 +365,9 @@ def test_fedsld_names_each_node_without_counts_and_a_late_one_does_not_end_the_r
 
     with pytest.raises(UnknownLabels, match=r"node 3 .*positives and images(.|\n)*node 4 .*positives and images"):
         run(FedSLD(**HEAD), Some(), rounds=1)
-    strategy, late = FedSLD(**HEAD), Some()
+    late = Some()
     late.silent = frozenset({4})
-    for node in (2, 3):
-        _, targets = data(node - 2, SITES)
-        own = HALVES[node - 2]
-        counts = [int(targets[:, CLASSES.index(name)].sum()) for name in own]
-        strategy.roll_call._said[node] = SiteLabels(own, counts, len(targets))
-    run(strategy, late, rounds=1)
+    run(FedSLD(**HEAD), late, rounds=2, prepare=joins_late(late, 4))
     assert sorted(late.replies) == [2, 3]
     assert "left out of this round: node 4" in flowers_log.text
 
