@@ -1,13 +1,17 @@
-"""ROC and precision-recall curves of one class, from counts of its scores."""
+"""ROC and precision-recall curves of one class, from counts of its scores, and the intervals of their shares."""
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.metrics.score_histograms import ScoreHistogram
 
 POINTS = 60
 """Kept of a curve at most, evenly along the ROC curve."""
+NORMAL_95 = 1.959964
+
+Shares = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -31,3 +35,11 @@ def curve_of(histogram: ScoreHistogram) -> RankingCurve | None:
     along = found / found[-1] + alarms / alarms[-1]  # rises from 0 to 2
     kept = np.unique(np.searchsorted(along, np.linspace(0, along[-1], POINTS), side="left"))
     return RankingCurve(tuple(found[kept].tolist()), tuple(alarms[kept].tolist()))
+
+
+def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
+    """Ends of the 95 % score interval of shares, each ``(n,)`` (Wilson, JASA 1927); ``whole`` is above 0."""
+    share, square = part / whole, NORMAL_95**2
+    middle = (share + square / (2 * whole)) / (1 + square / whole)
+    half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
+    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)

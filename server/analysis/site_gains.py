@@ -6,7 +6,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import ttest_1samp
 
 from common.metrics.multi_label import mean_and_sd
 from server.analysis.statistics import ALPHA, FEWEST_SEEDS, holm, without_spread
@@ -95,6 +94,8 @@ def _gain(site: str, other: str, of_reference: OfSeeds, of_other: OfSeeds) -> Si
 def _p(gains: NDArray[np.float64]) -> float | None:
     if len(gains) < FEWEST_SEEDS or without_spread(gains):
         return None
+    from scipy.stats import ttest_1samp  # here: a program that only trains does not pay for its import
+
     return float(ttest_1samp(gains, 0.0).pvalue)
 
 

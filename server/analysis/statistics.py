@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import shapiro, ttest_rel, wilcoxon
 
 ALPHA = 0.05
 FEWEST_PAIRS = 3
@@ -85,6 +84,8 @@ def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> P
     reason = _untestable(differences)
     if reason:
         return PairedTest(len(pairs), float(differences.mean()) if len(pairs) else None, reason=reason)
+    from scipy.stats import shapiro, ttest_rel, wilcoxon  # here: a program that only trains does not pay for it
+
     normality_p = float(shapiro(differences).pvalue)
     return PairedTest(
         pairs=len(pairs),

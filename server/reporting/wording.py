@@ -1,8 +1,9 @@
 """Numbers as people read them."""
 
-from scipy.stats import binomtest
+import numpy as np
 
 from common.metrics.benefit import WORDS as SITE_MODELS
+from common.metrics.curves import wilson
 from common.metrics.score_histograms import Bounded
 from common.system.formatting import (
     NOT_APPLICABLE,
@@ -77,8 +78,8 @@ def share(part: int, whole: int) -> str:
     """A share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
     if not whole:
         return NOT_APPLICABLE
-    ends = binomtest(part, whole).proportion_ci(method="wilson")
-    return f"{part / whole:.0%} ({100 * ends.low:.0f}–{100 * ends.high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
+    (low,), (high,) = wilson(np.array([part]), np.array([whole]))
+    return f"{part / whole:.0%} ({100 * low:.0f}–{100 * high:.0f})".replace("%", "\N{NO-BREAK SPACE}%")
 
 
 def threshold(value: float) -> str:

@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 from scipy.stats import binomtest
 from sklearn.metrics import precision_recall_curve, roc_curve
 
-from common.metrics.curves import POINTS, curve_of
+from common.metrics.curves import POINTS, curve_of, wilson
 from common.metrics.score_histograms import EDGES, bins_of, score_histogram
-from server.reporting.figures.curves import wilson
 
 Values = NDArray[np.float64]
 

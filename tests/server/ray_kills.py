@@ -20,10 +20,11 @@ VICTIMS = {
     "worker": "ray::SiteWorker",
     "raylet": "raylet/raylet",
     "gcs": "gcs_server",
-    "agent": "Agent",
+    "agent": "stand_in_agent",
     "driver": "backends.driver",
+    "fork server": "own_ray.fork_server",
 }
-WEIGHTS = (5, 2, 1, 1, 1)
+WEIGHTS = (5, 2, 1, 1, 1, 1)
 WITHIN_S = 1200
 WHILE_IT_RECOVERS = 0.02
 """Chance of a look that comes before a round has ended since the last kill to kill all the same."""

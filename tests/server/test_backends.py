@@ -1,6 +1,7 @@
 """One federation, several ways to run it, the same model bit for bit."""
 
 import json
+import os
 import socket
 import sys
 import time
@@ -13,6 +14,8 @@ import psutil
 import pytest
 
 from common.errors import BadInput
+from server.simulation.backends import program
+from server.simulation.backends.program import GPUS
 from server.simulation.backends.ray_grid import RayGrid
 from tests.federations import DIGITS, federation, finished
 from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
@@ -79,8 +82,10 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_listens_on_loopback_alone(
     assert (inline["backend"], on_ray["backend"]) == ("inline", "ray")
     assert inline["model_sha256"] == on_ray["model_sha256"]
     assert inline["test"] == on_ray["test"]
-    assert len(events_of(tmp_path / "ray", "worker_ready")) == workers
-    assert addresses == {"::ffff:127.0.0.1", "127.0.0.1"}
+    forked = not any(map(os.path.exists, GPUS))
+    assert [event["forked"] for event in events_of(tmp_path / "ray", "worker_ready")] == [forked] * workers
+    # Ray's agents, which are left out where workers are forked, listen on 127.0.0.1 too.
+    assert addresses == {"::ffff:127.0.0.1"} | ({"127.0.0.1"} if not forked else set())
     assert [child.name() for child in psutil.Process().children(recursive=True) if "ray" in child.name()] == []
 
 
@@ -102,6 +107,30 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
     assert summary["model_sha256"] == finished()[1]["model_sha256"]
     assert len(events_of(tmp_path / "run", "worker_lost")) == 1
     assert [line["absent"] for line in rounds_of(tmp_path / "run") if line["absent"]] == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("broken", "again"),
+    [
+        ("raylet.AGENT = '/none'", 1),
+        ("raylet.WORKER = '/none'", 1),
+        ("raylet.STARTS = 'start_another_process'", 0),
+    ],
+)
+def test_a_ray_in_which_no_worker_can_be_forked_starts_as_it_does_by_itself(
+    broken: str, again: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another release of Ray might have it: other agents, other workers, another name."""
+    lines = f"from server.simulation.backends.own_ray import raylet\n{broken}\n"
+    (tmp_path / "sitecustomize.py").write_text(lines, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(program, "FORKED_WITHIN_S", 15.0)  # more than a start takes here
+    summary = federation(tmp_path, ON_RAY, "simulation.workers=2")
+    assert summary["model_sha256"] == finished()[1]["model_sha256"]
+    assert [event["forked"] for event in events_of(tmp_path / "run", "worker_ready")] == [False, False]
+    assert len(events_of(tmp_path / "run", "ray_started_again")) == again
+    assert len(events_of(tmp_path / "run", "workers_not_forked")) == 1 - again
 
 
 def test_a_cluster_that_is_not_there_is_a_fault_of_the_experiment(tmp_path: Path) -> None:

@@ -32,6 +32,7 @@ def test_ten_kills_of_workers_and_raylets_change_nothing(
     print(seed, dict(killed), "workers lost", seen.count("worker_lost"), "Ray again", seen.count("ray_started_again"))
     assert code == 0, out.with_suffix(".log").read_text()[-2000:]
     assert killed.total() == KILLS
+    assert killed["worker"] > 0  # a worker that is not found is not killed
     assert [line["absent"] for line in rounds_of(out) if line["absent"]] == []
     summary = json.loads((out / "summary.json").read_text())
     assert summary["model_sha256"] == federation(tmp_path, *settings, out="undisturbed")["model_sha256"]

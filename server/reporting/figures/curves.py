@@ -6,25 +6,13 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullLocator
-from numpy.typing import NDArray
 
-from common.metrics.curves import RankingCurve
+from common.metrics.curves import RankingCurve, wilson
 from server.reporting.figures.svg import BLUE, INK, canvas, inline, theme
 
 COLUMNS, PANELS = 5, 25
 PANEL = 1.75  # inches
 LONGEST = 22
-NORMAL_95 = 1.959964
-
-Shares = NDArray[np.float64]
-
-
-def wilson(part: Shares, whole: Shares) -> tuple[Shares, Shares]:
-    """Ends of the 95 % score interval of shares, each ``(n,)`` (Wilson, JASA 1927); ``whole`` is above 0."""
-    share, square = part / whole, NORMAL_95**2
-    middle = (share + square / (2 * whole)) / (1 + square / whole)
-    half = NORMAL_95 / (1 + square / whole) * np.sqrt(share * (1 - share) / whole + square / (4 * whole**2))
-    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
 
 
 def roc(curves: Mapping[str, RankingCurve]) -> Markup:

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.ticker import FixedLocator, NullLocator
 from numpy.typing import NDArray
-from scipy.stats import binomtest
 
 from common.metrics.calibration import Calibration, Decisions
+from common.metrics.curves import wilson
 from server.reporting.figures.svg import BLUE, INK, PAPER, RULE, VERMILION, canvas, inline, theme
 
 COLUMNS, PANELS = 5, 25
@@ -44,11 +44,9 @@ def _panel(axes: Axes, name: str, calibration: Calibration) -> None:
         (each.mean_score, each.positives, each.images) for each in calibration.bins if each.mean_score is not None
     ]
     means, shares = [mean for mean, _, _ in points], [positives / images for _, positives, images in points]
-    intervals = [binomtest(p, n).proportion_ci(method="wilson") for _, p, n in points]
+    low, high = wilson(np.array([p for _, p, _ in points], float), np.array([n for _, _, n in points], float))
     axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":")
-    axes.vlines(
-        means, [each.low for each in intervals], [each.high for each in intervals], BLUE, linewidth=1.2, alpha=0.6
-    )
+    axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6)
     total = sum(images for _, _, images in points)
     areas = [14 + 60 * images / total for _, _, images in points]
     axes.scatter(means, shares, s=areas, color=BLUE, edgecolors=PAPER, linewidths=0.6, zorder=3)

@@ -8,6 +8,7 @@ import socket
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from common import __version__
 from common.errors import BadInput, Fault, stop_on
 from common.system.malloc import LARGE_BUFFERS
+from server.simulation.backends.own_ray.raylet import own_parts
 
 BYTES_PER_WORKER = 1.5 * 2**30  # torch, Flower and a model of some 10 M parameters in one worker: an estimate
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -47,6 +49,7 @@ class Wanted:
         scratch: Folder for what lasts as long as the run; empty on a cluster that is joined.
         paths: Folders with our packages and a person's plug-ins, where they are not installed; a node of a cluster may
             have them at the same place.
+        fork_server: Socket of the process that workers are forked from; empty starts Ray as it does by itself.
     """
 
     workers: int
@@ -56,6 +59,7 @@ class Wanted:
     sites: int
     scratch: str
     paths: tuple[str, ...]
+    fork_server: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,8 +101,12 @@ def choose_workers(wanted: Wanted, sites: int, machines: Sequence[ClusterNode]) 
     return Workers(wanted.workers or max(1, min(sites, room)), share)
 
 
-def start(wanted: Wanted) -> None:
+def start(wanted: Wanted, say: Callable[[str], None]) -> None:
     """Start Ray on this machine, or join it; everything that Ray starts here ends with this process.
+
+    Args:
+        wanted: What the experiment says.
+        say: Called with the reason where workers cannot be forked.
 
     Raises:
         BadInput: If there is no cluster at the address, or this machine has other versions than it.
@@ -113,7 +121,7 @@ def start(wanted: Wanted) -> None:
         _leave_out_what_is_not_needed()
         cores = max(len(os.sched_getaffinity(0)), max(wanted.workers, 1) * wanted.threads)
         options |= {"num_cpus": cores, "_temp_dir": wanted.scratch}
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), own_parts(wanted.fork_server, say) if wanted.fork_server else nullcontext():
         warnings.simplefilter("ignore")  # Ray's own
         try:
             _reach(wanted.address)

@@ -62,7 +62,7 @@ class Driver:
         threading.Thread(target=self._read, daemon=True).start()
         try:
             with self._joined_in_time():
-                cluster.start(self.wanted)
+                cluster.start(self.wanted, lambda reason: self._note("workers_not_forked", reason=reason))
             if self.wanted.address:
                 cluster.check_nodes(cluster.versions(), versions_there)
             self._begin_workers(self.wanted.sites)

@@ -8,9 +8,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,6 +26,14 @@ from server.simulation.backends import frames
 from server.simulation.backends.cluster import Wanted, environment, own_paths
 
 DRIVER = "server.simulation.backends.driver"
+LAUNCH = "server.simulation.backends.own_ray.launch"
+FORK_SERVER = "fork"
+GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""Where a machine has one of these, workers are not forked: not tested with a GPU."""
+FORKED_WITHIN_S = 90.0
+"""For the first forked worker to be ready, from when it gets its images, before Ray is started as it does by itself."""
+WORKER_READY = "worker_ready"
+"""Event of a run: a worker has received what all sites share."""
 ENDING_S = 5.0
 LONGEST_PLACE = 40
 """Ray's sockets lie some 60 characters deeper, and Linux allows 107."""
@@ -47,11 +56,18 @@ class RayProgram:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
+        self._has_worked, self._given_up = False, ""
+        # Ray holds Python's lock while it waits for its first worker, so that its own process cannot give up.
+        self._timer = threading.Timer(FORKED_WITHIN_S, self._give_up)
+        self._timer.daemon = True
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         self._connection, theirs = frames.pair()
         with theirs:
+            program = [DRIVER, json.dumps(asdict(wanted)), str(theirs.fileno())]
+            if wanted.fork_server:
+                program = [LAUNCH, wanted.fork_server, str(wanted.threads), *program]
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", DRIVER, json.dumps(asdict(wanted)), str(theirs.fileno())],
+                [sys.executable, "-P", "-m", *program],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
@@ -67,6 +83,8 @@ class RayProgram:
         Raises:
             RayLost: If the process is gone.
         """
+        if about["kind"] == "begin" and self.wanted.fork_server:
+            self._timer.start()
         try:
             frames.send(self._connection, about, data)
         except OSError:
@@ -87,15 +105,19 @@ class RayProgram:
             raise RayLost(self._last_words()) from None
         if frame.about["kind"] == "fault":
             raise BadInput(Fault(**fault) for fault in frame.about["faults"])
+        if frame.about.get("event") == WORKER_READY:
+            self._has_worked = True
+            self._timer.cancel()
         return frame
 
     def again(self) -> "RayProgram":
-        """Another one in its place."""
+        """Another one in its place; where no worker has ever been ready, one that starts Ray as it does by itself."""
         self.close()
-        return RayProgram(self.wanted)
+        return RayProgram(self.wanted if self._has_worked else replace(self.wanted, fork_server=""))
 
     def close(self) -> None:
         """End it, and all that it started, also what outlived it."""
+        self._timer.cancel()
         with suppress(OSError):
             frames.send(self._connection, {"kind": "end"})
         if self.wanted.address:  # it leaves a cluster that goes on
@@ -106,8 +128,14 @@ class RayProgram:
         self._process.wait()
         self._log.close()
 
+    def _give_up(self) -> None:
+        self._given_up = f"no forked worker was ready within {FORKED_WITHIN_S:.0f} s"
+        _end_session(self._process.pid)
+
     def _last_words(self) -> str:
         self._process.wait()
+        if self._given_up:
+            return self._given_up
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
         words = [line.strip() for line in lines if REASON.search(line)]
@@ -149,6 +177,7 @@ def begun(experiment: Experiment) -> Iterator[RayProgram | None]:
 def wanted_of(experiment: Experiment, scratch: Path) -> Wanted:
     """What the experiment says about workers."""
     section = experiment.simulation
+    forks = sys.platform == "linux" and not section.address and not any(map(os.path.exists, GPUS))
     sites = getattr(experiment.partition, "sites", 0)
     return Wanted(
         workers=section.workers,
@@ -158,6 +187,7 @@ def wanted_of(experiment: Experiment, scratch: Path) -> Wanted:
         sites=sites if isinstance(sites, int) and sites else len(sites) if sites else 1_000,
         scratch="" if section.address else str(scratch),
         paths=own_paths(),
+        fork_server=str(scratch / FORK_SERVER) if forks else "",
     )
 
 

@@ -15,7 +15,7 @@ from common.system.stopping import wait_if_ending
 from server.simulation.backends.frames import Frame
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower
 from server.simulation.backends.packing import ArrayBytes, packed, unpacked
-from server.simulation.backends.program import RayLost, RayProgram
+from server.simulation.backends.program import WORKER_READY, RayLost, RayProgram
 from strategies.base.round_record import RunStopped
 
 LOOK_S = 0.1
@@ -109,7 +109,7 @@ class RayGrid(LocalGrid):
         if frame.about["kind"] == "stopped":
             raise RunStopped(frame.about["reason"])
         if frame.about["kind"] == "note":
-            if frame.about["event"] == "worker_ready":
+            if frame.about["event"] == WORKER_READY:
                 self._most_starts = MOST_STARTS
             self._run.note(frame.about["event"], **frame.about["facts"])
             return None

@@ -21,6 +21,7 @@ from common.errors import stop_on
 from common.simulation import receive_data
 from server.simulation.backends.cluster import version_faults, versions
 from server.simulation.backends.inline import answered, context_of, prepare_flower, site_app
+from server.simulation.backends.own_ray.ray_worker import FORKED
 from server.simulation.backends.packing import ArrayBytes, packed, unpacked
 from server.simulation.backends.site_files import Change, WatchedFolder, make_changes, replace_folder
 
@@ -56,7 +57,7 @@ class SiteWorker:
                 ``versions`` of the coordinator's machine: a node may have joined since all were checked.
 
         Returns:
-            Where this worker is: ``node`` and number of ``gpus``, for the run's events.
+            Where this worker is: ``node`` and number of ``gpus``, for the run's events; whether it was ``forked``.
 
         Raises:
             BadInput: If this node has other versions.
@@ -72,6 +73,7 @@ class SiteWorker:
             "node": about.get_node_id(),
             "pid": os.getpid(),
             "gpus": len(about.get_accelerator_ids().get("GPU", ())),
+            "forked": FORKED in os.environ,
         }
 
     def answer(self, call: dict[str, Any], *arrays: Any) -> Answer:
