@@ -8,10 +8,11 @@ import asyncio
 import logging
 import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from concurrent.futures import CancelledError, Future
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, cast
 
 import httpx
 
@@ -145,6 +146,7 @@ class DicomwebConnection:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._client.aclose()
+        await asyncio.get_running_loop().shutdown_asyncgens()  # httpx has some of its own
 
     async def _tried(self, request: httpx.Request, most: int) -> Answer:
         """One request, with other tries where these may help."""
@@ -200,11 +202,13 @@ class DicomwebConnection:
     async def _content(self, response: httpx.Response, most: int, limit: asyncio.Timeout) -> bytearray:
         loop, content = asyncio.get_running_loop(), bytearray()
         begin = loop.time()
-        async for chunk in response.aiter_raw():
-            content += chunk
-            if len(content) > most:
-                raise _too_large(most)
-            limit.reschedule(begin + self.server.timeout_s + len(content) / SLOWEST)
+        chunks = cast("AsyncGenerator[bytes, None]", response.aiter_raw())
+        async with aclosing(chunks):  # else it is closed some time later, or never
+            async for chunk in chunks:
+                content += chunk
+                if len(content) > most:
+                    raise _too_large(most)
+                limit.reschedule(begin + self.server.timeout_s + len(content) / SLOWEST)
         return content
 
 

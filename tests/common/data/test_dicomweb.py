@@ -1,6 +1,7 @@
 """A PACS over DICOMweb: right answers, hostile and broken ones, and what hospital IT may write into the file."""
 
 import base64
+import gc
 import gzip
 import logging
 import os
@@ -487,6 +488,19 @@ def test_images_that_are_sent_wrongly_are_left_out_with_the_reason(pacs: FakePac
 def test_more_wrong_images_than_the_budget_allows_are_a_fault(pacs: FakePacs, folder: Path) -> None:
     pacs.instead["/instances/"] = lambda _: multipart(MEMBERS[0].content)
     assert "19 of 20 images cannot be read" in fault_of(folder, spec(pacs))
+
+
+def test_a_search_whose_answer_has_no_end_is_told_by_us_alone(
+    pacs: FakePacs, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The generator that reads the answer is closed before the loop ends: asyncio has nothing to say of it."""
+    pacs.instead["/studies"] = lambda _: drops(
+        b"HTTP/1.1 200 OK\r\nContent-Type: application/dicom+json\r\n\r\n", bytes(1 << 20), 0
+    )
+    said = fault_of(folder, spec(pacs))
+    gc.collect()
+    assert "the answer is larger than" in said
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 DRIPS = {
