@@ -320,6 +320,24 @@ class Site:
         eventually(there, f"{self.name} works on {phase} of round {server_round}")
 
 
+@contextlib.contextmanager
+def ready_to_lead(folder: Path) -> Iterator[Path]:
+    """A coordinator's folder with one admitted site, and something that listens where ``flwr-server start`` would.
+
+    What ``flwr-server run`` checks before it imports torch then finds no fault.
+    """
+    trial, site = folder / "trial", folder / "north"
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        ports = ("--control-port", listening.getsockname()[1])
+        for ended in (
+            flwr_server("init", trial, "--name", "trial", "--host", "127.0.0.1", *ports),
+            flwr_client("init", site, "--name", "north"),
+            flwr_server("admit", trial, site / "north.request", "--yes"),
+        ):
+            assert ended.code == 0, ended.err
+        yield trial
+
+
 class Coordinator:
     """A coordinator's folder and its programs."""
 

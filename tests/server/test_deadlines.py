@@ -18,7 +18,7 @@ from server.deployment.superlink.storage.sites import PATIENCE
 from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
 from strategies.rounds.participation import client_manager, roll_call
 from tests.federations import DIGITS
-from tests.network.real import flwr_server
+from tests.network.real import flwr_server, ready_to_lead
 
 RUN = """
 [participation]
@@ -96,10 +96,9 @@ def test_every_timer_that_is_too_long_for_the_one_around_it_is_told(pair: Inside
 def test_flwr_server_run_refuses_a_deadline_out_of_order_before_anybody_is_asked(
     experiment: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "trial"
-    assert flwr_server("init", folder, "--name", "trial", "--host", "fl.example").code == 0
     override = "participation.round_deadline_s=2"
-    ended = flwr_server("run", folder, experiment, "--out", tmp_path / "run", "--set", override)
+    with ready_to_lead(tmp_path) as folder:
+        ended = flwr_server("run", folder, experiment, "--out", tmp_path / "run", "--set", override)
     assert ended.code == 2  # said by the process that leads the run, not by this one
     assert "run.toml: participation.round_deadline_s: is 2 s (the experiment)" in capfd.readouterr().err
     assert not (tmp_path / "run").exists()

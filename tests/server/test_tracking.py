@@ -19,7 +19,7 @@ from server.runs.tracking.mlflow import mlflow_store
 from server.runs.tracking.tensorboard import TensorBoard
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
-from tests.network.real import WITHIN_S, flwr_server
+from tests.network.real import WITHIN_S, flwr_server, ready_to_lead
 from tests.server.commands import ROOT, flwr_sim
 
 Curves = dict[str, list[tuple[int, float]]]
@@ -169,9 +169,9 @@ def test_without_mlflow_nothing_is_started_and_the_fault_says_what_to_install(
 @pytest.mark.usefixtures("without_mlflow")
 def test_a_coordinator_without_mlflow_asks_no_hospital(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
-    assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "127.0.0.1").code == 0
-    run = ("run", tmp_path / "trial", tmp_path / "e.toml", "--out", tmp_path / "out")
-    ended = flwr_server(*run, "--track", "mlflow", "--once")
+    with ready_to_lead(tmp_path) as folder:
+        run = ("run", folder, tmp_path / "e.toml", "--out", tmp_path / "out")
+        ended = flwr_server(*run, "--track", "mlflow", "--once")
     assert ended.code == 2
     assert "MLflow is not installed here." in ended.err
     assert not (tmp_path / "out").exists()
