@@ -21,13 +21,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from common.system.files import flush_folder, write_atomically
 from common.system.plain_text import json_text
 
 FILE, HEAD = "audit.jsonl", "audit.head"
 ROTATED_AT_BYTES = 16 * 2**20
+_HEAD_BYTES = 128
 BEGINNING = ""
 """What the first entry has for the hash of the line before."""
 
@@ -51,6 +52,7 @@ class Audit:
 
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
+        self._written: tuple[_FileState, _End] | None = None
 
     def append(self, **facts: Any) -> Torn | None:
         """Write one entry; return what a killed process had left before it, if anything."""
@@ -63,8 +65,10 @@ class Audit:
         if end.torn is not None:
             entry["torn"] = {"bytes": end.torn.bytes, "sha256": end.torn.sha256}
         line = json_text({**entry, **facts}).encode()
-        self._write(line, b"\n" if end.cut else b"")
-        self._write_head(end.entries + 1, line_sha256(line))
+        written = self._write(line, b"\n" if end.cut else b"")
+        now = _End(end.entries + 1, line_sha256(line))
+        self._write_head(now)
+        self._written = written, now
         return end.torn
 
     def entries(self) -> Iterator[Entry]:
@@ -74,29 +78,39 @@ class Audit:
                 if (entry := parsed(line)) is not None:
                     yield entry
 
-    def _write(self, line: bytes, first: bytes) -> None:
-        path = self.folder / FILE
-        new = not path.exists()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    def _write(self, line: bytes, first: bytes) -> "_FileState":
+        path, flags = self.folder / FILE, os.O_WRONLY | os.O_APPEND
         try:
-            _written(descriptor, first + line + b"\n")
+            descriptor, new = os.open(path, flags), False
+        except FileNotFoundError:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            descriptor, new = os.open(path, flags | os.O_CREAT, 0o600), True
+        try:
+            _write_all(descriptor, first + line + b"\n")
             if self.durable:
                 os.fsync(descriptor)
+            state = _FileState.of(os.fstat(descriptor))
         finally:
             os.close(descriptor)
         if new and self.durable:
             flush_folder(self.folder)
+        return state
 
-    def _write_head(self, entries: int, sha256: str) -> None:
-        head = json.dumps({"entries": entries, "sha256": sha256}).encode()
-        write_atomically(self.folder / HEAD, head, durable=self.durable)
+    def _write_head(self, end: "_End") -> None:
+        path = self.folder / HEAD
+        head = json.dumps({"entries": end.entries, "sha256": end.sha256}).encode().ljust(_HEAD_BYTES)
+        # A kill tears no write of one block; a power failure may. A new file and its name cost ten times as much.
+        if self.durable or not _written_over(path, head):
+            write_atomically(path, head, durable=self.durable)
 
     def _end(self) -> "_End":
         """Where the chain ends; the file that is full makes way for a new one."""
         active, debris, cut = self.folder / FILE, b"", False
         with suppress(FileNotFoundError):
-            if active.stat().st_size >= ROTATED_AT_BYTES:
+            state = _FileState.of(active.stat())
+            if self._written is not None and self._written[0] == state and state.size < ROTATED_AT_BYTES:
+                return self._written[1]  # as this object left it: nothing to read
+            if state.size >= ROTATED_AT_BYTES:
                 active.rename(self.folder / f"audit-{len(files(self.folder)):06d}.jsonl")
         for path in reversed(files(self.folder)):
             last, behind = _last_in(path)
@@ -117,8 +131,22 @@ class _End:
 
     entries: int
     sha256: str
-    torn: Torn | None
-    cut: bool
+    torn: Torn | None = None
+    cut: bool = False
+
+
+@dataclass(frozen=True)
+class _FileState:
+    """By which a file that another process wrote to is told from one that nobody did."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> Self:
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 _TAIL = 2**18
@@ -184,7 +212,19 @@ def line_sha256(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
 
 
-def _written(descriptor: int, data: bytes) -> None:
-    """All of it, however often the system takes only a part."""
+def _write_all(descriptor: int, data: bytes) -> None:
+    """Write all of it, however often the system takes only a part."""
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+def _written_over(path: Path, content: bytes) -> bool:
+    """Write over a file of the same length, if there is one."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return os.fstat(descriptor).st_size == len(content) == os.pwrite(descriptor, content, 0)
+    finally:
+        os.close(descriptor)

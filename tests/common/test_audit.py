@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from common.security.audit import Audit, files
 from common.security.audit_check import check
 
 ENTRIES = 6
+ROOT = Path(__file__).parents[2]
 
 
 def written(folder: Path, entries: int = ENTRIES) -> Path:
@@ -200,3 +203,51 @@ def test_a_torn_line_longer_than_the_first_look_is_owned_up_to(tmp_path: Path) -
     found = check(tmp_path)
     assert (found.entries, found.faults) == (4, [])
     assert found.notes == ["audit.jsonl line 4 was torn by a kill; entry 4 says so."]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_processes_that_write_in_turn_continue_one_chain(durable: bool, tmp_path: Path) -> None:
+    trails = [Audit(tmp_path, durable=durable) for _ in range(3)]
+    for trail in [*trails, *reversed(trails), *trails]:
+        trail.append(record="TrainReply")
+    found = check(tmp_path)
+    assert (found.entries, found.faults, found.notes) == (9, [], [])
+
+
+def test_a_line_that_is_torn_or_changed_between_two_entries_of_one_process_is_seen(tmp_path: Path) -> None:
+    trail = Audit(tmp_path, durable=False)
+    trail.append(record="TrainReply")
+    trail.append(record="TrainReply")
+    with (tmp_path / audit.FILE).open("ab") as file:
+        file.write(b'{"n": 3, "ti')
+    left = trail.append(record="start")
+    assert left is not None
+    assert left.bytes == 12
+    assert check(tmp_path).faults == []
+    (tmp_path / audit.FILE).unlink()
+    trail.append(record="start")
+    assert (check(tmp_path).entries, check(tmp_path).faults) == (1, [])
+
+
+APPEND = """
+import sys
+from pathlib import Path
+from common.security.audit import Audit
+trail = Audit(Path(sys.argv[1]), durable=sys.argv[2] == "durable")
+while True:
+    print(trail.append(record="TrainReply"), flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["durable", "simulated"])
+def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path: Path) -> None:
+    entries = 0
+    for kill in range(6):
+        with subprocess.Popen([sys.executable, "-c", APPEND, tmp_path, how], stdout=subprocess.PIPE, cwd=ROOT) as writer:
+            assert writer.stdout is not None
+            appended = sum(bool(writer.stdout.readline()) for _ in range(20 + 17 * kill))
+            writer.kill()
+        found = check(tmp_path)
+        assert found.faults == []
+        assert found.entries >= entries + appended
+        entries = found.entries
