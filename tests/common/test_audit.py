@@ -243,7 +243,8 @@ while True:
 def test_a_kill_at_any_moment_leaves_an_audit_without_a_fault(how: str, tmp_path: Path) -> None:
     entries = 0
     for kill in range(6):
-        with subprocess.Popen([sys.executable, "-c", APPEND, tmp_path, how], stdout=subprocess.PIPE, cwd=ROOT) as writer:
+        command = [sys.executable, "-c", APPEND, tmp_path, how]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=ROOT) as writer:
             assert writer.stdout is not None
             appended = sum(bool(writer.stdout.readline()) for _ in range(20 + 17 * kill))
             writer.kill()

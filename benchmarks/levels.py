@@ -1,0 +1,71 @@
+"""What the three levels of a hospital's policy cost the model of ``flwr-sim demo``: mean AUROC under each.
+
+PYTHONPATH=. python benchmarks/levels.py [--seeds 3]
+
+The demo's four hospitals (synthetic phantoms) in one process, all with the same ``[policy] level``; what the attacks of
+``flwr-client preview --attack`` find under these levels is measured by ``attacked.py``. Under ``strict`` no hospital
+tells a figure, so every model is tested here, on all of the demo's test images. The row without privacy has the
+networks and rounds of ``strict``, for the demo's own network has batch normalisation, which noise of patients excludes.
+"""
+
+import argparse
+import statistics
+import tempfile
+from functools import partial
+from importlib.resources import files
+from pathlib import Path
+from unittest.mock import patch
+
+from rich.console import Console
+
+import polyclinic
+from client.site.policy import Policy
+from common.config import read_experiment
+from common.metrics.multi_label import mean_auroc
+from common.simulation import whole_data
+from server.simulation.simulate import simulate
+
+DEMO = Path(str(files("server.simulation") / "demo.toml"))
+WITHOUT_NORMS = ("model.norm=group", "evaluation.result=last")
+NOISE = (*WITHOUT_NORMS, "privacy.level=patient", "privacy.epsilon=8")
+ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "`open`": ("open", ()),
+    "`standard`": ("standard", ()),
+    "no noise, the network of `strict`": ("standard", WITHOUT_NORMS),
+    "`strict`": ("strict", NOISE),
+    "`strict`, 60 rounds": ("strict", (*NOISE, "run.rounds=60")),
+}
+
+
+def auroc(level: str, overrides: tuple[str, ...]) -> float:
+    """One run's mean AUROC over the demo's classes, on all of its test images."""
+    with tempfile.TemporaryDirectory() as name:
+        file = read_experiment(DEMO, [*overrides, "simulation.backend=inline"])
+        policy = Policy.model_validate({"level": level})
+        with patch("client.simulation.Policy", partial(_given, policy)), patch("server.federation.set_up.write_pages"):
+            simulate(file, Path(name) / "run", Console(quiet=True))
+        test = whole_data(file.experiment, file.base).test
+        told = polyclinic.predict(Path(name) / "run", test.images)
+        found = mean_auroc(told[list(test.class_names)].to_numpy(), test.labels)
+    assert found is not None, "the demo's test part shows every class"
+    return found
+
+
+def _given(policy: Policy, **_: object) -> Policy:
+    return policy
+
+
+def main() -> None:
+    """Print one row a level."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    seeds = parser.parse_args().seeds
+    print("| level | mean AUROC, mean and deviation over seeds |\n| --- | --- |")
+    for name, (level, overrides) in ROWS.items():
+        found = [auroc(level, (*overrides, f"run.seed={seed}")) for seed in range(1, seeds + 1)]
+        spread = statistics.stdev(found) if len(found) > 1 else 0.0
+        print(f"| {name} | {statistics.mean(found):.3f} ± {spread:.3f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
