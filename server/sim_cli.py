@@ -338,17 +338,22 @@ def evaluate(
         Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
     ],
     data: Annotated[
-        Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), or a csv beside pictures.")
+        Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), experiment, or csv beside pictures.")
     ],
     classes: Annotated[
-        str, typer.Option("--classes", help="Comma-separated names of the npz file's label columns.")
+        str,
+        typer.Option("--classes", help="Comma-separated names of the npz file's label columns; the run's by default."),
     ] = "",
     images: Annotated[Path | None, typer.Option("--images", help="Folder of the csv's pictures.")] = None,
     image_column: Annotated[
         str | None, typer.Option("--image-column", help="The csv's column of pictures; the run's own by default.")
     ] = None,
     patient_column: Annotated[
-        str | None, typer.Option("--patient-column", help="The csv's column of patients; the run's own by default.")
+        str | None,
+        typer.Option(
+            "--patient-column",
+            help='The csv\'s column of patients, of an npz file "patient" for test_patient; the run\'s own by default.',
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

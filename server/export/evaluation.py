@@ -6,7 +6,7 @@ import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -16,8 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from common.data.base.image_set import ImageSet, Skipped, are_known, joined
+from common.data.base.spec import NpzSpec
 from common.data.base.spec_tables import FolderSpec
+from common.data.images.reading import IN_MEMORY
 from common.data.load import load
+from common.data.sources.npz import load_npz_test
+from common.data.sources.npz_checks import read_headers
 from common.data.tables.csv import Columns
 from common.data.tables.roles import image_column, patient_column
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
@@ -34,6 +38,8 @@ from server.export.prediction import picture_scores
 from server.reporting.run_claims import FEW, UNKNOWN_PATIENTS, why_undefined
 from server.reporting.wording import span
 from server.runs.reader import RunSummary, read_run
+
+SpecT = TypeVar("SpecT", NpzSpec, FolderSpec)
 
 
 @dataclass(frozen=True)
@@ -98,11 +104,11 @@ def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageS
     if data.suffix == ".toml":
         spec, base = data_of_experiment(data)
         return load(spec, base).test, f"the test part of {data.name}'s data"
-    if data.suffix == ".npz":
-        return load(npz_spec(given), Path()).test, f"the test part of {data.name}"
-    columns = columns_of(given)
     summary = read_run(folder).summary if (folder / "summary.json").is_file() else None
-    of_run = None if summary is None else _spec_of_run(summary)
+    if data.suffix == ".npz":
+        return _npz_test(given, _spec_of_run(summary, NpzSpec)), f"the test part of {data.name}"
+    columns = columns_of(given)
+    of_run = _spec_of_run(summary, FolderSpec)
     if summary and of_run and summary.table_sha256 == hashlib.sha256(data.read_bytes()).hexdigest():
         # The model was trained on some of its rows.
         stop_on(_other_columns(given, of_run))
@@ -137,13 +143,20 @@ def _other_columns(given: Given, of_run: FolderSpec) -> list[Fault]:
     ]
 
 
-def _spec_of_run(summary: RunSummary) -> FolderSpec | None:
-    """How the run's own experiment reads its table; None where there is none."""
-    said = summary.experiment.get("data") or {}
+def _spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
+    """How the run's own experiment reads its data; None without a run, and where its data are of another kind."""
+    said = None if summary is None else summary.experiment.get("data")
     try:
-        return TypeAdapter(FolderSpec).validate_python(said) if said.get("kind") == "folder" else None
-    except ValidationError:  # of another version
+        return TypeAdapter(kind).validate_python(said)
+    except ValidationError:  # of another kind, or of another version
         return None
+
+
+def _npz_test(given: Given, of_run: NpzSpec | None) -> ImageSet:
+    """The test part of the npz file; the run's own array of patients is used where the file has it."""
+    spec, own = npz_spec(given, of_run), None if of_run is None else of_run.patient_key
+    there = own if f"test_{own}" in read_headers(given.data, str(given.data)) else None
+    return load_npz_test(spec.model_copy(update={"patient_key": given.patient_column or there}), Path(), IN_MEMORY)
 
 
 def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given, columns: Columns) -> FolderSpec:

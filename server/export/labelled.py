@@ -1,14 +1,17 @@
 """Labelled images, as ``evaluate`` takes them; what is wrong with them is found before torch is imported."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.data.base.spec import DataSpec, NpzSpec
-from common.data.sources.npz_checks import key_faults, read_headers
+from common.data.sources.npz_checks import Header, key_faults, read_headers
 from common.data.tables.csv import Columns, column_faults, read_columns
-from common.errors import BadInput, Fault, stop_on
+from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
 from common.system.files import is_file, no_such_file
+
+TESTED = ("test",)
+"""The part of an npz file that is scored; it needs no other."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +20,10 @@ class Given:
 
     Attributes:
         data: An experiment file (the test part of its data), an npz file (its test part), or a csv, all of it.
-        class_names: Names of the npz file's label columns.
+        class_names: Names of the npz file's label columns; those of the run's own npz file where empty.
         pictures: Folder of the csv's pictures; the csv's own folder where None.
-        image_column, patient_column: Of the csv; those of the run, or what the names say, where None.
+        image_column, patient_column: Of the csv; those of the run, or what the names say, where None. For an npz file
+            ``"patient"`` means the array ``test_patient``.
     """
 
     data: Path
@@ -35,13 +39,35 @@ def refuse_unlabelled(given: Given) -> None:
     Raises:
         BadInput: With what is wrong.
     """
+    stop_on(_meaningless(given))
     if given.data.suffix == ".toml":
         data_of_experiment(given.data)
     elif given.data.suffix == ".npz":
-        spec = npz_spec(given)
-        stop_on(key_faults(spec, given.data, read_headers(given.data)))
+        headers = read_headers(given.data, str(given.data))
+        stop_on(key_faults(npz_spec(given), given.data, headers, TESTED) or _patient_faults(given, headers))
     else:
         columns_of(given)
+
+
+def _meaningless(given: Given) -> list[Fault]:
+    """Options that say nothing of a file of this kind."""
+    of_csv: dict[str, object] = {"--images": given.pictures, "--image-column": given.image_column}
+    said: dict[str, object] = {"--classes": given.class_names}
+    if given.data.suffix == ".toml":
+        said |= {**of_csv, "--patient-column": given.patient_column}
+        problem = f"{given.data.name} is an experiment, whose [data] says how to read its images."
+    elif given.data.suffix == ".npz":
+        said, problem = of_csv, f"says how to read a csv, and {given.data.name} is none."
+    else:
+        problem = f"names the label columns of an npz file, and {given.data.name} is none."
+    return [Fault(option, problem, "Leave it out.") for option, value in said.items() if value]
+
+
+def _patient_faults(given: Given, headers: Mapping[str, Header]) -> list[Fault]:
+    if given.patient_column is None or f"test_{given.patient_column}" in headers:
+        return []
+    problem = f'{given.data.name} has no array "test_{given.patient_column}"; its arrays are {quoted(headers)}.'
+    return [Fault("--patient-column", problem, did_you_mean(f"test_{given.patient_column}", headers))]
 
 
 def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
@@ -58,9 +84,13 @@ def data_of_experiment(path: Path) -> tuple[DataSpec, Path]:
     return file.experiment.data, file.base
 
 
-def npz_spec(given: Given) -> NpzSpec:
-    """How to read the npz file."""
-    return NpzSpec(kind="npz", path=str(given.data.resolve()), classes=tuple(given.class_names))
+def npz_spec(given: Given, of_run: NpzSpec | None = None) -> NpzSpec:
+    """How to read the npz file: by what the person names, else as the run read its own."""
+    spec = NpzSpec(kind="npz", path=str(given.data.resolve()), classes=tuple(given.class_names))
+    if of_run is not None and not given.class_names:
+        alike = ("classes", "keep", "image_size", "resize")
+        spec = spec.model_copy(update={key: getattr(of_run, key) for key in alike})
+    return spec
 
 
 def columns_of(given: Given) -> Columns:
@@ -71,9 +101,6 @@ def columns_of(given: Given) -> Columns:
     """
     if not is_file(given.data):
         raise BadInput([no_such_file(given.data)])
-    if given.class_names:
-        problem = f"names the label columns of an npz file, and {given.data.name} is none."
-        raise BadInput([Fault("--classes", problem)])
     columns = read_columns(given.data, str(given.data))
     named = {"--image-column": given.image_column, "--patient-column": given.patient_column}
     stop_on(column_faults(str(given.data), columns, named))

@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -204,3 +205,93 @@ def test_predict_on_what_holds_no_image_is_a_fault_and_leaves_no_file(
         ended = flwr_sim(capsys, "predict", run, wrong, "--out", out)
         assert refused(ended, out)
         assert "holds no image that can be read" in ended.err
+
+
+# ---------------------------------------------------------------------- npz files
+
+ARRAYS = """
+[run]
+method = "surgical"
+rounds = 1
+[model]
+architecture = "tiny_cnn"
+image_size = 16
+[data]
+kind = "npz"
+path = "digits.npz"
+classes = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+keep = ["one", "three"]
+patient_key = "person"
+image_size = 16
+[partition]
+kind = "class_subsets"
+shared = 1
+sites = 2
+[simulation]
+backend = "inline"
+"""
+PEOPLE = np.arange(len(DIGITS_SHOWN)) // 2
+
+
+def npz(path: Path, **parts: range) -> Path:
+    arrays: dict[str, Any] = {}
+    for name, rows in parts.items():
+        found = list(rows)
+        arrays |= {f"{name}_images": TEST.images[found, ..., 0] if TEST.images.ndim == 4 else TEST.images[found]}
+        arrays |= {f"{name}_labels": DIGITS_SHOWN[found].astype(np.uint8), f"{name}_person": PEOPLE[found].astype(str)}
+    np.savez(path, **arrays)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run_on_arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("arrays")
+    npz(folder / "digits.npz", train=range(160), val=range(160, 200), test=range(200, 320))
+    (folder / "arrays.toml").write_text(ARRAYS, encoding="utf-8")
+    from server.sim_cli import main
+
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", str(folder / "arrays.toml"), "--out", str(folder / "run")])
+    return folder / "run"
+
+
+def test_an_npz_file_is_read_as_the_run_read_its_own(run_on_arrays: Path, capsys: Capture) -> None:
+    found = json.loads(flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / "digits.npz", "--json").out)
+    test = json.loads((run_on_arrays / "summary.json").read_text(encoding="utf-8"))["test"]
+    assert {n: one["auroc"] for n, one in found["classes"].items()} == {
+        n: pytest.approx(one["auroc"]) for n, one in test["per_class"].items()
+    }
+    shown = np.isin(DIGITS_SHOWN[200:320], (1, 3))
+    assert found["images"] == shown.sum()
+    assert found["patients"] == len(set(PEOPLE[200:320][shown]))
+
+
+def test_an_npz_file_needs_no_other_part_than_the_one_that_is_scored(
+    run_on_arrays: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    whole = flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / "digits.npz", "--json")
+    alone = npz(tmp_path / "digits.npz", test=range(200, 320))
+    assert json.loads(flwr_sim(capsys, "evaluate", run_on_arrays, alone, "--json").out) == json.loads(whole.out)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--patient-column", "persn"), 'digits.npz has no array "test_persn"; its arrays are'),
+        (("--patient-column", "persn"), 'Did you mean "test_person"?'),
+        (("--image-column", "file"), "--image-column: says how to read a csv, and digits.npz is none."),
+        (("--images", "."), "--images: says how to read a csv, and digits.npz is none."),
+    ],
+)
+def test_what_does_not_fit_an_npz_file_is_refused(
+    run_on_arrays: Path, capsys: Capture, options: tuple[str, ...], said: str
+) -> None:
+    ended = flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / "digits.npz", *options)
+    assert ended.code == 2
+    assert said in " ".join(ended.err.split())
+
+
+def test_an_option_that_says_nothing_of_an_experiment_is_refused(run_on_arrays: Path, capsys: Capture) -> None:
+    ended = flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / "arrays.toml", "--classes", "one")
+    assert ended.code == 2
+    assert "--classes: arrays.toml is an experiment, whose [data] says how to read its images." in ended.err

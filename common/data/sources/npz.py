@@ -1,6 +1,6 @@
 """npz files in MedMNIST's layout, or with pictures as JPEG bytes; never with Python objects inside."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from common.data.images.reading import (
     why_unreadable,
 )
 from common.data.sources.npz_checks import (
+    Header,
     NpzArrays,
     is_single,
     key_faults,
@@ -66,12 +67,19 @@ def open_npz(spec: NpzSpec, base: Path) -> NpzTable:
     Raises:
         BadInput: With all faults of the keys, then of the shapes, then of the values.
     """
-    path = base / spec.path
-    headers = read_headers(path)
-    stop_on(key_faults(spec, path, headers))
-    stop_on(shape_faults(spec, headers))
+    headers = read_headers(base / spec.path)
+    class_names, parts = _checked(spec, base / spec.path, headers, present_parts(headers))
+    return _with_validation(spec, class_names, parts)
+
+
+def _checked(
+    spec: NpzSpec, path: Path, headers: Mapping[str, Header], prefixes: Sequence[str]
+) -> tuple[tuple[str, ...], list[NpzPart]]:
+    """Class names and these parts of a file, with the classes that are kept."""
+    stop_on(key_faults(spec, path, headers, prefixes))
+    stop_on(shape_faults(spec, headers, prefixes))
     with opened_npz(path) as arrays:
-        raw = {prefix: arrays[f"{prefix}_labels"] for prefix in present_parts(headers)}
+        raw = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
         class_names = spec.classes or known_classes(path.stem)
         stop_on(label_faults(raw, class_names))
         parts = _parts(spec, arrays, raw, len(class_names))
@@ -88,7 +96,7 @@ def open_npz(spec: NpzSpec, base: Path) -> NpzTable:
     parts = [replace(part, labels=part.labels[:, columns]) for part in parts]
     if all(is_single(labels) for labels in raw.values()):  # an image of another class has none of these to learn from
         parts = [part.only(np.flatnonzero((part.labels == 1).any(axis=1))) for part in parts]
-    return _with_validation(spec, kept, parts)
+    return kept, parts
 
 
 def load_npz(spec: NpzSpec, base: Path, store: ImageStore) -> Splits:
@@ -98,15 +106,28 @@ def load_npz(spec: NpzSpec, base: Path, store: ImageStore) -> Splits:
         BadInput: With all faults.
     """
     table = open_npz(spec, base)
-    path = base / spec.path
-    with opened_npz(path) as arrays:
-        sets = [
-            _image_set(spec, arrays, part, table.class_names, store)
-            for part in (table.train, table.validation, table.test)
-        ]
+    return Splits(*_images(spec, base, (table.train, table.validation, table.test), table.class_names, store))
+
+
+def load_npz_test(spec: NpzSpec, base: Path, store: ImageStore) -> ImageSet:
+    """Read the test part alone; the file needs no other.
+
+    Raises:
+        BadInput: With all faults of it.
+    """
+    class_names, parts = _checked(spec, base / spec.path, read_headers(base / spec.path), ("test",))
+    (test,) = _images(spec, base, parts, class_names, store)
+    return test
+
+
+def _images(
+    spec: NpzSpec, base: Path, parts: Sequence[NpzPart], class_names: tuple[str, ...], store: ImageStore
+) -> list[ImageSet]:
+    with opened_npz(base / spec.path) as arrays:
+        sets = [_image_set(spec, arrays, part, class_names, store) for part in parts]
     skipped = [skip for images in sets for skip in images.skipped]
     stop_over_budget("data.path", skipped, sum(map(len, sets)) + len(skipped), spec.skip_budget)
-    return Splits(*sets)
+    return sets
 
 
 def _one_column_per_class(labels: NDArray[Any], classes: int) -> NDArray[np.float32]:

@@ -3,7 +3,7 @@
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +95,7 @@ def _header(archive: zipfile.ZipFile, name: str) -> Header:
 
 
 def _is_jpeg(headers: Mapping[str, Header]) -> bool:
-    return "train_jpeg" in headers
+    return any(f"{prefix}_jpeg" in headers for prefix in _PREFIXES)
 
 
 def present_parts(headers: Mapping[str, Header]) -> tuple[str, ...]:
@@ -103,11 +103,11 @@ def present_parts(headers: Mapping[str, Header]) -> tuple[str, ...]:
     return tuple(prefix for prefix in _PREFIXES if prefix != "val" or "val_labels" in headers)
 
 
-def key_faults(spec: NpzSpec, path: Path, headers: Mapping[str, Header]) -> list[Fault]:
+def key_faults(spec: NpzSpec, path: Path, headers: Mapping[str, Header], parts: Sequence[str]) -> list[Fault]:
     pixels = ("jpeg", "offsets") if _is_jpeg(headers) else ("images",)
     extra = [(key, f"data.{field}") for field in ("patient_key", "source_key") if (key := getattr(spec, field))]
     kinds = [(kind, "data.path") for kind in (*pixels, "labels")] + extra
-    wanted = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in present_parts(headers)}
+    wanted = {f"{prefix}_{kind}": where for kind, where in kinds for prefix in parts}
     lacking = {name: where for name, where in wanted.items() if name not in headers}
     faults = [
         Fault(
@@ -124,9 +124,9 @@ def key_faults(spec: NpzSpec, path: Path, headers: Mapping[str, Header]) -> list
     return faults
 
 
-def shape_faults(spec: NpzSpec, headers: Mapping[str, Header]) -> list[Fault]:
+def shape_faults(spec: NpzSpec, headers: Mapping[str, Header], parts: Sequence[str]) -> list[Fault]:
     faults = []
-    for prefix in present_parts(headers):
+    for prefix in parts:
         count = _count(headers, prefix)
         if _is_jpeg(headers):
             faults += _jpeg_faults(prefix, headers)
