@@ -352,7 +352,7 @@ def evaluate(
         str | None,
         typer.Option(
             "--patient-column",
-            help='The csv\'s column of patients, of an npz file "patient" for test_patient; the run\'s own by default.',
+            help="The csv's column of patients, of an npz file \"patient\" for test_patient; the run's own by default.",
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
