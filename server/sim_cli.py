@@ -367,7 +367,7 @@ def evaluate(
 
     refuse_early(folder, data, out)
     given = Given(data, classes.split(",") if classes else (), images, image_column, patient_column)
-    refuse_unlabelled(given)  # before torch is imported
+    refuse_unlabelled(folder, given)  # before torch is imported
     from server.export import evaluation
 
     found = evaluation.evaluate_on(folder, given)

@@ -33,7 +33,7 @@ from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.system.formatting import counted, listed, number
 from common.system.plain_text import escaped
-from server.export.labelled import Given, columns_of, data_of_experiment, npz_spec
+from server.export.labelled import Given, class_faults, columns_of, data_of_experiment, in_words_of_the_call, npz_spec
 from server.export.prediction import picture_scores
 from server.reporting.run_claims import FEW, UNKNOWN_PATIENTS, why_undefined
 from server.reporting.wording import span
@@ -155,8 +155,9 @@ def _spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
 def _npz_test(given: Given, of_run: NpzSpec | None) -> ImageSet:
     """The test part of the npz file; the run's own array of patients is used where the file has it."""
     spec, own = npz_spec(given, of_run), None if of_run is None else of_run.patient_key
-    there = own if f"test_{own}" in read_headers(given.data, str(given.data)) else None
-    return load_npz_test(spec.model_copy(update={"patient_key": given.patient_column or there}), Path(), IN_MEMORY)
+    with in_words_of_the_call(given):
+        there = own if f"test_{own}" in read_headers(given.data) else None
+        return load_npz_test(spec.model_copy(update={"patient_key": given.patient_column or there}), Path(), IN_MEMORY)
 
 
 def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given, columns: Columns) -> FolderSpec:
@@ -190,10 +191,7 @@ def _labels(columns: Columns, network: SplitNetwork, of_run: FolderSpec | None, 
     if of_run is not None and of_run.finding_column in columns:
         kept = tuple(name for name in of_run.classes if name in network.class_names)
         return {"finding_column": of_run.finding_column, "separator": of_run.separator, "classes": kept}
-    expected = f"at least one of {quoted(network.class_names)}"
-    if of_run is not None and of_run.finding_column:
-        expected += f', or the run\'s own column "{of_run.finding_column}"'
-    raise BadInput([Fault(str(data), f"has columns {quoted(columns)}; expected {expected}.")])
+    raise BadInput(class_faults(data, columns, network.class_names, of_run.finding_column if of_run else None))
 
 
 def as_json(found: Evaluation) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """Labelled images, as ``evaluate`` takes them; what is wrong with them is found before torch is imported."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.data.base.spec import DataSpec, NpzSpec
 from common.data.sources.npz_checks import Header, key_faults, read_headers
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.models.files import DESCRIPTION
 from common.system.files import is_file, no_such_file
 
 TESTED = ("test",)
@@ -33,8 +36,11 @@ class Given:
     patient_column: str | None = None
 
 
-def refuse_unlabelled(given: Given) -> None:
-    """Refuse a file that holds no labelled images, as far as its names, headers and columns say.
+def refuse_unlabelled(folder: Path, given: Given) -> None:
+    """Refuse a file without labelled images for a model, as far as its names, headers and columns say.
+
+    Args:
+        folder: Of the model.
 
     Raises:
         BadInput: With what is wrong.
@@ -43,10 +49,43 @@ def refuse_unlabelled(given: Given) -> None:
     if given.data.suffix == ".toml":
         data_of_experiment(given.data)
     elif given.data.suffix == ".npz":
-        headers = read_headers(given.data, str(given.data))
-        stop_on(key_faults(npz_spec(given), given.data, headers, TESTED) or _patient_faults(given, headers))
+        with in_words_of_the_call(given):
+            headers = read_headers(given.data)
+            stop_on(key_faults(npz_spec(given), given.data, headers, TESTED) or _patient_faults(given, headers))
     else:
-        columns_of(given)
+        class_names, finding_column = _read_by(folder)
+        stop_on(class_faults(given.data, columns_of(given), class_names, finding_column))
+
+
+@contextmanager
+def in_words_of_the_call(given: Given) -> Iterator[None]:
+    """Faults that name keys of an experiment's ``[data]`` inside are told of the file and its options."""
+    words = {"data.path": str(given.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
+    try:
+        yield
+    except BadInput as bad:
+        raise BadInput([replace(fault, where=words.get(fault.where, fault.where)) for fault in bad.faults]) from None
+
+
+def _read_by(folder: Path) -> tuple[list[str], str | None]:
+    """The classes of a saved model, and the run's own column of classes; a file that is wrong is told of later."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        class_names = [str(name) for name in json.loads((folder / DESCRIPTION).read_bytes())["class_names"]]
+        if not (folder / "summary.json").is_file():
+            return class_names, None
+        data = json.loads((folder / "summary.json").read_bytes())["experiment"]["data"] or {}
+        return class_names, data.get("finding_column")
+    return [], None
+
+
+def class_faults(data: Path, columns: Columns, class_names: Sequence[str], finding_column: str | None) -> list[Fault]:
+    """Why a csv has no labels for a model of these classes, and a run with this column of classes, if it has one."""
+    if not class_names or finding_column in columns or any(name in columns for name in class_names):
+        return []
+    expected = f"at least one of {quoted(class_names)}"
+    if finding_column:
+        expected += f', or the run\'s own column "{finding_column}"'
+    return [Fault(str(data), f"has columns {quoted(columns)}; expected {expected}.")]
 
 
 def _meaningless(given: Given) -> list[Fault]:

@@ -50,8 +50,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
         (folder / f"wrong-{wrong}").mkdir()
         (folder / f"wrong-{wrong}" / f"{wrong}.toml").write_text('naem = "x"\n', encoding="utf-8")
     (folder / "model").mkdir()
-    for name in ("model.json", "model.safetensors"):
-        (folder / "model" / name).write_text("{}", encoding="utf-8")
+    (folder / "model" / "model.json").write_text('{"class_names": ["mass"]}', encoding="utf-8")
+    (folder / "model" / "model.safetensors").touch()
     (folder / "page.html").write_text("<html></html>", encoding="utf-8")
     (folder / "labels.csv").write_text("image,edema\na.png,1\n", encoding="utf-8")
     (folder / "empty").mkdir()
@@ -164,6 +164,14 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-sim evaluate", "wrong key"): (
         lambda p, out: ("evaluate", p["model"], p["labels.csv"], "--image-column", "scan"),
         '"scan" is not a column',
+    ),
+    ("flwr-sim evaluate", "wrong file: csv"): (
+        lambda p, out: ("evaluate", p["model"], p["labels.csv"]),
+        'expected at least one of "mass".',
+    ),
+    ("flwr-sim evaluate", "wrong option"): (
+        lambda p, out: ("evaluate", p["model"], p["labels.csv"], "--classes", "mass"),
+        "names the label columns of an npz file, and labels.csv is none. Leave it out.",
     ),
     ("flwr-sim evaluate", "wrong path"): (lambda p, out: ("evaluate", p["none"], p["none.csv"]), NO_FILE),
     ("flwr-sim weights", "wrong key"): (

@@ -295,3 +295,16 @@ def test_an_option_that_says_nothing_of_an_experiment_is_refused(run_on_arrays: 
     ended = flwr_sim(capsys, "evaluate", run_on_arrays, run_on_arrays.parent / "arrays.toml", "--classes", "one")
     assert ended.code == 2
     assert "--classes: arrays.toml is an experiment, whose [data] says how to read its images." in ended.err
+
+
+def test_a_fault_of_an_npz_file_names_the_file_and_the_options_of_the_call(
+    run: Path, run_on_arrays: Path, capsys: Capture, tmp_path: Path
+) -> None:
+    path = npz(tmp_path / "other.npz", test=range(200, 320))
+    ended = flwr_sim(capsys, "evaluate", run, path)
+    assert ended.code == 2
+    assert ended.err.startswith("error --classes: the file names no classes, and its labels are of 10 classes.")
+    empty = npz(tmp_path / "empty.npz", val=range(5))
+    ended = flwr_sim(capsys, "evaluate", run_on_arrays, empty)
+    assert ended.code == 2
+    assert ended.err.startswith(f'error {empty}: empty.npz has no array "test_images"')
