@@ -88,7 +88,7 @@ class Audit:
         try:
             _write_all(descriptor, first + line + b"\n")
             if self.durable:
-                os.fsync(descriptor)
+                os.fdatasync(descriptor)
             state = _FileState.of(os.fstat(descriptor))
         finally:
             os.close(descriptor)
@@ -99,8 +99,7 @@ class Audit:
     def _write_head(self, end: "_End") -> None:
         path = self.folder / HEAD
         head = json.dumps({"entries": end.entries, "sha256": end.sha256}).encode().ljust(_HEAD_BYTES)
-        # A kill tears no write of one block; a power failure may. A new file and its name cost ten times as much.
-        if self.durable or not _written_over(path, head):
+        if not _written_over(path, head, durable=self.durable):
             write_atomically(path, head, durable=self.durable)
 
     def _end(self) -> "_End":
@@ -218,13 +217,22 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def _written_over(path: Path, content: bytes) -> bool:
-    """Write over a file of the same length, if there is one."""
+def _written_over(path: Path, content: bytes, *, durable: bool) -> bool:
+    """Write over a file of the same length, if there is one.
+
+    It is shorter than a disk's sector, and lies in one: neither a kill nor a power failure leaves half of it. A new file
+    would cost a flush of its name, too.
+    """
     try:
         descriptor = os.open(path, os.O_WRONLY)
     except FileNotFoundError:
         return False
     try:
-        return os.fstat(descriptor).st_size == len(content) == os.pwrite(descriptor, content, 0)
+        if os.fstat(descriptor).st_size != len(content):
+            return False
+        written = os.pwrite(descriptor, content, 0) == len(content)
+        if durable:
+            os.fdatasync(descriptor)
+        return written
     finally:
         os.close(descriptor)
