@@ -220,8 +220,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def _written_over(path: Path, content: bytes, *, durable: bool) -> bool:
     """Write over a file of the same length, if there is one.
 
-    It is shorter than a disk's sector, and lies in one: neither a kill nor a power failure leaves half of it. A new file
-    would cost a flush of its name, too.
+    It is shorter than a disk's sector, and lies in one: neither a kill nor a power failure leaves half of it. A new
+    file would cost a flush of its name, too.
     """
     try:
         descriptor = os.open(path, os.O_WRONLY)

@@ -59,7 +59,7 @@ def refuse_unlabelled(folder: Path, given: Given) -> None:
 
 @contextmanager
 def in_words_of_the_call(given: Given) -> Iterator[None]:
-    """Faults that name keys of an experiment's ``[data]`` inside are told of the file and its options."""
+    """Faults that name keys of an experiment's ``[data]`` inside name the file and its options."""
     words = {"data.path": str(given.data), "data.classes": "--classes", "data.patient_key": "--patient-column"}
     try:
         yield
@@ -68,7 +68,7 @@ def in_words_of_the_call(given: Given) -> Iterator[None]:
 
 
 def _read_by(folder: Path) -> tuple[list[str], str | None]:
-    """The classes of a saved model, and the run's own column of classes; a file that is wrong is told of later."""
+    """The classes of a saved model, and the run's own column of classes; a file that is wrong is reported later."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         class_names = [str(name) for name in json.loads((folder / DESCRIPTION).read_bytes())["class_names"]]
         if not (folder / "summary.json").is_file():
