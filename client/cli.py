@@ -85,8 +85,11 @@ def preview(
     Example: flwr-client preview north --attack
     """
     from client.site.site_file import read_with_faults
+    from common.errors import stop_on
+    from common.system.files import not_empty, taken
 
     read_with_faults(folder)  # before torch is imported
+    stop_on([] if out is None else taken(out) if attack else not_empty(out))
     from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
     from client.site.settings import open_site, read_settings
 
@@ -227,8 +230,11 @@ def preview_data(
     Example: flwr-client preview-data north
     """
     from client.site.site_file import read_with_faults
+    from common.errors import stop_on
+    from common.system.files import taken
 
     read_with_faults(folder)  # before torch is imported
+    stop_on([] if out is None else taken(out))
     from client.preview.images import write_preview
     from common.config import read_experiment
 

@@ -139,12 +139,12 @@ def compare(
     Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
     """
     form = progress_form(progress, console)
-    from common.system.before_start import place_faults
+    from common.system.before_start import others_folder_faults, place_faults
     from server.federation.early import read_early
 
     for one in experiments:
         read_early(one, _with_backend(overrides, backend))  # before torch is imported
-    stop_on(place_faults(out))
+    stop_on(others_folder_faults(out) or place_faults(out))
     from server.simulation.grids.compare import run_comparison
 
     run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
@@ -168,11 +168,11 @@ def study(
     Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
     """
     form = progress_form(progress, console)
-    from common.system.before_start import place_faults
+    from common.system.before_start import others_folder_faults, place_faults
     from server.analysis.study.spec import read_study
 
     read_study(folder, quick=quick)  # before torch is imported
-    stop_on(place_faults(out))
+    stop_on(others_folder_faults(out) or place_faults(out))
     from server.simulation.grids.study import run_study
 
     settings = _with_backend(overrides, backend)
@@ -204,11 +204,11 @@ def benchmark(
 
     Example: flwr-sim benchmark --form small --workers 2 --out runs/benchmark
     """
-    from common.system.before_start import place_faults
+    from common.system.before_start import others_folder_faults, place_faults
     from server.analysis.benchmark.spec import read_benchmark
 
     read_benchmark(folder)  # before torch is imported
-    stop_on([] if estimate else place_faults(out))
+    stop_on([] if estimate else others_folder_faults(out) or place_faults(out))
     from server.simulation.grids.benchmark import Wish, run_benchmark, tell_estimate
 
     wish = Wish(folder, form, results or out / f"{form}.jsonl", out, workers, minutes, again)
@@ -228,9 +228,11 @@ def sites(
 
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
+    from common.system.before_start import others_folder_faults
     from server.federation.early import read_early
 
     file = read_early(experiment, overrides)  # before torch is imported
+    stop_on(others_folder_faults(out))
     from server.simulation.export_sites import write_sites
 
     for folder in write_sites(file, out):

@@ -88,6 +88,16 @@ def place_faults(folder: Path) -> list[Fault]:
     return []
 
 
+_OTHERS = {"events.jsonl": "a run", "site.toml": "a hospital", "coordinator.toml": "a coordinator"}
+
+
+def others_folder_faults(out: Path) -> list[Fault]:
+    """Why ``--out`` cannot be a folder for several things: it is a run's, a hospital's or a coordinator's own."""
+    owners = [owner for name, owner in _OTHERS.items() if (out / name).exists()]
+    problem = "is the folder of {}, and nothing else is written into it."
+    return [Fault(f"--out {out}", problem.format(owner), "Name another folder.") for owner in owners[:1]]
+
+
 def date_faults(where: str, certificate: x509.Certificate, remedy: str) -> list[Fault]:
     """Why a certificate is of no use today; empty where it is."""
     now = dt.datetime.now(dt.UTC)

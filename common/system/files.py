@@ -114,6 +114,15 @@ def taken(destination: Path) -> list[Fault]:
     return []
 
 
+def not_empty(folder: Path) -> list[Fault]:
+    """Why ``--out`` cannot be a new folder there; empty where it can."""
+    if folder.exists() and not folder.is_dir():
+        return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
+    if folder.is_dir() and any(folder.iterdir()):
+        return [Fault(f"--out {folder}", "is not empty, and nothing is written over.", "Name another folder.")]
+    return []
+
+
 def write_atomically(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:
     """Write beside the file, flush to disk where ``durable``, and rename into place; or leave nothing beside it.
 

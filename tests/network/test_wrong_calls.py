@@ -57,6 +57,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (folder / "empty").mkdir()
     (folder / "noise.npz").write_bytes(bytes(range(256)))
     np.savez(folder / "labels.npz", labels=np.zeros(3))
+    (folder / "run").mkdir()
+    (folder / "run" / "events.jsonl").touch()
     (folder / "taken").mkdir()
     (folder / "taken" / "something").touch()
     with socket.create_server(("127.0.0.1", 0)) as occupied:
@@ -230,6 +232,26 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-server revoke", "wrong path"): (lambda p, out: ("revoke", p["none"], "north"), NO_FOLDER),
     ("flwr-server deadlines", "wrong path"): (lambda p, out: ("deadlines", p["none"]), NO_FOLDER),
     ("flwr-server deadlines", "wrong key"): (lambda p, out: ("deadlines", p.coordinator, p["key.toml"]), WRONG_KEY),
+    ("flwr-sim compare", "out is a run"): (
+        lambda p, out: ("compare", EXPERIMENT, "--out", p["run"]),
+        "is the folder of a run, and nothing else is written into it.",
+    ),
+    ("flwr-sim study", "out is a run"): (
+        lambda p, out: ("study", "experiments/papers/fedmlp", "--quick", "--out", p["run"]),
+        "is the folder of a run, and nothing else is written into it.",
+    ),
+    ("flwr-sim benchmark", "out is a run"): (
+        lambda p, out: ("benchmark", "--out", p["run"]),
+        "is the folder of a run, and nothing else is written into it.",
+    ),
+    ("flwr-sim sites", "out is a hospital's"): (
+        lambda p, out: ("sites", EXPERIMENT, "--out", p.site),
+        "is the folder of a hospital, and nothing else is written into it.",
+    ),
+    ("flwr-sim sites", "out is a coordinator's"): (
+        lambda p, out: ("sites", EXPERIMENT, "--out", p.coordinator),
+        "is the folder of a coordinator, and nothing else is written into it.",
+    ),
     ("flwr-client init", "wrong path"): (
         lambda p, out: ("init", p["key.toml"] / "x", "--name", "x"),
         "cannot be written",
@@ -241,6 +263,15 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-client check", "wrong key"): (lambda p, out: ("check", p["wrong-site"]), WRONG_KEY),
     ("flwr-client preview", "wrong path"): (lambda p, out: ("preview", p["none"]), NO_SITE),
     ("flwr-client preview", "wrong key"): (lambda p, out: ("preview", p["wrong-site"]), WRONG_KEY),
+    ("flwr-client preview", "folder taken"): (lambda p, out: ("preview", p.site, "--out", p.taken), "is not empty"),
+    ("flwr-client preview", "out is a key"): (
+        lambda p, out: ("preview", p.site, "--attack", "--out", p.site / "north.key"),
+        "exists, and nothing is written over.",
+    ),
+    ("flwr-client preview-data", "out is a key"): (
+        lambda p, out: ("preview-data", p.site, "--out", p.site / "north.key"),
+        "exists, and nothing is written over.",
+    ),
     ("flwr-client preview-data", "wrong path"): (lambda p, out: ("preview-data", p["none"]), NO_SITE),
     ("flwr-client preview-data", "wrong key"): (lambda p, out: ("preview-data", p["wrong-site"]), WRONG_KEY),
     ("flwr-client status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_SITE),
