@@ -137,7 +137,7 @@ def _lost(source: Source, empty: Sequence[int], looks: Sequence[PictureFacts]) -
     lost += [f"{skip.name}: {skip.reason}" for skip in source.skipped]
     if lost:
         seen = len(looks) + len(source.skipped)
-        problem = f"{len(lost):,} of {seen:,} images that were decoded cannot be read ({len(lost) / seen:.1%})."
+        problem = f"{len(lost):,} of {seen:,} images that were tried cannot be read ({len(lost) / seen:.1%})."
         over = len(lost) > budget * seen
         remedy = rules + ("with so many flwr-client start will end." if over else "they are left out.")
         yield (fault if over else warning)(ExitCode.UNREADABLE, problem, f"{remedy} Repair or remove them.", lost)

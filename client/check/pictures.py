@@ -14,7 +14,7 @@ from PIL import Image
 from client.check.source import Source
 from common.data.base.spec_base import AS_IN_FILE
 from common.data.images.dataset import dataset_of
-from common.data.images.reading import IN_MEMORY, head_of, is_dicom, is_nifti, picture, shaped
+from common.data.images.reading import IN_MEMORY, head_of, is_dicom, is_nifti, picture, shaped, why_unreadable
 
 BORDER = 1 / 16
 """Of an image's side: what counts as its border."""
@@ -74,7 +74,7 @@ def _looked(source: Source, row: int) -> PictureFacts:
         pixels = shaped(shown, form) if form else grey
         return PictureFacts(row, kind, *shown.size, mode, looks_inverted(grey), pixels, syntax=syntax)
     except Exception as error:
-        return PictureFacts(row, syntax=syntax, reason=str(error) or type(error).__name__)
+        return PictureFacts(row, syntax=syntax, reason=why_unreadable(error))
 
 
 def _of_pixels(row: int, kind: str, mode: str, pixels: NDArray[np.uint8]) -> PictureFacts:
@@ -162,7 +162,7 @@ def in_words(looks: Sequence[PictureFacts]) -> str:
     """Kinds, modes and sizes, the most frequent first."""
     modes = Counter(f"{look.kind} {look.mode}" for look in looks)
     sizes = Counter((look.width, look.height) for look in looks)
-    listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common(4))
+    listed = ", ".join(f"{count} {mode}" for mode, count in modes.most_common())
     if len(sizes) == 1:
         ((width, height),) = sizes
         return f"{listed}; {width} × {height} pixels"

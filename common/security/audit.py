@@ -136,7 +136,7 @@ class _End:
 
 @dataclass(frozen=True)
 class _FileState:
-    """By which a file that another process wrote to is told from one that nobody did."""
+    """Whether a file is still as it was: one that another process wrote to has another size or time."""
 
     device: int
     inode: int

@@ -1,6 +1,7 @@
 """``flwr-sim export``: a trained model as one file for other runtimes, which says the same on real images."""
 
 import importlib.util
+import io
 import json
 import warnings
 from collections.abc import Callable, Sequence
@@ -157,7 +158,9 @@ def _write_torchscript(model: FromPixels, facts: dict[str, str], path: Path) -> 
         # the first step brings every image to one size. The comparison is of other sizes than the trace.
         warnings.simplefilter("ignore")
         traced = torch.jit.trace(model, (_example(model),), check_trace=False)  # type: ignore[no-untyped-call]
-        torch.jit.save(traced, str(path), _extra_files={METADATA: json.dumps(facts, ensure_ascii=False)})
+        whole = io.BytesIO()  # on a full disk torch would end the process where it writes to a path
+        torch.jit.save(traced, whole, _extra_files={METADATA: json.dumps(facts, ensure_ascii=False)})
+        path.write_bytes(whole.getbuffer())
         loaded = torch.jit.load(str(path))  # type: ignore[no-untyped-call]
     return lambda batch: ours(loaded, batch)
 

@@ -338,6 +338,10 @@ ON_A_FULL_DISK: dict[tuple[str, int], tuple[Typed, str]] = {
     ("flwr-sim sites", 0): (lambda p, full: ("sites", EXPERIMENT, "--out", full / "sites"), NO_ROOM),
     ("flwr-sim sites", 600): (lambda p, full: ("sites", EXPERIMENT, "--out", full / "sites"), NO_ROOM),
     ("flwr-sim export", 8): (lambda p, full: ("export", p.trained, "--out", full / "model.onnx"), NO_ROOM),
+    ("flwr-sim export", 12): (
+        lambda p, full: ("export", p.trained, "--to", "torchscript", "--out", full / "model.pt"),
+        NO_ROOM,
+    ),
     ("flwr-server init", 0): (
         lambda p, full: ("init", full / "new", "--name", "x", "--host", "h.example"),
         NO_ROOM,

@@ -42,3 +42,25 @@ def _of_jpeg_2000(frame: bytes) -> tuple[int, int, int]:
     width, height, left, top = struct.unpack_from(">IIII", frame, frame.index(_SIZ) + 8)
     (samples,) = struct.unpack_from(">H", frame, frame.index(_SIZ) + 40)
     return height - top, width - left, samples
+
+
+def plane_size(frame: bytes) -> int:
+    """Bytes that the first segment of an RLE frame unpacks to: one of each pixel (DICOM PS3.5, annex G).
+
+    Raises:
+        ValueError: If its head is damaged.
+    """
+    try:
+        segments, place, after = struct.unpack_from("<3I", frame)
+    except struct.error:
+        raise ValueError("the head of its packed pixels is damaged") from None
+    end, size = min(after if segments > 1 else len(frame), len(frame)), 0
+    while place < end:
+        control, place = frame[place], place + 1
+        if control < 128:  # so many bytes and one, as they are
+            size += min(control + 1, end - place)
+            place += control + 1
+        elif control > 128:  # one byte, repeated
+            size += 257 - control
+            place += 1
+    return size

@@ -83,6 +83,8 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
         number = slice_index(volume.shape[axis], rendering)
         at = volume.shape[axis] - 1 - number if backwards else number
         values = _upright(_slice(content, volume, axis, at), volume, world)
+    if not np.isfinite(values).any():
+        raise ValueError("the slice holds no number, only NaN or infinite values")
     with np.errstate(all="ignore"):
         scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
     grey = np.clip(scaled, -_LARGEST, _LARGEST)

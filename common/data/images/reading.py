@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from common.data.base.image_set import MAX_PIXELS, Skipped
 from common.data.base.spec_base import AS_IN_FILE, Rendering, Resize
@@ -183,6 +183,7 @@ def picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.I
         if image.width * image.height > MAX_PIXELS:
             raise Image.DecompressionBombError
         image.load()
+        ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
         if image.mode.startswith("I"):
             return Image.fromarray(_eight_bits(np.asarray(image)))
         return image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")

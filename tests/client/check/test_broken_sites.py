@@ -200,7 +200,7 @@ def test_files_that_cannot_be_decoded_are_named_with_the_reason(hospital: Hospit
     (hospital.folder / "images" / "00004.png").write_text("<html>404</html>", encoding="utf-8")
     result = hospital.checked(**DATA_ONLY)
     said = the_finding(result, ExitCode.UNREADABLE, Severity.WARNING)
-    assert "2 of 60 images that were decoded cannot be read (3.3%)" in said
+    assert "2 of 60 images that were tried cannot be read (3.3%)" in said
     assert result.most_severe is not None
     assert [name.split(":")[0] for name in result.most_severe.names] == ["00003.png", "00004.png"]
     assert result.most_severe.names[1] == "00004.png: neither PNG, JPEG, DICOM nor NIfTI"

@@ -3,19 +3,20 @@
 import io
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import UID, ExplicitVRLittleEndian, SecondaryCaptureImageStorage
 
 
-def dicom(pixels: NDArray[np.uint16], **elements: Any) -> bytes:
-    """A secondary capture of 12-bit grey pixels ``(rows, columns)``."""
+def dicom(pixels: NDArray[Any], *, syntax: UID = ExplicitVRLittleEndian, **elements: Any) -> bytes:
+    """A secondary capture of 12-bit grey pixels ``(rows, columns)``; an element that is None is left out."""
     meta = FileMetaDataset()
     meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
     meta.MediaStorageSOPInstanceUID = UID("1.2.3")
-    meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    dataset = FileDataset("", {}, file_meta=meta, preamble=b"\0" * 128)
+    meta.TransferSyntaxUID = syntax
+    dataset = FileDataset(
+        "", {}, file_meta=meta, preamble=b"\0" * 128, is_implicit_VR=False, is_little_endian=syntax.is_little_endian
+    )
     settings: dict[str, Any] = {
         "SOPClassUID": SecondaryCaptureImageStorage,
         "SOPInstanceUID": "1.2.3",
@@ -31,7 +32,8 @@ def dicom(pixels: NDArray[np.uint16], **elements: Any) -> bytes:
         **elements,
     }
     for name, value in settings.items():
-        setattr(dataset, name, value)
+        if value is not None:
+            setattr(dataset, name, value)
     buffer = io.BytesIO()
     dataset.save_as(buffer, enforce_file_format=True)
     return buffer.getvalue()

@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from pydicom import uid
 from pydicom.dataset import Dataset
 from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 from pydicom.pixels.utils import pixel_array
+from pydicom.uid import ExplicitVRBigEndian
 
 from common.data.base.spec_base import Rendering
 from common.data.images.dicom import dicom_pixels
@@ -81,6 +83,121 @@ def test_a_palette_becomes_its_colours(bits: int) -> None:
     assert dicom_pixels(data).tolist() == [[[7, 8, 9], [255, 0, 100]], [[0, 1, 2], [255, 0, 100]]]
 
 
+SIXTEEN = {"BitsAllocated": 16, "BitsStored": 16, "HighBit": 15}
+PALETTE: dict[str, Any] = {"PhotometricInterpretation": "PALETTE COLOR", **SIXTEEN}
+
+
+def palette(entries: Sequence[Sequence[int]], first: int, bits: int, kind: str, pack: bool = False) -> dict[str, Any]:
+    """Elements of a palette; ``pack``: two entries of 8 bits a word, the first in its low byte."""
+    found = dict(PALETTE)
+    for color, column in zip(("Red", "Green", "Blue"), np.transpose(entries), strict=True):
+        words = np.asarray(column, np.uint8).view("<u2").astype(kind) if pack else np.asarray(column, kind)
+        found[f"{color}PaletteColorLookupTableDescriptor"] = [len(column), first, bits]
+        found[f"{color}PaletteColorLookupTableData"] = words.tobytes()
+    return found
+
+
+def test_entries_of_8_bits_in_words_of_16_are_read_from_the_low_byte() -> None:
+    """As older files have them (DICOM PS3.3 C.7.6.3.1.6)."""
+    found = dicom(np.array([[0, 1]], np.uint16), **palette([(10, 20, 30), (200, 0, 255)], 0, 8, "<u2"))
+    assert dicom_pixels(found).tolist() == [[[10, 20, 30], [200, 0, 255]]]
+
+
+def test_entries_of_16_bits_that_are_said_to_have_8_are_read_as_16() -> None:
+    found = dicom(np.array([[0, 1]], np.uint16), **palette([(2570, 5140, 0), (51400, 0, 65535)], 0, 8, "<u2"))
+    assert dicom_pixels(found).tolist() == [[[10, 20, 0], [200, 0, 255]]]
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_numbers_outside_of_a_palette_take_its_ends(pack: bool) -> None:
+    """Also with more than 256 entries, and far outside."""
+    entries = [(number % 251, number // 2 % 256, 7) for number in range(300)]
+    elements = palette(entries, 1000, 8, "<u2", pack)
+    found = dicom_pixels(dicom(np.array([[0, 999, 1000, 1299, 1300, 65535]], np.uint16), **elements))
+    assert found.tolist() == [[list(entries[place]) for place in (0, 0, 0, 299, 299, 299)]]
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_a_palette_in_a_file_whose_high_byte_comes_first(pack: bool) -> None:
+    entries = [(1, 20, 30), (40, 50, 60), (70, 80, 90), (255, 0, 9)]
+    pixels = np.array([[3, 0, 2, 1]], ">u2")
+    wide = [[257 * value for value in entry] for entry in entries]
+    elements = palette(entries, 0, 8, ">u2", pack) if pack else palette(wide, 0, 16, ">u2")
+    found = dicom_pixels(dicom(pixels, syntax=ExplicitVRBigEndian, **elements))
+    assert found.tolist() == [[list(entries[place]) for place in (3, 0, 2, 1)]]
+
+
+def test_a_palette_that_is_too_short_is_refused() -> None:
+    elements = palette([(1, 2, 3), (4, 5, 6)], 0, 16, "<u2")
+    elements["RedPaletteColorLookupTableDescriptor"] = [200, 0, 16]
+    with pytest.raises(ValueError, match="fewer than the 200 entries"):
+        dicom_pixels(dicom(np.array([[0, 1]], np.uint16), **elements))
+
+
+@pytest.mark.parametrize("signed", [0, 1])
+@pytest.mark.parametrize(("stored", "high"), [(12, 15), (12, 13), (8, 11), (8, 15), (1, 3)])
+def test_values_that_lie_above_unused_bits_are_read_as_they_are(stored: int, high: int, signed: int) -> None:
+    """As older archives have them; what lies below is no part of the value."""
+    shift = high + 1 - stored
+    low = -(1 << (stored - 1)) if signed else 0
+    values = np.linspace(low, low + (1 << stored) - 1, 12).astype(np.int64).reshape(3, 4)
+    cells = ((values << shift) | ((1 << shift) - 1)) & 0xFFFF
+    bits = {"BitsStored": stored, "PixelRepresentation": signed}
+    found = dicom_pixels(dicom(cells.astype(np.uint16), HighBit=high, **bits))
+    plain = dicom_pixels(dicom((values & 0xFFFF).astype(np.uint16), HighBit=stored - 1, **bits))
+    assert found.tolist() == plain.tolist()
+    assert (found.min(), found.max()) == (0, 255)
+
+
+@pytest.mark.parametrize("high", [3, 16])
+def test_bits_that_cannot_be_are_refused(high: int) -> None:
+    with pytest.raises(ValueError, match=f"12 bits up to bit {high} of 16 for a pixel, which cannot be"):
+        dicom_pixels(dicom(np.zeros((2, 2), np.uint16), HighBit=high))
+
+
+@pytest.mark.parametrize("wrong", [{"Rows": 3}, {"Columns": 3}, {"Rows": 2}, {"Columns": 1}, {"NumberOfFrames": 0}])
+def test_pixels_of_another_size_than_the_file_says_are_refused(wrong: dict[str, int]) -> None:
+    """They would be a cut or a sheared picture."""
+    right = dicom(np.arange(16, dtype=np.uint16).reshape(4, 4))
+    assert dicom_pixels(right).shape == (4, 4)
+    elements = wrong if "NumberOfFrames" not in wrong else {"PixelData": bytes(64)}
+    with pytest.raises(ValueError, match="bytes of pixels, and holds"):
+        dicom_pixels(dicom(np.arange(16, dtype=np.uint16).reshape(4, 4), **elements))
+
+
+@pytest.mark.parametrize("wrong", [{"Rows": 3}, {"Columns": 3}, {"Rows": 2}, {"Columns": 1}])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_packed_by_run_lengths_too(wrong: dict[str, int], kind: type) -> None:
+    pixels = np.array([[5, 5, 5, 5], [1, 2, 3, 4], [9, 9, 9, 1], [0, 0, 0, 0]], kind)
+    bits = 8 * pixels.itemsize
+    dataset = pydicom.dcmread(io.BytesIO(dicom(pixels, BitsAllocated=bits, BitsStored=bits, HighBit=bits - 1)))
+    dataset.compress(uid.RLELossless)
+
+    def written() -> bytes:
+        dataset.save_as(content := io.BytesIO())
+        return content.getvalue()
+
+    assert dicom_pixels(written()).shape == (4, 4)
+    for name, value in wrong.items():
+        setattr(dataset, name, value)
+    with pytest.raises(ValueError, match="and holds 16 pixels"):
+        dicom_pixels(written())
+
+
+@pytest.mark.filterwarnings("ignore:.*excess padding:UserWarning")
+@pytest.mark.parametrize("padding", [1, 2, 6])
+def test_a_few_bytes_behind_the_pixels_are_padding(padding: int) -> None:
+    pixels = np.arange(16, dtype=np.uint16).reshape(4, 4)
+    padded = dicom_pixels(dicom(pixels, PixelData=pixels.tobytes() + bytes(padding)))
+    assert padded.tolist() == dicom_pixels(dicom(pixels)).tolist()
+
+
+@pytest.mark.parametrize("name", ["Rows", "BitsStored", "PixelRepresentation", "PhotometricInterpretation"])
+def test_an_element_that_is_missing_is_named(name: str) -> None:
+    with pytest.raises(ValueError, match=f"does not give {name}"):
+        dicom_pixels(dicom(np.zeros((2, 2), np.uint16), **{name: None}))
+
+
 def test_a_palette_that_is_missing_is_told_in_our_words() -> None:
     with pytest.raises(ValueError, match="numbers in a palette, and the file holds no palette"):
         dicom_pixels(dicom(np.array([[2, 1], [0, 1]], np.uint8), PhotometricInterpretation="PALETTE COLOR"))
@@ -88,11 +205,11 @@ def test_a_palette_that_is_missing_is_told_in_our_words() -> None:
 
 def test_what_pydicom_warns_of_is_not_printed(tmp_path: Path) -> None:
     """Texts for programmers with paths of this machine, between our own lines."""
-    rows = dicom(np.zeros((4, 4), np.uint16), Rows=3)
-    (tmp_path / "rows.dcm").write_bytes(rows)
+    padded = dicom(np.zeros((4, 4), np.uint16), PixelData=bytes(34))
+    (tmp_path / "padded.dcm").write_bytes(padded)
     code = "import pathlib, sys; from common.data.images import reading; reading.picture(pathlib.Path(sys.argv[1]))"
     done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path / "rows.dcm"], capture_output=True, text=True, timeout=60, cwd=ROOT
+        [sys.executable, "-c", code, tmp_path / "padded.dcm"], capture_output=True, text=True, timeout=60, cwd=ROOT
     )
     assert (done.returncode, done.stderr) == (0, "")
 

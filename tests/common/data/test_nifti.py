@@ -188,3 +188,13 @@ def test_a_volume_is_known_by_its_content(tmp_path: Path) -> None:
     form = ImageForm(4, color=False, resize="pad")
     reasons = [skip.reason for skip in decode_all(["a", "b"], files.__getitem__, form).skipped]
     assert reasons == ["neither PNG, JPEG, DICOM nor NIfTI"] * 2
+
+
+@pytest.mark.parametrize("fill", [np.nan, np.inf])
+def test_a_slice_without_a_number_is_no_picture(tmp_path: Path, fill: float) -> None:
+    voxels = np.full((4, 4, 2), fill, "<f4")
+    voxels[0, 0, 1] = 3
+    write(tmp_path / "it.nii", voxels)
+    with pytest.raises(ValueError, match="holds no number"):
+        nifti_pixels(tmp_path / "it.nii", Rendering(1, "axial"))
+    assert nifti_pixels(tmp_path / "it.nii", Rendering(2, "axial")).shape == (4, 4)

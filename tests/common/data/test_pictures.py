@@ -137,3 +137,29 @@ def test_dicom_that_is_no_single_picture_is_refused_with_the_reason(elements: di
     data = dicom(RAMP, **elements)
     decoded = decode_all(["x.dcm"], lambda _: data, ImageForm(4, color=False, resize="pad"))
     assert reason in decoded.skipped[0].reason
+
+
+UPRIGHT = {
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.T,
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: a[::-1, ::-1].T,
+    8: lambda a: np.rot90(a),
+}
+"""What EXIF 2.3, section 4.6.4, has a viewer do with the stored rows, by the orientation's number."""
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize(("kind", "mode"), [("PNG", "L"), ("PNG", "I;16"), ("JPEG", "L")])
+def test_a_camera_that_was_turned_makes_no_turned_picture(orientation: int, kind: str, mode: str) -> None:
+    stored = np.add.outer(np.arange(0, 80, 10), np.arange(0, 160, 10)).astype(np.uint8)  # (8, 16)
+    image = Image.fromarray(stored if mode == "L" else stored.astype(np.uint16) * 257)
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    content = io.BytesIO()
+    image.save(content, kind, exif=exif, **({"quality": 100} if kind == "JPEG" else {}))
+    found = np.asarray(picture(content.getvalue()))
+    assert np.abs(found.astype(int) - UPRIGHT[orientation](stored)).max() <= 1
