@@ -69,11 +69,12 @@ def listening(others: Collection[psutil.Process]) -> set[str]:
 def test_ray_gives_the_inline_model_bit_for_bit_and_listens_on_loopback_alone(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    addresses, push = set[str](), RayGrid.push_messages
+    addresses, push, modes = set[str](), RayGrid.push_messages, set[int]()
     others = psutil.Process().children(recursive=True)
 
     def looking(grid: RayGrid, messages: Any) -> Any:
         addresses.update(listening(others))
+        modes.add(Path(grid._program.wanted.scratch).parent.stat().st_mode & 0o777)
         return push(grid, messages)
 
     monkeypatch.setattr(RayGrid, "push_messages", looking)
@@ -82,6 +83,7 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_listens_on_loopback_alone(
     assert (inline["backend"], on_ray["backend"]) == ("inline", "ray")
     assert inline["model_sha256"] == on_ray["model_sha256"]
     assert inline["test"] == on_ray["test"]
+    assert modes == {0o700}  # sites' memory and Ray's logs lie there
     forked = not any(map(os.path.exists, GPUS))
     assert [event["forked"] for event in events_of(tmp_path / "ray", "worker_ready")] == [forked] * workers
     # Ray's agents, which are left out where workers are forked, listen on 127.0.0.1 too.

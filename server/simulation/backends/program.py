@@ -1,5 +1,6 @@
 """The process that drives Ray, as the coordinator sees it: started early, ended in any case."""
 
+import fcntl
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
@@ -35,7 +37,11 @@ FORKED_WITHIN_S = 90.0
 WORKER_READY = "worker_ready"
 """Event of a run: a worker has received what all sites share."""
 ENDING_S = 5.0
-LONGEST_PLACE = 40
+PREFIX, LOCK, OPEN = "polyclinic-ray-", "lock", "r"
+"""Names of a run's folder of temporary files, of the lock in it, and of Ray's own folder, which Ray opens to all."""
+YOUNG_S = 60.0
+"""A folder younger than this may not have its lock yet."""
+LONGEST_PLACE = 38
 """Ray's sockets lie some 60 characters deeper, and Linux allows 107."""
 
 
@@ -163,9 +169,10 @@ def begun(experiment: Experiment) -> Iterator[RayProgram | None]:
     if find_spec("ray") is None:
         remedy = "Install polyclinic[sim], or use --backend inline."
         raise BadInput([Fault("simulation.backend", "Ray is not installed.", remedy)])
-    scratch = Path(tempfile.mkdtemp(prefix="polyclinic-ray-", dir=_place()))
+    remove_abandoned(Path(_place()))
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX, dir=_place()))
     remove = partial(shutil.rmtree, scratch, ignore_errors=True)
-    with removed_if_stopped(remove):
+    with removed_if_stopped(remove), in_use(scratch):
         program = RayProgram(wanted_of(experiment, scratch))
         try:
             yield program
@@ -185,11 +192,31 @@ def wanted_of(experiment: Experiment, scratch: Path) -> Wanted:
         gpus_per_site=section.gpus_per_site,
         address=section.address,
         sites=sites if isinstance(sites, int) and sites else len(sites) if sites else 1_000,
-        scratch="" if section.address else str(scratch),
+        scratch="" if section.address else str(scratch / OPEN),
         paths=own_paths(),
         fork_server=str(scratch / FORK_SERVER) if forks else "",
     )
 
 
-def _place() -> str | None:
-    return None if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
+def _place() -> str:
+    return found if len(found := tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
+
+
+@contextmanager
+def in_use(scratch: Path) -> Iterator[None]:
+    """Hold a folder: its lock goes with this process, however that ends."""
+    with (scratch / LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def remove_abandoned(place: Path) -> None:
+    """Remove what this user's runs left there that were killed: sites' memory and Ray's logs."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            status = folder.lstat()
+            if status.st_uid != os.getuid() or time.time() - status.st_mtime < YOUNG_S:
+                continue
+            with (folder / LOCK).open("ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
