@@ -32,7 +32,7 @@ def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, An
     """``summary.json`` of a run that is to be resumed and is done; else None.
 
     Raises:
-        BadInput: If it is damaged, or was another experiment's.
+        BadInput: If it is damaged, or was another experiment's, or one of fewer or more rounds.
     """
     path = out / "summary.json"
     if not resume or not path.is_file():
@@ -44,6 +44,9 @@ def finished(out: Path, experiment: Experiment, *, resume: bool) -> dict[str, An
         raise BadInput([Fault(str(path), "is damaged or was edited: it is no JSON.", remedy)]) from None
     if isinstance(began := summary.get("experiment"), dict):
         refuse_changes(began, experiment, out)
+        if (rounds := began["run"]["rounds"]) != (asked := experiment.run.rounds):
+            problem = f"is done: a run of {rounds} rounds. The experiment asks for {asked}."
+            raise BadInput([Fault(f"--resume {out}", problem, "No run goes on after its end: take a new --out.")])
     return summary
 
 

@@ -195,6 +195,8 @@ def test_two_checkpoints_are_kept_and_a_run_that_is_done_is_not_run_again(tmp_pa
     assert kept == [f"round-00000{n}.{kind}" for n in (3, 4) for kind in ("json", "safetensors")]
     before = (tmp_path / "run" / "events.jsonl").read_bytes()
     assert federation(tmp_path, ROUNDS, resume=True) == json.loads(json.dumps(through))
+    with pytest.raises(BadInput, match=r"is done: a run of \d+ rounds. The experiment asks for 9."):
+        federation(tmp_path, "run.rounds=9", resume=True)
     assert (tmp_path / "run" / "events.jsonl").read_bytes() == before
 
 
