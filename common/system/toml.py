@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
+from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted
 from common.system.files import is_file, no_such_file
 from common.system.plain_text import PLAIN_NAME
 
@@ -79,7 +79,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return parsed_toml(content.decode("utf-8-sig"))  # Windows' editors put a mark in front
     except UnicodeDecodeError as error:
-        raise BadInput([Fault(path.name, not_utf8(content, error), SAVE_AS_UTF8)]) from None
+        problem = not_utf8(content, error)
+        remedy = "Name a TOML file." if problem == PICTURE else SAVE_AS_UTF8
+        raise BadInput([Fault(path.name, problem, remedy)]) from None
     except ValueError as error:
         remedy = _toml_remedy(str(error), content.decode("utf-8-sig").splitlines())
         raise BadInput([Fault(path.name, f"is not valid TOML: {error}.", remedy)]) from None

@@ -171,6 +171,14 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("evaluate", p["model"], p["labels.csv"]),
         'expected at least one of "mass".',
     ),
+    ("flwr-sim evaluate", "wrong file: png"): (
+        lambda p, out: ("evaluate", p["model"], ROOT / "docs" / "report.png"),
+        "report.png is not text but a picture. Name a csv file.",
+    ),
+    ("flwr-sim study", "wrong file"): (
+        lambda p, out: ("study", p["labels.csv"], "--out", out),
+        "labels.csv/study.toml: there is no such file. Name a folder with a study.toml",
+    ),
     ("flwr-sim evaluate", "wrong option"): (
         lambda p, out: ("evaluate", p["model"], p["labels.csv"], "--classes", "mass"),
         "names the label columns of an npz file, and labels.csv is none. Leave it out.",

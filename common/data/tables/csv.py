@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from common.data.base.spec_base import LabelPolicy
 from common.data.splits.patient_disjoint import Names
-from common.errors import SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted, stop_on
+from common.errors import PICTURE, SAVE_AS_UTF8, BadInput, Fault, did_you_mean, not_utf8, quoted, stop_on
 from common.system.files import missing_file
 from common.system.formatting import counted
 
@@ -50,8 +50,9 @@ def _rows_of(path: Path, where: str) -> list[list[str]]:
     try:
         rows = [row for row in csv.reader(io.StringIO(content.decode("utf-8-sig"), newline="")) if row]
     except UnicodeDecodeError as error:
-        remedy = f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
-        raise BadInput([Fault(where, f"{path.name} {not_utf8(content, error)}", remedy)]) from None
+        problem = not_utf8(content, error)
+        remedy = "Name a csv file." if problem == PICTURE else f"{SAVE_AS_UTF8} In Excel: CSV UTF-8."
+        raise BadInput([Fault(where, f"{path.name} {problem}", remedy)]) from None
     except csv.Error as error:
         raise BadInput([Fault(where, f"{path.name} cannot be read as a CSV table: {error}.")]) from None
     if not rows:

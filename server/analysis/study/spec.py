@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.system.files import is_file
 from common.system.toml import Section, read_toml, validated
 from server.analysis.study.measures import READINGS, Reading, of_classes
 
@@ -141,6 +142,9 @@ def read_study(folder: Path, *, quick: bool) -> Study:
     Raises:
         BadInput: With every fault of the file.
     """
+    if not is_file(folder / FILE_NAME):
+        remedy = f"Name a folder with a {FILE_NAME}; a checkout has them in experiments/papers."
+        raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
     study = validated(Study, read_toml(folder / FILE_NAME), FILE_NAME)
     if not quick:
         return study
