@@ -8,6 +8,7 @@ from rich.table import Table
 from common.config import Experiment, ParticipationSection
 from common.errors import Fault
 from common.system.timers import (
+    ALONE_TIMES,
     CALL_TIMEOUT_S,
     CLOCKS_DIFFER_S,
     HEARTBEAT_INTERVAL_S,
@@ -122,8 +123,15 @@ def timers(experiment: Experiment | None) -> list[Timer]:
             _source(experiment, "round_deadline_s"),
             "the round goes on without the missing sites if min_sites replied, or the run stops",
         ),
+        *([_alone(section)] if experiment and experiment.evaluation.alone else []),
         *FIXED,
     ]
+
+
+def _alone(section: ParticipationSection) -> Timer:
+    longer = f"plus {ALONE_TIMES:g} times what all rounds took, where all sites take part in each"
+    effect = "a site that has not answered has no sentence in the report; the run ends"
+    return Timer("evaluation.alone, after the test", section.round_deadline_s, f"the experiment; {longer}", effect)
 
 
 def timers_table(found: Sequence[Timer]) -> Table:

@@ -10,6 +10,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from common.models.state import ModelState
+from common.system.timers import ALONE_TIMES
 from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import encode
 from common.wire.records import Groups
@@ -19,18 +20,16 @@ from strategies.rounds.messages.requests import Requests
 from strategies.rounds.strategy import FederatedAveraging
 
 QUERY = f"{MessageType.QUERY}.benefit"
-SLACK = 2.0
-"""Training alone and fine-tuning take a site 1.25 times what the rounds took it; so much is allowed for."""
 
 
 def deadline_s(round_deadline_s: float, rounds_took_s: float, drawn: float) -> float:
-    """How long the sites have for it: :data:`SLACK` times what all rounds took, and a round's deadline beside.
+    """How long the sites have for it: :data:`ALONE_TIMES` times what all rounds took, and a round's deadline beside.
 
     Args:
         rounds_took_s: By the coordinator's clock, from the sending of each round's requests to its end.
         drawn: Of the sites the share that took part in a round: in a simulation all of them are at work now.
     """
-    return round_deadline_s + SLACK * rounds_took_s / drawn
+    return round_deadline_s + ALONE_TIMES * rounds_took_s / drawn
 
 
 def compared(

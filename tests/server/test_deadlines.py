@@ -16,6 +16,7 @@ from server.deployment.superlink.run_client import network_grid, run
 from server.deployment.superlink.storage import runs
 from server.deployment.superlink.storage.sites import PATIENCE
 from server.deployment.timers import ORDER, Inside, order_faults, timers, timers_table
+from strategies.rounds.benefit import deadline_s
 from strategies.rounds.participation import client_manager, roll_call
 from tests.federations import DIGITS
 from tests.network.real import flwr_server, ready_to_lead
@@ -91,6 +92,15 @@ def test_a_deadline_too_short_for_what_has_to_fit_inside_it_is_refused_and_both_
 def test_every_timer_that_is_too_long_for_the_one_around_it_is_told(pair: Inside) -> None:
     found = [replace(one, seconds=10_000) if one.name == pair.inner else one for one in timers(None)]
     assert pair.outer in [fault.where for fault in order_faults(found)]
+
+
+def test_training_alone_has_a_deadline_where_the_experiment_asks_for_it(experiment: Path) -> None:
+    named = lambda *overrides: {t.name: t for t in timers(read_experiment(experiment, overrides).experiment)}  # noqa: E731
+    assert "evaluation.alone, after the test" not in named()
+    timer = named("evaluation.alone=true")["evaluation.alone, after the test"]
+    assert timer.seconds == deadline_s(977, rounds_took_s=0.0, drawn=1.0)
+    assert timer.seconds + 2 * 100 == deadline_s(977, rounds_took_s=100.0, drawn=1.0)
+    assert "plus 2 times what all rounds took" in timer.source
 
 
 def test_flwr_server_run_refuses_a_deadline_out_of_order_before_anybody_is_asked(
