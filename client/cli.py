@@ -337,7 +337,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = given[:1] == ["start"]
     with stopped_at_once(), closed_first(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
-        run_program(app, arguments, (Refused,))
+        run_program(app, arguments, (Refused,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

@@ -399,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with stopped_at_once(), closed_first(0) if stays_up else contextlib.nullcontext():
         if given[:1] == ["run"]:
             go_on_with(lambda: shlex.join(["flwr-server", *given, *([] if "--resume" in given else ["--resume"])]))
-        run_program(app, arguments, (CannotGoOn,))
+        run_program(app, arguments, (CannotGoOn,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":
