@@ -90,11 +90,12 @@ def preview(
 
     read_with_faults(folder)  # before torch is imported
     stop_on([] if out is None else taken(out) if attack else not_empty(out))
+    given = _given(experiment)
     from client.preview.dry_run import experiment_of, records_of_a_round, shown, write
     from client.site.settings import open_site, read_settings
 
     site = open_site(read_settings(folder))
-    planned = experiment_of(experiment, site)
+    planned = experiment_of(given, site)
     if attack:
         _attack(site, planned, out or folder / "attack.html", as_json=as_json)
         return
@@ -105,6 +106,13 @@ def preview(
         console.print(f"This site {reason}", soft_wrap=True, highlight=False, markup=False)
     for path in write(records, out) if out else ():
         console.print(str(path), soft_wrap=True, highlight=False, markup=False)
+
+
+def _given(experiment: Path | None) -> "Experiment | None":
+    """The coordinator's experiment, read and checked without torch; None where none was given."""
+    from strategies.base.names import read_planned
+
+    return read_planned(experiment).experiment if experiment else None
 
 
 def _attack(site: "Site", planned: "Experiment", out: Path, *, as_json: bool) -> None:
@@ -200,9 +208,8 @@ def check(
     Example: flwr-client check north
     """
     from client.site.site_file import read_with_faults
-    from common.config import read_experiment
 
-    planned = read_experiment(experiment).experiment if experiment else None
+    planned = _given(experiment)
     if not as_json:  # its findings hold the faults of the file too
         read_with_faults(folder)  # before torch is imported
     from client.check.run import check as checked
@@ -235,10 +242,9 @@ def preview_data(
 
     read_with_faults(folder)  # before torch is imported
     stop_on([] if out is None else taken(out))
+    planned = _given(experiment)
     from client.preview.images import write_preview
-    from common.config import read_experiment
 
-    planned = read_experiment(experiment).experiment if experiment else None
     page = write_preview(folder, out or folder / "preview.html", planned, each)
     console.print(f"{page}: images of patients, readable by you only. Delete it when you have looked.", soft_wrap=True)
 
@@ -287,8 +293,11 @@ def audit_verify(
     Example: flwr-client audit verify north --receipt receipt.json
     """
     from client.site.site_file import read_with_faults
+    from common.errors import stop_on
+    from common.system.files import is_file, no_such_file
 
-    read_with_faults(folder)  # before torch is imported
+    read_with_faults(folder)
+    stop_on([no_such_file(receipt)] if receipt and not is_file(receipt) else [])  # before torch is imported
     from cryptography import x509
 
     from client.gate.audit_report import verified
@@ -334,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = given[:1] == ["start"]
     with stopped_at_once(), closed_first(int(ExitCode.STOPPED)) if stays_up else contextlib.nullcontext():
-        run_program(app, arguments, (Refused,))
+        run_program(app, arguments, (Refused,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

@@ -179,12 +179,13 @@ def run(
     from server.coordinator.before_start import expected_sites, faults_of_run
     from server.coordinator.folder import read_coordinator
     from server.federation.early import read_early
-    from server.runs.folder import new_folder_faults
+    from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
     file, coordinator = read_early(experiment, overrides), read_coordinator(folder)
     expected_sites(coordinator, file, sites)
-    stop_on([*faults_of_run(coordinator, out, resume=resume), *([] if resume else new_folder_faults(out))])
+    of_folder = resumed_folder_faults(out) if resume else new_folder_faults(out)
+    stop_on([*faults_of_run(coordinator, out, resume=resume), *of_folder])
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
     from server.deployment.network import run as lead
@@ -248,12 +249,12 @@ def verify(
     Example: flwr-server verify runs/first/receipt.json
     """
     from common.security.identity import read_request
-    from common.system.files import no_such_file
+    from server.runs.folder import unverifiable_faults
 
-    stop_on([] if receipt.exists() else [no_such_file(receipt)])  # before torch is imported
+    stop_on(unverifiable_faults(receipt))  # before torch is imported
+    known = {one.site: one.public_key for one in map(read_request, requests or ())}
     from server.runs.verify import verify as checked
 
-    known = {one.site: one.public_key for one in map(read_request, requests or ())}
     found = checked(receipt, known)
     for line in [*found.right, *found.unknown]:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -379,9 +380,9 @@ def deadlines(
     from server.coordinator.folder import read_coordinator
 
     read_coordinator(folder)
-    from common.config import read_experiment
+    from strategies.base.names import read_planned
 
-    planned = read_experiment(experiment).experiment if experiment else None
+    planned = read_planned(experiment).experiment if experiment else None
     from server.deployment.timers import timers, timers_table  # once nothing is wrong with the call
 
     found = timers(planned)
@@ -398,7 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with stopped_at_once(), closed_first(0) if stays_up else contextlib.nullcontext():
         if given[:1] == ["run"]:
             go_on_with(lambda: shlex.join(["flwr-server", *given, *([] if "--resume" in given else ["--resume"])]))
-        run_program(app, arguments, (CannotGoOn,))
+        run_program(app, arguments, (CannotGoOn,), prints_result=not stays_up)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from typing import Annotated
 
 import typer
 
-from common.errors import CannotGoOn, stop_on
+from common.errors import CannotGoOn, Fault, stop_on
 from common.system.files import is_file, no_such_file, write_atomically
 from common.system.plain_text import json_text
 from common.system.stopping import go_on_with, stopped_at_once
@@ -81,11 +81,11 @@ def run(
     form = progress_form(progress, console)
     from common.system.before_start import place_faults, port_faults
     from server.federation.early import read_early
-    from server.runs.folder import new_folder_faults
+    from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
     file = read_early(experiment, _with_backend(overrides, backend))
-    stop_on(([] if resume else new_folder_faults(out)) or place_faults(out))
+    stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or place_faults(out))
     stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
     from server.simulation.backends.program import begun
 
@@ -112,7 +112,9 @@ def init(
 
     Example: flwr-sim init labels.csv --images scans --out mine.toml
     """
-    stop_on([] if is_file(labels) else [no_such_file(labels)])  # before NumPy and Pillow are imported
+    # Before NumPy and Pillow are imported.
+    stop_on([] if is_file(labels) else [no_such_file(labels)])
+    stop_on([Fault("--out", f"{out} is there already.", "Name another file, or remove it.")] if out.exists() else [])
     from server.own_data.experiment_file import look, write_experiment
 
     for line in write_experiment(look(labels, images, image_column, patient_column), out):
@@ -286,10 +288,11 @@ def demo(
     """
     from common.system.before_start import place_faults
     from server.federation.early import read_early
+    from server.runs.folder import demo_folder_faults
 
     # Before torch is imported.
     read_early(Path(__file__).parent / "simulation" / "demo.toml", _with_backend([], backend))
-    stop_on(place_faults(out))
+    stop_on(demo_folder_faults(out) or place_faults(out))
     from server.simulation.demo import run_demo
 
     run_demo(out, backend, console)

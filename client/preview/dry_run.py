@@ -23,7 +23,7 @@ from rich.text import Text
 from client.app import client_app
 from client.gate.data_dictionary import MEANING, meaning
 from client.site.site import Site
-from common.config import Experiment, ParticipationSection, Plan, plan_of, read_experiment
+from common.config import Experiment, ParticipationSection, Plan, plan_of
 from common.errors import stop_on
 from common.models.frozen import FrozenPart, built_frozen, naming
 from common.models.network import build
@@ -107,11 +107,10 @@ class OneSite(Grid):
         return reply
 
 
-def experiment_of(path: Path | None, site: Site) -> Experiment:
-    """The experiment of a file, or a small one that fits this site's images; with one local epoch, and unmasked."""
-    if path is not None:
-        experiment = read_experiment(path).experiment
-    else:
+def experiment_of(given: Experiment | None, site: Site) -> Experiment:
+    """The experiment given, or a small one that fits this site's images; with one local epoch, and unmasked."""
+    experiment = given
+    if experiment is None:
         channels = 1 if site.train.images.ndim == 3 else 3
         model = {"architecture": "tiny_cnn", "channels": channels, "image_size": 32}
         experiment = Experiment.model_validate({"run": {"method": "surgical"}, "model": model})

@@ -156,8 +156,12 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load(content))
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, RuntimeError, EOFError) as error:
+    except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error
+    except (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+        problem = "is no file of tensors that can be read: it is damaged or cut off, or holds more than tensors."
+        remedy = "Copy it again, or write it with torch.save(model.state_dict(), ...)."
+        raise BadInput([Fault(str(path), problem, remedy)]) from error
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise BadInput([Fault(str(path), "expected a state dict: tensors by name and nothing else.")])
     return dict(loaded)

@@ -75,7 +75,11 @@ def port_faults(where: str, host: str, port: int, remedy: str) -> list[Fault]:
 
 def place_faults(folder: Path) -> list[Fault]:
     """Why nothing can be written into a folder, which need not exist yet; empty where it can."""
-    place = next((one for one in (folder, *folder.absolute().parents) if one.exists()), Path("/"))
+    way = (folder, *folder.absolute().parents)
+    place = next((one for one in way if one.exists() or one.is_symlink()), Path("/"))
+    if not place.exists():
+        remedy = f"Make {place.readlink()}, or name another place."
+        return [Fault(str(place), "is a link to a place that is not there.", remedy)]
     if not place.is_dir():
         return [Fault(str(place), "is a file, and no folder can be made there.", "Name another place.")]
     if not os.access(place, os.W_OK | os.X_OK):

@@ -3,9 +3,10 @@
 import datetime as dt
 import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
-from typing import IO, Annotated, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,6 +17,9 @@ from common import __version__
 from common.errors import BadInput, Fault
 from common.system.files import NO_PLACE_TO_WRITE, no_room_left
 from common.system.plain_text import at_terminal, hanging, json_text
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 
 class ProgressForm(StrEnum):
@@ -116,16 +120,99 @@ def program(name: str, purpose: str, exit_codes: str) -> typer.Typer:
     return app
 
 
-def run_program(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[Exception], ...] = ()) -> None:
+class _Lossy(io.FileIO):
+    """Standard output or error, written to for as long as that can be: what cannot be written is lost in silence.
+
+    A reader may leave (``| head -1``) or a disk may be full under it, and neither must stop a run of hours.
+
+    Attributes:
+        lost: Why something was lost that somebody waits for; None where only the reader has left.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self.lost: OSError | None = None
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """Write what can be written, and say that it was all."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            pass
+        except OSError as error:
+            self.lost = self.lost or error
+        return memoryview(data).nbytes
+
+
+def _lossy(stream: Any, descriptor: int) -> Any:
+    """The stream, where it is the process's own, without errors; one that somebody put in its place stays."""
+    if not isinstance(stream, io.TextIOWrapper):
+        return stream
+    stream.reconfigure(errors="replace")  # in a locale without our signs
+    try:
+        if stream.fileno() != descriptor:
+            return stream
+    except (OSError, ValueError):
+        return stream
+    buffered = io.BufferedWriter(_Lossy(descriptor))
+    at_once, whole_lines = stream.write_through, stream.line_buffering
+    return io.TextIOWrapper(buffered, stream.encoding, "replace", line_buffering=whole_lines, write_through=at_once)
+
+
+@contextmanager
+def _lossy_streams(*, prints_result: bool) -> Iterator[None]:
+    """Within it no loss of what is printed stops the program; a full disk under its result is said at the end.
+
+    Raises:
+        SystemExit: With 1 for a program that ended well and could not print its result.
+    """
+    before = sys.stdout, sys.stderr
+    out, error = sys.stdout, sys.stderr = _lossy(sys.stdout, 1), _lossy(sys.stderr, 2)
+    try:
+        yield
+    except SystemExit as end:
+        if prints_result and not end.code and (reason := _lost_of(out)):
+            problem, remedy = f"cannot be written: {reason}.", "Free some room there, or send it elsewhere."
+            _last_word("error", str(Fault("standard output", problem, remedy)))
+            raise SystemExit(1) from None
+        raise
+    finally:
+        for stream in (out, error):
+            if stream is not None:
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _lost_of(stream: Any) -> str:
+    """Why something of a stream was lost; empty where nothing was."""
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    if not isinstance(raw, _Lossy):
+        return ""
+    stream.flush()
+    return (raw.lost.strerror or "the system refuses it").lower() if raw.lost else ""
+
+
+def run_program(
+    app: typer.Typer,
+    arguments: Sequence[str] | None,
+    stopped: tuple[type[Exception], ...] = (),
+    *,
+    prints_result: bool = True,
+) -> None:
     """Run a program: faults of the input go to stderr with exit code 2, other ends with their own or 1.
+
+    A reader of its output who leaves changes neither what it does nor its exit code.
 
     Args:
         stopped: Exceptions whose text explains to a person why the program ends; their ``exit_code`` is taken.
+        prints_result: Whether a loss of what it prints, on a full disk, is a failure; not so of a log.
     """
     _log_as(LogForm.text)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # in a locale without our signs
+    with _lossy_streams(prints_result=prints_result):
+        _run(app, arguments, stopped)
+
+
+def _run(app: typer.Typer, arguments: Sequence[str] | None, stopped: tuple[type[Exception], ...]) -> None:
     try:
         app(arguments, prog_name=app.info.name)
     except BadInput as error:

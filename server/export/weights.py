@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import cast
 
-from common.errors import BadInput, Fault
+from common.errors import BadInput, Fault, stop_on
 from common.models.zoo.spec import Architecture, is_external
-from common.system.files import no_such_file
+from common.system.files import is_file, no_such_file
 
 FROM_TORCHVISION = ("densenet121", "resnet18", "vgg11")
 
@@ -28,8 +28,7 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path, 
 
         return convert_efficientnet_lite0(destination)
     if (architecture in FROM_TORCHVISION or is_external(architecture)) and checkpoint is not None:
-        if not checkpoint.is_file():
-            raise BadInput([no_such_file(checkpoint)])
+        stop_on(_checkpoint_faults(checkpoint))
         from common.models.weights import convert_checkpoint
 
         return convert_checkpoint(cast(Architecture, architecture), checkpoint, destination, image_size)
@@ -39,3 +38,28 @@ def make_weights(architecture: str, checkpoint: Path | None, destination: Path, 
         '"timm:NAME", "torchvision:NAME", "monai:NAME", "torchxrayvision:densenet121".'
     )
     raise BadInput([Fault("--architecture", problem, remedy)])
+
+
+def _checkpoint_faults(path: Path) -> list[Fault]:
+    """Why a file holds no tensors, as far as its first bytes say."""
+    if not is_file(path):
+        return [no_such_file(path)]
+    try:
+        with path.open("rb") as file:
+            head = file.read(512)
+    except OSError as error:
+        return [Fault(str(path), f"cannot be read: {error.strerror}.")]
+    if _is_safetensors(head, path.stat().st_size) if path.suffix == ".safetensors" else _is_of_torch(head):
+        return []
+    remedy = "A .pth or .pt file of torch.save is wanted, or .safetensors."
+    return [Fault(str(path), "is no file of tensors.", remedy)]
+
+
+def _is_safetensors(head: bytes, size: int) -> bool:
+    """Whether the eight bytes before the table of tensors give its length."""
+    return head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
+
+
+def _is_of_torch(head: bytes) -> bool:
+    """Whether a file begins as ``torch.save`` writes it: a zip file, before 1.6 a pickle, before 0.1.10 a tar file."""
+    return head.startswith((b"PK\x03\x04", b"\x80")) or head[257:262] == b"ustar"

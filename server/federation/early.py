@@ -1,27 +1,12 @@
 """An experiment file read before torch is imported, so that a wrong one is refused at once."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
-from common.config import ExperimentFile, read_experiment
-from common.errors import BadInput, Fault, stop_on
-from common.plugins import PLUGIN
-from common.system.files import is_file, missing_file, missing_folder
-from strategies.base.names import CLASSES, unknown_method
-
-TABLES = (".csv", ".csv.gz", ".tsv", ".xlsx", ".xls")
-
-
-def faults_known_early(tree: Mapping[str, Any]) -> tuple[Fault, ...]:
-    """Find an unknown method beside other faults of the file.
-
-    What else is wrong with a method's own keys is found with torch, once the rest of the file is right.
-    """
-    run = tree.get("run")
-    name = run.get("method") if isinstance(run, dict) else None
-    return (unknown_method(name),) if isinstance(name, str) and _is_unknown(name) else ()
+from common.config import ExperimentFile
+from common.errors import Fault, stop_on
+from common.system.files import missing_file, missing_folder
+from strategies.base.names import in_file, read_with_faults
 
 
 def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
@@ -30,19 +15,9 @@ def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
     Raises:
         BadInput: With every such fault: of the file and of the overrides; then an unknown method and missing files.
     """
-    if is_file(path) and path.name.lower().endswith(TABLES):
-        remedy = f"To write one for this table: flwr-sim init {path}"
-        raise BadInput([Fault(str(path), "is a table; an experiment file is wanted.", remedy)])
-    file = read_experiment(path, overrides, faults_known_early)
-    name = file.experiment.run.method
-    found = [unknown_method(name)] if _is_unknown(name) else []
-    found += _missing(file)
-    stop_on([replace(fault, where=f"{file.path.name}: {fault.where}") for fault in found])
+    file, found = read_with_faults(path, overrides)
+    stop_on([*found, *(in_file(file, fault) for fault in _missing(file))])
     return file
-
-
-def _is_unknown(method: str) -> bool:
-    return method not in CLASSES and not method.startswith(PLUGIN)
 
 
 def _missing(file: ExperimentFile) -> list[Fault]:

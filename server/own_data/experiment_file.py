@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from common.data.images.headers import DicomHead, dicom_heads, dicom_patients
 from common.data.images.reading import NO_PICTURE, head_of, is_picture, why_unreadable
 from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
 from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
@@ -18,6 +18,9 @@ from common.errors import BadInput, Fault, stop_on
 from common.system.files import is_file, no_such_file, write_atomically
 from common.system.formatting import counted
 from common.system.plain_text import json_text
+
+if TYPE_CHECKING:
+    from common.data.images.headers import DicomHead
 
 MOST_SITES, FEWEST_POSITIVES = 3, 10
 USUAL_SIZE, SMALLEST_SIZE = 64, 16
@@ -104,6 +107,8 @@ class OwnData:
         """What tells the patients, and their number; None where nothing does."""
         if self.roles.patient is not None:
             return f"column {self.roles.patient}", len(set(self.columns[self.roles.patient]))
+        from common.data.images.headers import dicom_heads, dicom_patients
+
         heads = dicom_heads([self.images / name for name in self.columns[self.roles.image]])
         found = dicom_patients(heads) if any(head.syntax for head in heads) else None
         return None if found is None else ("PatientID of the DICOM files", len(set(found)))
@@ -131,6 +136,8 @@ def look(table: Path, images: Path | None, named: str | None, patient_column: st
         where = f"in {images}" if images else f"in the folder of {table.name} or below"
         problem = f'none of the {len(names)} pictures of column "{column}" is {where}; the first is "{names[0]}".'
         raise BadInput([Fault("--images", problem, "Name the folder that the column's names start from.")])
+    from common.data.images.headers import dicom_heads  # once nothing is wrong with the call
+
     found = {name: cells[present] for name, cells in columns.items()}
     roles = roles_of(found, column, patient_column)
     spread = np.unique(np.linspace(0, len(found[column]) - 1, LOOKED_AT).round().astype(int))
@@ -141,7 +148,7 @@ def look(table: Path, images: Path | None, named: str | None, patient_column: st
     return OwnData(table, folder, found, roles, len(names), int(present.sum()), color, sizes, len(files), unreadable)
 
 
-def _why_unreadable(picture: Path, head: DicomHead) -> str:
+def _why_unreadable(picture: Path, head: "DicomHead") -> str:
     """Return what the first bytes say is wrong; empty where nothing is."""
     try:
         if not is_picture(head_of(picture)):

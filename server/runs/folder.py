@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import named_if_full, remove_parts, write_atomically
+from common.security.audit import files as audit_files
+from common.system.files import is_file, named_if_full, no_such_file, remove_parts, write_atomically
 from common.system.plain_text import json_text
 from server.runs.scalars import Tracker, round_scalars, summary_scalars
+
+RECEIPT, SUMMARY = "receipt.json", "summary.json"
+DEMO_MARK = "demo.txt"
+"""In the folder of a demo: it may be removed by the next one."""
 
 
 def new_folder_faults(path: Path) -> list[Fault]:
@@ -29,6 +34,50 @@ def new_folder_faults(path: Path) -> list[Fault]:
             remedy += " To go on with the run in it: --resume."
         return [Fault(f"--out {path}", problem, remedy)]
     return []
+
+
+def resumed_folder_faults(path: Path) -> list[Fault]:
+    """Why no run can go on in this folder; empty where one can, or where nothing is yet: it begins there."""
+    if not path.is_dir():
+        return new_folder_faults(path)
+    try:
+        holds_another = any(path.iterdir()) and not any((path / name).is_file() for name in ("events.jsonl", SUMMARY))
+    except OSError as error:
+        return [Fault(f"--resume {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
+    return [_no_run(path)] if holds_another else []
+
+
+def _no_run(path: Path) -> Fault:
+    return Fault(f"--resume {path}", "holds something, but no run.", "Name the folder of a run, or a new one.")
+
+
+def demo_folder_faults(path: Path) -> list[Fault]:
+    """Why no demo can be written into this folder: an earlier demo may be removed, anything else may not."""
+    try:
+        free = not path.exists() or (path / DEMO_MARK).is_file() or (path.is_dir() and not any(path.iterdir()))
+    except OSError as error:
+        return [Fault(f"--out {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
+    return [] if free else [Fault(f"--out {path}", "holds something that no demo wrote.", "Name another folder.")]
+
+
+def unverifiable_faults(path: Path) -> list[Fault]:
+    """Why there is nothing to verify: a path that is neither a receipt nor the folder of a run with an audit.
+
+    A receipt that was removed or damaged beside its audit is for the verification itself to report.
+    """
+    if path.is_dir():
+        if (path / RECEIPT).is_file() or audit_files(path):
+            return []
+        return [Fault(str(path), "holds no run that is done.", f"Name the {RECEIPT} of a run, or the run's folder.")]
+    if not is_file(path):
+        return [no_such_file(path)]
+    try:
+        begins = path.read_bytes().lstrip()
+    except OSError as error:
+        return [Fault(str(path), f"cannot be read: {error.strerror}.")]
+    if (path.name == RECEIPT and audit_files(path.parent)) or (begins.startswith(b"{") and b'"audit"' in begins):
+        return []
+    return [Fault(str(path), "is no receipt of a run.", f"Name the {RECEIPT} of a run, or the run's folder.")]
 
 
 class RunFolder:
@@ -65,8 +114,7 @@ class RunFolder:
         """
         events = path / "events.jsonl"
         if not events.is_file():
-            problem = "holds something, but no run."
-            raise BadInput([Fault(f"--resume {path}", problem, "Name the folder of a run, or a new one.")])
+            raise BadInput([_no_run(path)])
         for folder in (path, path / "checkpoints"):
             remove_parts(folder)
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
@@ -120,7 +168,7 @@ class RunFolder:
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""
         text = json_text(summary, indent=1) + "\n"
-        write_atomically(self.path / "summary.json", text.encode())
+        write_atomically(self.path / SUMMARY, text.encode())
         self._tell(summary_scalars(summary), summary["rounds"])
 
     def _tell(self, values: Mapping[str, float], step: int) -> None:

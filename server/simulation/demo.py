@@ -8,17 +8,17 @@ from pathlib import Path
 from rich.console import Console
 
 from common.config import read_experiment
-from common.errors import BadInput, Fault
+from common.errors import stop_on
 from server.analysis.comparison import compare, write_comparison
 from server.analysis.statistics import FEWEST_SEEDS
 from server.reporting.pages.comparison import write_comparison_report
 from server.reporting.tables import coverage_table
 from server.reporting.wording import number
+from server.runs.folder import DEMO_MARK, demo_folder_faults
 from server.runs.reader import RunSummary, read_run
 from server.simulation.simulate import simulate
 
 METHODS = ("surgical", "vanilla")
-MARK = "demo.txt"
 INTRODUCTION = """\
 [bold]Four hospitals, one model.[/] Each annotates two findings that all annotate, and some that nobody else does.
 The pictures are procedural phantoms, synthetic and made here: nothing is downloaded.
@@ -31,6 +31,7 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
     Raises:
         BadInput: If ``out`` exists and is not a demo's folder.
     """
+    stop_on(demo_folder_faults(out))
     _make_room(out)
     console.print(INTRODUCTION)
     for method in METHODS:
@@ -48,12 +49,10 @@ def run_demo(out: Path, backend: str, console: Console) -> None:
 
 
 def _make_room(out: Path) -> None:
-    """Remove an earlier demo, which says that it is one; never anything else."""
-    if out.exists() and not (out / MARK).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise BadInput([Fault(f"--out {out}", "holds something that no demo wrote.", "Name another folder.")])
+    """Remove an earlier demo."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    (out / MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
+    (out / DEMO_MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
 
 
 def _verdict(summaries: Mapping[str, RunSummary]) -> str:

@@ -59,6 +59,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     np.savez(folder / "labels.npz", labels=np.zeros(3))
     (folder / "run").mkdir()
     (folder / "run" / "events.jsonl").touch()
+    (folder / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    (folder / "cut.safetensors").write_bytes(bytes(range(7, 107)))
+    (folder / "utf16.csv").write_text("image,edema\na.png,1\n", encoding="utf-16")
+    (folder / "empty.csv").touch()
+    (folder / "run" / "receipt.json").write_text('{"audit": {}}', encoding="utf-8")
+    (folder / "other.csv").write_text("x,y\nq,1\n", encoding="utf-8")
+    (folder / "method.toml").write_text(right.replace('"surgical"', '"surgicl"', 1), encoding="utf-8")
+    (folder / "dangling").symlink_to(folder / "nowhere")
     (folder / "taken").mkdir()
     (folder / "taken" / "something").touch()
     with socket.create_server(("127.0.0.1", 0)) as occupied:
@@ -92,6 +100,7 @@ def table() -> Iterator[Table]:
 Typed = Callable[[Place, Path], tuple[object, ...]]
 NO_FILE, NO_FOLDER = "there is no such file.", "is no coordinator's folder"
 NO_SITE, NO_MODEL = "there is no such folder.", "model.json: cannot be read: No such file or directory."
+NOWHERE = "is a link to a place that is not there."
 WRONG_KEY, IN_USE = "is not a known key.", "cannot be opened: address already in use."
 CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-sim run", "wrong path"): (lambda p, out: ("run", p["none.toml"], "--out", out), NO_FILE),
@@ -113,12 +122,30 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("run", p["labels.csv"], "--out", out),
         "is a table; an experiment file is wanted.",
     ),
+    ("flwr-sim run", "dangling link"): (lambda p, out: ("run", EXPERIMENT, "--out", p["dangling"]), NOWHERE),
+    ("flwr-sim run", "below a dangling link"): (
+        lambda p, out: ("run", EXPERIMENT, "--out", p["dangling"] / "run"),
+        NOWHERE,
+    ),
+    ("flwr-sim run", "nothing to resume"): (
+        lambda p, out: ("run", EXPERIMENT, "--out", p.taken, "--resume"),
+        "holds something, but no run. Name the folder of a run, or a new one.",
+    ),
     ("flwr-sim benchmark", "wrong path"): (
         lambda p, out: ("benchmark", p["none"], "--out", out),
         "A checkout has one in experiments/benchmark",
     ),
     ("flwr-sim compare", "wrong path"): (lambda p, out: ("compare", p["none.toml"], "--out", out), NO_FILE),
     ("flwr-sim compare", "wrong key"): (lambda p, out: ("compare", p["key.toml"], "--out", out), WRONG_KEY),
+    ("flwr-sim compare", "the same twice"): (
+        lambda p, out: ("compare", EXPERIMENT, EXPERIMENT, "--out", out),
+        'two files have one name: "digits_surgical". Rename one of them.',
+    ),
+    ("flwr-sim compare", "wrong --set"): (
+        lambda p, out: ("compare", EXPERIMENT, "--out", out, "--set", "run.seed=3"),
+        "is settled by --seeds. Leave it out.",
+    ),
+    ("flwr-sim compare", "dangling link"): (lambda p, out: ("compare", EXPERIMENT, "--out", p["dangling"]), NOWHERE),
     ("flwr-sim study", "wrong path"): (lambda p, out: ("study", p["none"], "--out", out), NO_FILE),
     ("flwr-sim study", "wrong key"): (lambda p, out: ("study", p["study"], "--out", out), WRONG_KEY),
     ("flwr-sim study", "wrong --set"): (
@@ -128,6 +155,27 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-sim sites", "wrong path"): (lambda p, out: ("sites", p["none.toml"], "--out", out), NO_FILE),
     ("flwr-sim sites", "wrong key"): (lambda p, out: ("sites", p["key.toml"], "--out", out), WRONG_KEY),
     ("flwr-sim init", "wrong path"): (lambda p, out: ("init", p["none.csv"], "--out", out), NO_FILE),
+    **{
+        ("flwr-sim init", f"wrong file: {name}"): (
+            lambda p, out, name=name: ("init", p[name], "--images", p.taken, "--out", out),
+            words,
+        )
+        for name, words in {
+            "utf16.csv": "is not UTF-8 text but UTF-16. Save it as UTF-8 text.",
+            "empty.csv": "is empty. Its first line names the columns.",
+            "noise.npz": "is not UTF-8 text",
+            "other.csv": "no column of the table names pictures",
+            "labels.csv": "none of the 1 pictures of column",
+        }.items()
+    },
+    ("flwr-sim init", "wrong key"): (
+        lambda p, out: ("init", p["labels.csv"], "--image-column", "scan", "--out", out),
+        '"scan" is not a column',
+    ),
+    ("flwr-sim init", "file taken"): (
+        lambda p, out: ("init", p["labels.csv"], "--out", p["key.toml"]),
+        "is there already. Name another file, or remove it.",
+    ),
     ("flwr-sim export", "wrong path"): (lambda p, out: ("export", p["none"], "--out", out), NO_MODEL),
     ("flwr-sim export", "wrong key"): (lambda p, out: ("export", p["model"], "--to", "onix"), "expected onnx"),
     ("flwr-sim predict", "wrong path"): (
@@ -192,6 +240,26 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("weights", out, "--architecture", "resnet18", "--checkpoint", p["none.pth"]),
         NO_FILE,
     ),
+    **{
+        ("flwr-sim weights", f"wrong file: {name}"): (
+            lambda p, out, name=name: ("weights", out, "--architecture", "densenet121", "--checkpoint", p[name]),
+            words,
+        )
+        for name, words in {
+            "a.png": "is no file of tensors. A .pth or .pt file of torch.save is wanted, or .safetensors.",
+            "labels.csv": "is no file of tensors.",
+            "empty.csv": "is no file of tensors.",
+            "cut.safetensors": "is no file of tensors.",
+            "taken": "is a folder, not a file.",
+        }.items()
+    },
+    ("flwr-sim weights", "file taken"): (
+        lambda p, out: ("weights", p["key.toml"], "--architecture", "resnet18"),
+        "exists, and nothing is written over.",
+    ),
+    ("flwr-sim demo", "folder taken"): (lambda p, out: ("demo", "--out", p.taken), "holds something that no demo"),
+    ("flwr-sim demo", "root"): (lambda p, out: ("demo", "--out", "/"), "holds something that no demo"),
+    ("flwr-sim demo", "dangling link"): (lambda p, out: ("demo", "--out", p["dangling"]), NOWHERE),
     ("flwr-sim demo", "wrong key"): (lambda p, out: ("demo", "--out", out, "--backend", "rai"), "simulation.backend"),
     ("flwr-sim examples", "wrong path"): (lambda p, out: ("examples", p["key.toml"] / "x"), "cannot be written"),
     ("flwr-server init", "wrong path"): (
@@ -215,6 +283,14 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p.taken),
         "is not empty",
     ),
+    ("flwr-server run", "dangling link"): (
+        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p["dangling"]),
+        NOWHERE,
+    ),
+    ("flwr-server run", "nothing to resume"): (
+        lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", p.taken, "--resume"),
+        "holds something, but no run.",
+    ),
     ("flwr-server run", "not started"): (
         lambda p, out: ("run", p.coordinator, EXPERIMENT, "--out", out),
         "flwr-server start does not run on this folder.",
@@ -232,6 +308,18 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         "is a certificate; a request is wanted here.",
     ),
     ("flwr-server verify", "wrong path"): (lambda p, out: ("verify", p["none"]), NO_FILE),
+    ("flwr-server verify", "folder without a run"): (lambda p, out: ("verify", p.taken), "holds no run that is done."),
+    **{
+        ("flwr-server verify", f"wrong file: {name}"): (
+            lambda p, out, name=name: ("verify", p[name]),
+            "is no receipt of a run. Name the receipt.json of a run, or the run's folder.",
+        )
+        for name in ("a.png", "key.toml", "other.csv", "empty.csv", "model/model.json")
+    },
+    ("flwr-server verify", "wrong request"): (
+        lambda p, out: ("verify", p["run"], "--request", p["none.request"]),
+        NO_FILE,
+    ),
     ("flwr-server status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_FOLDER),
     ("flwr-server status", "wrong key"): (lambda p, out: ("status", p["wrong-coordinator"]), WRONG_KEY),
     ("flwr-server runs", "wrong path"): (lambda p, out: ("runs", p["none"]), NO_FOLDER),
@@ -239,6 +327,10 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ("flwr-server health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_FOLDER),
     ("flwr-server revoke", "wrong path"): (lambda p, out: ("revoke", p["none"], "north"), NO_FOLDER),
     ("flwr-server deadlines", "wrong path"): (lambda p, out: ("deadlines", p["none"]), NO_FOLDER),
+    ("flwr-server deadlines", "wrong method"): (
+        lambda p, out: ("deadlines", p.coordinator, p["method.toml"]),
+        'Did you mean "surgical"?',
+    ),
     ("flwr-server deadlines", "wrong key"): (lambda p, out: ("deadlines", p.coordinator, p["key.toml"]), WRONG_KEY),
     ("flwr-sim compare", "out is a run"): (
         lambda p, out: ("compare", EXPERIMENT, "--out", p["run"]),
@@ -282,6 +374,28 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ),
     ("flwr-client preview-data", "wrong path"): (lambda p, out: ("preview-data", p["none"]), NO_SITE),
     ("flwr-client preview-data", "wrong key"): (lambda p, out: ("preview-data", p["wrong-site"]), WRONG_KEY),
+    **{
+        (f"flwr-client {command}", f"wrong experiment: {name}"): (
+            lambda p, out, command=command, name=name: (command, p.site, "--experiment", p[name]),
+            words,
+        )
+        for command in ("preview", "preview-data", "check")
+        for name, words in {
+            "none.toml": NO_FILE,
+            "key.toml": WRONG_KEY,
+            "method.toml": 'Did you mean "surgical"?',
+            "labels.csv": "is a table; an experiment file is wanted.",
+            "a.png": "is not",
+        }.items()
+    },
+    ("flwr-client preview", "wrong experiment for an attack"): (
+        lambda p, out: ("preview", p.site, "--attack", "--experiment", p["key.toml"]),
+        WRONG_KEY,
+    ),
+    ("flwr-client audit verify", "wrong receipt"): (
+        lambda p, out: ("audit", "verify", p.site, "--receipt", p["none.json"]),
+        "there is no such file",
+    ),
     ("flwr-client status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_SITE),
     ("flwr-client health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_SITE),
     ("flwr-client status", "not started"): (lambda p, out: ("status", p.site), "no flwr-client answers"),

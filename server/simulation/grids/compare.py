@@ -7,14 +7,7 @@ from rich.console import Console
 
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.terminal import ProgressForm
-from server.analysis.comparison import compare, write_comparison
-from server.reporting.comparison_claims import headline
-from server.reporting.pages.comparison import write_comparison_report
-from server.reporting.tables import comparison_table, markdown_table
-from server.runs.reader import read_run
 from server.runs.scalars import Track
-from server.runs.tracking.trackers import store_for
-from server.simulation.runner import fitting_jobs, run_cells
 from server.simulation.trial import Cell, check, refuse_seed
 
 
@@ -41,7 +34,6 @@ def run_comparison(
         BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
         FailedRuns: If a run fails; the others are finished first.
     """
-    store_for(track)  # made here once, not by several runs at a time
     refuse_seed(overrides, "is settled by --seeds.")
     cells = [
         Cell(path, out / f"{path.stem}-seed{seed}", (*overrides, f"run.seed={seed}"), path.stem, track)
@@ -49,9 +41,24 @@ def run_comparison(
         for seed in seeds
     ]
     _refuse_clashes(cells)
-    stop_on(_same_labels(cells))  # before the data is looked at, which takes long
+    stop_on(_same_labels(cells))  # before torch is imported and the data is looked at, which takes long
+    from server.runs.tracking.trackers import store_for
+    from server.simulation.runner import fitting_jobs, run_cells
+
+    store_for(track)  # made here once, not by several runs at a time
     check(cells)
     run_cells(cells, out, jobs or fitting_jobs(cells), console, progress)
+    _compare(cells, out, console)
+
+
+def _compare(cells: Sequence[Cell], out: Path, console: Console) -> None:
+    """Read the runs, and write and print what they say."""
+    from server.analysis.comparison import compare, write_comparison
+    from server.reporting.comparison_claims import headline
+    from server.reporting.pages.comparison import write_comparison_report
+    from server.reporting.tables import comparison_table, markdown_table
+    from server.runs.reader import read_run
+
     runs = [read_run(cell.folder) for cell in cells]
     comparison = compare(runs)
     write_comparison(comparison, out / "comparison.json")
