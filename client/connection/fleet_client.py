@@ -7,6 +7,7 @@ hold the model a second time, in a process of its own, with a second port.
 
 import hashlib
 import logging
+import re
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -459,7 +460,7 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""
         if code in _CODES_OF_A_BAD_LINE:
-            raise Unreachable(details or code.name.lower()) from None
+            raise Unreachable(_in_words(code, details)) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:
             raise Refused.clock() from None
         if code == grpc.StatusCode.UNAUTHENTICATED and ANOTHER_PROCESS in details:
@@ -470,6 +471,30 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
         if code in (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.FAILED_PRECONDITION):
             raise RunOver(details) from None
         raise Unreachable(f"{code.name.lower()}: {details}") from None
+
+
+_WORDS_OF_A_BAD_LINE = {
+    "connection refused": "Connection refused",
+    "connection reset": "Connection reset by peer",
+    "broken pipe": "the connection was closed",
+    "socket closed": "the connection was closed",
+    "goaway": "the connection was closed",
+    "no route to host": "No route to host",
+    "network is unreachable": "Network is unreachable",
+    "dns resolution failed": "its name cannot be resolved",
+    "timed out": "no answer in time",
+    "timeout": "no answer in time",
+    "deadline exceeded": "no answer in time",
+}
+"""Words of gRPC's errors -> what a person is told: of a refusal as a plain connection is, which is tried first."""
+
+_WRAPPING = re.compile(r"^failed to connect to all addresses; last error: (\w+: )?(ipv[46]:\S+: )?")
+
+
+def _in_words(code: grpc.StatusCode, details: str) -> str:
+    """An error of the line without gRPC's wrapping, which repeats the address; words that are not known stay."""
+    known = [said for words, said in _WORDS_OF_A_BAD_LINE.items() if words in details.lower()]
+    return known[0] if known else _WRAPPING.sub("", details) or code.name.lower().replace("_", " ")
 
 
 def read_node_id(path: Path) -> int:

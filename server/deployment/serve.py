@@ -13,6 +13,7 @@ from server.deployment.superlink.local.database import set_aside_if_damaged
 from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink
 from server.deployment.superlink.loopback.control import Control, Node, SuperLinkGone, flower_key
 from server.deployment.timers import order_faults, timers
+from server.runs.live_status import stopped_at
 
 LOOK_S, RESTART_S = 1.0, 1.0
 Tell = Callable[[str], None]
@@ -80,7 +81,7 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
 
 def _gone(coordinator: Coordinator, site: str) -> str:
     if when := read_sign_offs(coordinator.state).get(site):
-        return f"{site} was stopped by its operator at {when}"
+        return f"{site} was {stopped_at(when)}"
     return f"{site} is gone: it gives no sign of life, and did not sign off"
 
 

@@ -18,7 +18,7 @@ from server.coordinator.authority import days_valid
 from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, at_work
 from server.deployment.superlink.loopback.control import Control, SuperLinkGone, answers
-from server.runs.live_status import Present, part_of, read_present
+from server.runs.live_status import Present, part_of, read_present, stopped_at
 
 LINK = {
     "up": "up",
@@ -79,12 +79,12 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     for name, site in found["sites"].items():
         part = part_of(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
-        link = f"stopped by its operator at {when}" if when else site["state"]
+        link = stopped_at(when) if when else site["state"]
         table.add_row(name, link, "" if when else part)
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
     keys = [_unbroken(f"{site['fingerprint']}  {name}") for name, site in found["sites"].items()]
     lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
-    return Group(Text(heading), table, *keys, *map(Text, lists), Text(_run_in_words(run, found["time"])))
+    return Group(Text(heading), table, *keys, *map(Text, lists), Text(_run_in_words(run, found)))
 
 
 def _unbroken(line: str) -> Text:
@@ -98,7 +98,7 @@ def _may_claim(site: Mapping[str, Any]) -> str:
     return "; ".join(part for part in (classes, images) if part)
 
 
-def _run_in_words(run: Mapping[str, Any], now: float) -> str:
+def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     if not run:
         return "no run yet"
     lines = [f"run {run['name']} ({run['state']}) in {run['run_folder']}"]
@@ -107,13 +107,18 @@ def _run_in_words(run: Mapping[str, Any], now: float) -> str:
         left = f"; about {run['seconds_left'] / 60:.1f} min left" if run["seconds_left"] is not None else ""
         lines.append(f"{where}{left}")
         if run["waiting_for"]:
-            names = ", ".join(run["waiting_for"])
-            lines.append(f"waiting for {names}, at most {max(run['deadline'] - now, 0):.0f} s more")
+            names = ", ".join(_waited_for(site, found["sites"].get(site, {})) for site in run["waiting_for"])
+            lines.append(f"waiting for {names}, at most {max(run['deadline'] - found['time'], 0):.0f} s more")
     lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
     lines += [f"{site} counts in {why}" for site, why in sorted(run["far"].items())]
     if run["last_error"]:
         lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
     return "\n".join(lines)
+
+
+def _waited_for(name: str, site: Mapping[str, Any]) -> str:
+    """A site that is waited for, with what it takes where its operator stopped it."""
+    return f"{name} ({stopped_at(site['stopped'])})" if site.get("state") == "stopped" else name
 
 
 def runs_in_words(runs: Sequence[Mapping[str, Any]]) -> RenderableType:

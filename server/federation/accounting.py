@@ -56,8 +56,7 @@ class Books:
         self.site_seconds.update(record.site_seconds)
         self.epochs.update(record.epochs)
         self.epsilon.update(record.epsilon)
-        for site, reason in record.absent.items():
-            self.folder.event("absent", round=record.round, site=site, reason=reason)
+        self.folder.absent(record.round, record.absent, record.sites)
         for site, reason in record.far.items():
             self.folder.event("far_update", round=record.round, site=site, reason=reason)
         if record.plain != self._plain:

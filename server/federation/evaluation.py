@@ -108,8 +108,7 @@ def outcome_of(
 ) -> Outcome:
     """Save the model where there is one, and test it."""
     answers = list(replies.accepted.values())
-    for site, reason in replies.absent.items():
-        setting.folder.event("absent", round="test", site=site, reason=reason)
+    setting.folder.absent("test", replies.absent)
     known, coverage = strategy.sites.contract, setting.coverage or strategy.sites.contract
     groups, over_sites = (coverage.shared_classes, coverage.unique_classes), _mean_over_sites(answers, known)
     own: Histograms | None = None

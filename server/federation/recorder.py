@@ -4,6 +4,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import TypeAdapter
@@ -13,6 +14,7 @@ from common.config import Experiment, plugins_of
 from common.contract import LabelContract
 from common.errors import quoted
 from common.models.state import Layout, ModelState
+from common.security.audit import Audit
 from server.federation.accounting import Books, as_json
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.federation.evaluation import Setting
@@ -107,7 +109,7 @@ class Recorder(Callbacks):
         self.checkpoints = CheckpointFolder(folder, durable=durable)
         self.books = Books(setting.folder, 1 if strategy.sequential else setting.workers)  # a pass is one after another
         if setting.resumed is not None:
-            _go_on(setting.resumed, strategy, self.books)
+            _go_on(setting.resumed, strategy, self.books, folder)
         self.ledger = RunAudit(folder, layout, keep=keep, durable=durable, key_of=setting.key_of)
         self.backwards = Backwards(setting, self.books, self.checkpoints, initial)
         self._note_beginning(initial)
@@ -167,8 +169,7 @@ class Recorder(Callbacks):
 
     def on_absent(self, phase: str, absent: Mapping[str, str]) -> None:
         """Note who missed an exchange."""
-        for site, reason in absent.items():
-            self.setting.folder.event("absent", round=phase, site=site, reason=reason)
+        self.setting.folder.absent(phase, absent)
         self.ledger.left_out(phase, absent)
 
     def on_round(self, record: RoundRecord, state: FederationState) -> None:
@@ -241,7 +242,7 @@ def _identity(experiment: Experiment, setting: Setting, contract: LabelContract)
     }
 
 
-def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books) -> None:
+def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books, folder: Path) -> None:
     """Put a run back where it was.
 
     Raises:
@@ -249,9 +250,17 @@ def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books) -
     """
     began, now = checkpoint.class_names, strategy.sites.contract.class_names
     if began != now:
-        raise RunStopped(f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}.")
+        away = sorted(_enrolled(folder) - strategy.sites.members.keys())
+        missing = f" Not there of the sites that took part: {quoted(away)}. Start them, and resume." if away else ""
+        problem = f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}."
+        raise RunStopped(problem + missing)
     strategy.resume(checkpoint.state, TypeAdapter(FederationValidation).validate_python(checkpoint.last_validation))
     books.go_on_from(checkpoint.books, checkpoint.state.round)
+
+
+def _enrolled(folder: Path) -> set[str]:
+    """The sites that took part in a run at any time, by its audit."""
+    return {str(entry["site"]) for entry in Audit(folder).entries() if entry.get("event") == "enrolled"}
 
 
 def versions() -> dict[str, str]:

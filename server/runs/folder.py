@@ -5,7 +5,7 @@ import datetime as dt
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.security.audit import files as audit_files
 from common.system.files import is_file, named_if_full, no_such_file, remove_parts, write_atomically
 from common.system.plain_text import json_text
+from server.runs.live_status import STOPPED_BY_OPERATOR
 from server.runs.scalars import Tracker, round_scalars, summary_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
@@ -90,6 +91,7 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.trackers: list[Tracker] = []
+        self._stopped: dict[str, str] = {}  # site -> the reason that was last noted
 
     @classmethod
     def create(cls, path: Path) -> "RunFolder":
@@ -164,6 +166,22 @@ class RunFolder:
         """Append one line to ``events.jsonl``: a time, a name, values as fields."""
         now = dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
         self._append("events.jsonl", {"time": now, "event": name, **fields})
+
+    def absent(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
+        """Note who missed a round or an exchange, and why; of a site that its operator stopped only the first time.
+
+        Args:
+            when: The round, or the name of the exchange.
+            here: Sites that took part: where one of them is stopped again, that is noted again.
+        """
+        for site in here:
+            self._stopped.pop(site, None)
+        for site, reason in absent.items():
+            if self._stopped.get(site) == reason:
+                continue
+            self.event("absent", round=when, site=site, reason=reason)
+            if reason.startswith(STOPPED_BY_OPERATOR):
+                self._stopped[site] = reason
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         """Write ``summary.json``."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "present.json"
+STOPPED_BY_OPERATOR = "stopped by its operator"
 HISTORY = "runs.jsonl"
 """A line when a run begins and a line when it ends."""
 PHASES = {
@@ -27,7 +28,7 @@ class Present:
     Attributes:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
         phase: ``roll call``, ``train``, ``evaluate``, ``test``, ``benefit``.
-        waiting_for: Sites that have not replied; ``lost`` are those of them that give no sign of life.
+        waiting_for: Sites that are waited for; of those in ``lost``, which give no sign of life, only where needed.
         stopped: Those of the lost that said that they leave -> when their operators stopped them.
         deadline: Unix time at which the run goes on without them.
         seconds_left: Of the run, by the pace so far.
@@ -55,6 +56,11 @@ class Present:
     last_error_time: str = ""
 
 
+def stopped_at(when: str) -> str:
+    """Why a site is away whose operator stopped it; the same words in every file and on every page."""
+    return f"{STOPPED_BY_OPERATOR} at {when}"
+
+
 def read_present(state: Path) -> Present | None:
     """What the last run did, or does; None where there was none. A run whose process is gone was interrupted."""
     try:
@@ -80,7 +86,7 @@ def part_of(present: Present, site: str, *, revoked: bool = False) -> str:
     if present.state != "running" or revoked:
         return ""
     if site in present.lost and site in present.stopped:
-        return f"stopped by its operator at {present.stopped[site]}"
+        return stopped_at(present.stopped[site])
     if site in present.lost:
         return "lost, may come back"
     if site in present.waiting_for:

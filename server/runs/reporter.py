@@ -11,7 +11,7 @@ from types import TracebackType
 
 from common.system.files import write_atomically
 from common.system.formatting import counted, shortened
-from server.runs.live_status import FILE, Present
+from server.runs.live_status import FILE, Present, stopped_at
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
@@ -61,16 +61,20 @@ class Reporter:
         if waiting.phase == "roll call" and waiting.sites:
             stopped = self._signed_off()
             names = ", ".join(
-                f"{site} (stopped by its operator at {stopped[site]})" if site in stopped else site
-                for site in waiting.sites
+                f"{site} ({stopped_at(stopped[site])})" if site in stopped else site for site in waiting.sites
             )
             self._tell(f"waiting for {names} to connect and answer; at most {waiting.deadline_s:.0f} s")
         if new := sorted(set(waiting.lost) - self._lost):
             self._tell_who_went(new, waiting.round)
         present.phase, present.round = waiting.phase, waiting.round
-        present.waiting_for, present.lost = waiting.sites, tuple(sorted(self._lost))
+        present.waiting_for, present.lost = self._waited_for(waiting), tuple(sorted(self._lost))
         present.deadline = time.time() + waiting.deadline_s
         self._write()
+
+    def _waited_for(self, waiting: Waiting) -> tuple[str, ...]:
+        """Leave out sites that are known to be stopped and have only just been asked."""
+        known = set(self._signed_off()) & self._lost - set(waiting.lost)
+        return tuple(site for site in waiting.sites if site not in known)
 
     def _tell_who_went(self, sites: Sequence[str], server_round: int) -> None:
         signed_off = self._signed_off()
@@ -78,7 +82,7 @@ class Reporter:
             self._lost.add(site)
             if when := signed_off.get(site):
                 self._present.stopped[site] = when
-                what, until = f"{site} was stopped by its operator at {when}", "it is started"
+                what, until = f"{site} was {stopped_at(when)}", "it is started"
             else:
                 what, until = f"lost contact with {site}", "it is back"
             self._note_error(f"round {server_round}: {what}")

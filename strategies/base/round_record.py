@@ -116,8 +116,9 @@ class Waiting:
     Attributes:
         phase: ``roll call``, ``train``, ``masking``, ``evaluate`` or ``test``.
         round: 0 before the first.
-        sites: Names of the sites that have not replied, sorted; at the roll call, of those that are not there.
-        lost: Those of them that give no sign of life; they may come back.
+        sites: Names of the sites that are waited for, sorted; at the roll call, of those that are not there.
+        lost: Those that have not replied and give no sign of life; they are waited for only where too few others are
+            left, and may come back.
         deadline_s: Seconds left when this was told.
     """
 

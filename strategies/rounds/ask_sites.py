@@ -165,15 +165,15 @@ class Exchanges(EvaluationSites):
             enough: Good replies that make it worth not waiting for lost sites; ``min_sites`` where left out.
         """
         names = {member.node_id: site for site, member in self.sites.members.items()}
-        ends = time.monotonic() + deadline_s
+        sent, ends = list(messages), time.monotonic() + deadline_s
+        good = self.sites.needed(len(sent)) if enough is None else enough
 
         def waiting(silent: Collection[int], lost: Collection[int]) -> None:
-            sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (silent, lost))
+            waited_for = silent if len(sent) - len(lost) < good else set(silent) - set(lost)
+            sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (waited_for, lost))
             self.callbacks.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
 
-        sent = list(messages)
-        enough = self.sites.needed(len(sent)) if enough is None else enough
-        return exchange(grid, sent, Patience(deadline_s, enough), waiting)
+        return exchange(grid, sent, Patience(deadline_s, good), waiting)
 
     def received(
         self,

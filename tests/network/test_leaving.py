@@ -1,12 +1,14 @@
 """Over the network: a site that declines, what each side wrote down of a run, and a line that a kill tore."""
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.network.conftest import Trial
+from tests.network.federated import SLOW, Federation
 from tests.network.real import Site, eventually, flwr_client, flwr_server
 
 pytestmark = pytest.mark.torture
@@ -47,3 +49,38 @@ def test_a_site_that_declines_goes_on_and_what_the_other_sent_is_in_both_audits(
     lines = audit.read_bytes().splitlines(keepends=True)
     audit.write_bytes(b"".join(lines[:2] + lines[3:]))
     assert flwr_client("audit", "verify", open_one.folder).code == 1
+
+
+def test_a_site_that_its_operator_stopped_is_not_waited_for_stands_once_in_the_events_and_is_named_by_resume(
+    federation: Federation, tmp_path: Path
+) -> None:
+    coordinator, north, out = federation.coordinator, federation.north, tmp_path / "run"
+    sets = (SLOW, "run.rounds=500", "participation.min_sites=1", "participation.roll_call_deadline_s=8")
+    run = federation.run(out, *sets)
+    run.says("round 2 of 500")
+    assert north.program.stop() == 0
+    run.says("north was stopped by its operator at")
+    began, seen = coordinator.now["run"]["round"], list[str]()
+    until = time.monotonic() + 60
+    while (now := coordinator.now["run"])["round"] < began + 8 and time.monotonic() < until:
+        seen += now["waiting_for"]
+    assert seen
+    assert "north" not in seen
+    assert run.stop() == 3
+    events = (out / "events.jsonl").read_text(encoding="utf-8")
+    assert events.count("stopped by its operator") == 1
+    again = federation.run(out, *sets, options=("--resume",))
+    assert again.ends() == 1
+    assert 'Not there of the sites that took part: "north". Start them, and resume.' in " ".join(again.said.split())
+
+
+def test_a_site_whose_coordinator_is_away_reads_no_words_of_grpc(federation: Federation) -> None:
+    site = federation.south
+    assert federation.coordinator.program.stop() == 0
+    try:
+        site.program.says("trying again for as long as it takes")
+    finally:
+        federation.coordinator.start()
+    said = site.program.said
+    for words in ("failed to connect to all addresses", "ipv4:", "UNKNOWN"):
+        assert words not in said, said

@@ -1,5 +1,6 @@
 """What ``flwr-server status`` can say of updates that did not count, or are unlike the others'."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 
 from common.models.state import Head, ModelState
 from server.deployment.status import in_words
+from server.runs.folder import RunFolder
 from server.runs.live_status import Present, part_of, read_present
 from server.runs.reporter import Reporter
 from strategies.base.round_record import FederationValidation, RoundRecord, Waiting
@@ -79,6 +81,28 @@ def test_a_site_that_signed_off_was_stopped_by_its_operator_once_and_a_lost_one_
     assert [line for line in told if line.startswith("south was stopped")] == [
         f"south was stopped by its operator at {at}; it gets its work again when it is started"
     ]
+
+
+def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_stopped() -> None:
+    at = "2026-11-24 06:52:27+00:00"
+    present = Present("run", "trial", rounds=3, waiting_for=("north", "south"), lost=("south",), deadline=100.0)
+    same: dict[str, Any] = {"fingerprint": "", "classes": [], "max_images": 0}
+    sites = {"north": {"state": "connected", **same}, "south": {"state": "stopped", "stopped": at, **same}}
+    found = {"name": "trial", "address": "", "superlink": "up", "certificate_days": 9.0, "sites": sites, "time": 40.0}
+    words = str(in_words({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
+    assert f"waiting for north, south (stopped by its operator at {at}), at most 60 s more" in words
+
+
+def test_events_have_a_stopped_site_once_and_again_when_it_is_stopped_again(tmp_path: Path) -> None:
+    folder, at = RunFolder(tmp_path), "stopped by its operator at 06:52"
+    folder.absent(1, {"south": at, "north": "NaN"}, ["east"])
+    folder.absent("evaluate", {"south": at})
+    folder.absent(2, {"south": at, "north": "NaN"}, ["east"])
+    folder.absent(3, {}, ["east", "north", "south"])
+    folder.absent(4, {"south": at}, ["east", "north"])
+    lines = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    told = [(line["round"], line["site"]) for line in lines]
+    assert told == [(1, "south"), (1, "north"), (2, "north"), (4, "south")]
 
 
 def test_a_lost_site_is_lost_until_it_took_part_again_and_each_is_said_once(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from server.coordinator.connections import read_connections, read_sign_offs
 from server.coordinator.folder import Coordinator
 from server.reporting.live.event_text import told
 from server.reporting.live.jsonl import Lines
-from server.runs.live_status import Present, part_of, read_present
+from server.runs.live_status import Present, part_of, read_present, stopped_at
 from server.runs.reader import RoundLine
 
 EVENTS_SHOWN = 12
@@ -98,7 +98,7 @@ def _link(online: Mapping[str, bool] | None, name: str, signed_off: Mapping[str,
         return "not known"
     if online.get(name):
         return "connected"
-    return f"stopped by its operator at {signed_off[name]}" if name in signed_off else "not connected"
+    return stopped_at(signed_off[name]) if name in signed_off else "not connected"
 
 
 class Eye:

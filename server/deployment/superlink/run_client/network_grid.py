@@ -16,6 +16,7 @@ from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.reply_bounds import Bound, asked_for
 from server.deployment.superlink.run_client.signing import Signing
 from server.deployment.superlink.storage.messages import Lack
+from server.runs.live_status import stopped_at
 from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
@@ -173,7 +174,7 @@ class NetworkGrid(Grid):
         if lack is Lack.SITE_GONE and asked is not None:
             site = self.registered().get(asked.message.metadata.dst_node_id, "")
             if when := self._signed_off().get(site):
-                reason = f"stopped by its operator at {when}"
+                reason = stopped_at(when)
         return self._error(name, code, reason)
 
     def _error(self, name: str, code: int, reason: str) -> Message:
