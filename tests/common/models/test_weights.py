@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -172,3 +173,17 @@ def test_a_checkpoint_that_is_no_state_dict_is_refused(tmp_path: Path, content: 
     torch.save(content, tmp_path / "x.pth")
     with pytest.raises(BadInput, match=r"state dict|no file of tensors"):
         convert_checkpoint("resnet18", tmp_path / "x.pth", tmp_path / "out")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_checkpoint_that_is_cut_off_or_damaged_is_refused_without_the_words_of_torch(
+    tmp_path: Path, zipped: bool
+) -> None:
+    path = tmp_path / "x.pth"
+    torch.save({"a": torch.ones(8, 8), "b": torch.zeros(3)}, path, _use_new_zipfile_serialization=zipped)
+    whole, generator = path.read_bytes(), np.random.default_rng(0)
+    for cut in generator.integers(1, len(whole), 100):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(BadInput, match="damaged or cut off") as refused:
+            convert_checkpoint("resnet18", path, tmp_path / "out")
+        assert "pytorch.org" not in str(refused.value)
