@@ -107,7 +107,7 @@ def _instead_of_file(path: Path) -> str:
 
 def taken(destination: Path) -> list[Fault]:
     """Why ``--out`` cannot be a new file there; empty where it can."""
-    if destination.exists():
+    if os.path.lexists(destination):  # a link to nowhere too
         return [Fault(f"--out {destination}", "exists, and nothing is written over.", "Name another file.")]
     if not destination.parent.is_dir():
         return [Fault(f"--out {destination}", "its folder does not exist.", "Make it first.")]

@@ -368,6 +368,14 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("preview", p.site, "--attack", "--out", p.site / "north.key"),
         "exists, and nothing is written over.",
     ),
+    ("flwr-client preview-data", "out is a link to nowhere"): (
+        lambda p, out: ("preview-data", p.site, "--out", p["dangling"]),
+        "exists, and nothing is written over.",
+    ),
+    ("flwr-sim predict", "out is a link to nowhere"): (
+        lambda p, out: ("predict", p["model"], ROOT / "docs" / "report.png", "--out", p["dangling"]),
+        "exists, and nothing is written over.",
+    ),
     ("flwr-client preview-data", "out is a key"): (
         lambda p, out: ("preview-data", p.site, "--out", p.site / "north.key"),
         "exists, and nothing is written over.",
