@@ -4,8 +4,8 @@ PYTHONPATH=. python benchmarks/levels.py [--seeds 3]
 
 The demo's four hospitals (synthetic phantoms) in one process, all with the same ``[policy] level``; what the attacks of
 ``flwr-client preview --attack`` find under these levels is measured by ``attacked.py``. Under ``strict`` no hospital
-tells a figure, so every model is tested here, on all of the demo's test images. The row without privacy has the
-networks and rounds of ``strict``, for the demo's own network has batch normalisation, which noise of patients excludes.
+tells a figure, so every model is tested here, on all of the demo's test images. One row has the network of ``strict``
+and no noise: the demo's own network has batch normalisation, which noise that hides patients excludes.
 """
 
 import argparse
@@ -31,9 +31,8 @@ NOISE = (*WITHOUT_NORMS, "privacy.level=patient", "privacy.epsilon=8")
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
     "`open`": ("open", ()),
     "`standard`": ("standard", ()),
-    "no noise, the network of `strict`": ("standard", WITHOUT_NORMS),
+    "`standard`, with the network of `strict` and its last round": ("standard", WITHOUT_NORMS),
     "`strict`": ("strict", NOISE),
-    "`strict`, 60 rounds": ("strict", (*NOISE, "run.rounds=60")),
 }
 
 
