@@ -229,9 +229,10 @@ def listed_codes() -> Iterator[tuple[int, str]]:
 
 
 def test_the_table_of_exit_codes_is_that_of_the_code() -> None:
-    runs, simulations = "flwr-server run", "flwr-sim"
-    others = [code for code, who in listed_codes() if who not in (runs, simulations)]
+    runs, simulations, audits = "flwr-server run", "flwr-sim", "flwr-server verify, flwr-client audit verify"
+    others = [code for code, who in listed_codes() if who not in (runs, simulations, audits)]
     assert others == sorted([*map(int, ExitCode), STOPPED_ON_REQUEST])
+    assert [code for code, who in listed_codes() if who == audits] == [1]
     assert [code for code, who in listed_codes() if who == simulations] == [int(RunExit.STOPPED), STOPPED_ON_REQUEST]
     assert [code for code, who in listed_codes() if who == runs] == [
         int(code) for code in RunExit if code not in (RunExit.DONE, RunExit.BAD_INPUT)
