@@ -26,8 +26,8 @@ from typing import Annotated
 
 import typer
 
-from common.errors import CannotGoOn, Fault, stop_on
-from common.system.files import is_file, no_such_file, write_atomically
+from common.errors import CannotGoOn, stop_on
+from common.system.files import is_file, no_such_file, there_already, write_atomically
 from common.system.plain_text import json_text
 from common.system.stopping import go_on_with, stopped_at_once
 from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
@@ -114,7 +114,7 @@ def init(
     """
     # Before NumPy and Pillow are imported.
     stop_on([] if is_file(labels) else [no_such_file(labels)])
-    stop_on([Fault("--out", f"{out} is there already.", "Name another file, or remove it.")] if out.exists() else [])
+    stop_on(there_already(out))
     from server.own_data.experiment_file import look, write_experiment
 
     for line in write_experiment(look(labels, images, image_column, patient_column), out):

@@ -114,6 +114,12 @@ def taken(destination: Path) -> list[Fault]:
     return []
 
 
+def there_already(destination: Path) -> list[Fault]:
+    """Why ``--out`` cannot be a new file there, whose folder may be made; empty where it can."""
+    problem, remedy = f"{destination} is there already.", "Name another file, or remove it."
+    return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
+
+
 def not_empty(folder: Path) -> list[Fault]:
     """Why ``--out`` cannot be a new folder there; empty where it can."""
     if folder.exists() and not folder.is_dir():

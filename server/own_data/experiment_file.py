@@ -15,7 +15,7 @@ from common.data.images.reading import NO_PICTURE, head_of, is_picture, why_unre
 from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
 from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import is_file, no_such_file, write_atomically
+from common.system.files import is_file, no_such_file, there_already, write_atomically
 from common.system.formatting import counted
 from common.system.plain_text import json_text
 
@@ -180,8 +180,7 @@ def write_experiment(data: OwnData, out: Path) -> list[str]:
     Raises:
         BadInput: If the file is there already.
     """
-    if out.exists():
-        raise BadInput([Fault("--out", f"{out} is there already.", "Name another file, or remove it.")])
+    stop_on(there_already(out))
     write_atomically(out, _text(data, out.resolve()).encode())
     return [f"{out}: an experiment on {counted(data.present, 'image')}.", *_findings(data)]
 

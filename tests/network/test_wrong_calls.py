@@ -372,6 +372,10 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
         lambda p, out: ("preview-data", p.site, "--out", p["dangling"]),
         "exists, and nothing is written over.",
     ),
+    ("flwr-sim init", "out is a link to nowhere"): (
+        lambda p, out: ("init", p["labels.csv"], "--out", p["dangling"]),
+        "is there already. Name another file, or remove it.",
+    ),
     ("flwr-sim predict", "out is a link to nowhere"): (
         lambda p, out: ("predict", p["model"], ROOT / "docs" / "report.png", "--out", p["dangling"]),
         "exists, and nothing is written over.",
