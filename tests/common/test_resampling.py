@@ -137,6 +137,25 @@ def test_intervals_hold_the_true_auroc_as_often_as_they_say_with_few_positives_t
     assert np.mean(covered) >= 0.91  # 0.95 less three standard errors
 
 
+@given(st.floats(0, 1), st.integers(1, 500), st.integers(1, 500))
+def test_the_ends_are_the_true_aurocs_from_which_the_found_one_is_no_further_than_chance_takes_it(
+    auroc: float, positives: int, negatives: int
+) -> None:
+    """Newcombe's equation holds there, and nearer by it does not."""
+
+    def beyond(true: float) -> float:
+        spread = 1 + ((positives + negatives) / 2 - 1) * ((1 - true) / (2 - true) + true / (1 + true))
+        chance = float(norm.ppf(0.975)) ** 2 * true * (1 - true) * spread / (positives * negatives)
+        return (auroc - true) ** 2 - chance
+
+    low, high = score_interval(auroc, positives, negatives)
+    assert 0 <= low <= auroc <= high <= 1
+    for end, outer in ((low, 0.0), (high, 1.0)):
+        assert abs(beyond(end)) < 1e-9 or end == outer
+        assert all(beyond(end + part * (auroc - end)) <= 1e-12 for part in (0.001, 0.1, 0.5, 0.9))
+        assert all(beyond(end + part * (outer - end)) >= -1e-12 for part in (0.001, 0.1, 0.5, 0.9))
+
+
 def test_one_positive_above_all_negatives_proves_little() -> None:
     scores, labels = np.linspace(0, 1, 50)[:, None], np.eye(50)[:, [49]]
     low, high = auroc_intervals(scores, labels, np.arange(50).astype(str), ["a"], generator()).per_class["a"]
