@@ -129,10 +129,16 @@ def removed_if_stopped(remove: Callable[[], object]) -> Iterator[None]:
         _to_remove.remove(remove)
 
 
-def end_with_parent() -> None:
-    """Have Linux send this process SIGKILL once the thread that started it is gone; other systems cannot."""
+def end_with_parent(parent: int | None = None) -> None:
+    """Have Linux send this process SIGKILL once the thread that started it is gone; other systems cannot.
+
+    Args:
+        parent: Number of the process that started it. Where that is gone already, this one ends at once.
+    """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
+    if parent is not None and os.getppid() != parent:
+        os._exit(1)
 
 
 def _adopt_orphans(wanted: bool) -> None:

@@ -57,6 +57,7 @@ def fork_server() -> Iterator[None]:
     What runs are forked from ends with the thread that starts it. Its sockets lie in a folder that Python removes at
     the end of a program, and that a program that is stopped has to remove itself.
     """
+    os.environ["POLYCLINIC_PROGRAM"] = str(os.getpid())  # read by server.simulation.ended_with_program, there only
     with _STARTING, _callers_script_hidden():
         multiprocessing.forkserver.ensure_running()
     with removed_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):

@@ -2,17 +2,11 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 from common.system.stopping import end_with_parent
 
 
 def with_this_process() -> Callable[[], None]:
     """For ``preexec_fn``: Linux sends the child SIGKILL once the thread that started it is gone."""
-    parent = os.getpid()
-
-    def tie() -> None:
-        end_with_parent()
-        if os.getppid() != parent:  # it was gone before we asked
-            os._exit(1)
-
-    return tie
+    return partial(end_with_parent, os.getpid())
