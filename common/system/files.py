@@ -120,13 +120,19 @@ def there_already(destination: Path) -> list[Fault]:
     return [Fault("--out", problem, remedy)] if os.path.lexists(destination) else []
 
 
-def not_empty(folder: Path) -> list[Fault]:
-    """Why ``--out`` cannot be a new folder there; empty where it can."""
-    if folder.exists() and not folder.is_dir():
+def not_empty(folder: Path, remedy: str = "Name another folder.") -> list[Fault]:
+    """Why ``--out`` cannot be a new folder there; empty where it can.
+
+    Args:
+        remedy: Said of a folder that holds something.
+    """
+    if folder.is_file():
         return [Fault(f"--out {folder}", "is a file, and nothing is written over.", "Name a new folder.")]
-    if folder.is_dir() and any(folder.iterdir()):
-        return [Fault(f"--out {folder}", "is not empty, and nothing is written over.", "Name another folder.")]
-    return []
+    try:
+        holds_something = folder.exists() and any(folder.iterdir())
+    except OSError as error:
+        return [Fault(f"--out {folder}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
+    return [Fault(f"--out {folder}", "is not empty, and nothing is written over.", remedy)] if holds_something else []
 
 
 def write_atomically(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:

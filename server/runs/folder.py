@@ -11,7 +11,7 @@ from typing import Any
 
 from common.errors import BadInput, Fault, stop_on
 from common.security.audit import files as audit_files
-from common.system.files import is_file, named_if_full, no_such_file, remove_parts, write_atomically
+from common.system.files import is_file, named_if_full, no_such_file, not_empty, remove_parts, write_atomically
 from common.system.plain_text import json_text
 from server.runs.live_status import STOPPED_BY_OPERATOR
 from server.runs.scalars import Tracker, round_scalars, summary_scalars
@@ -23,18 +23,9 @@ DEMO_MARK = "demo.txt"
 
 def new_folder_faults(path: Path) -> list[Fault]:
     """Why no new run can be written into this folder; empty where it can."""
-    if path.is_file():
-        return [Fault(f"--out {path}", "is a file, and nothing is written over.", "Name a new folder.")]
-    try:
-        holds_something = path.exists() and any(path.iterdir())
-    except OSError as error:
-        return [Fault(f"--out {path}", f"cannot be looked into: {error.strerror}.", "Name another folder.")]
-    if holds_something:
-        problem, remedy = "is not empty, and nothing is written over.", "Name another folder, or remove this one."
-        if (path / "events.jsonl").is_file():
-            remedy += " To go on with the run in it: --resume."
-        return [Fault(f"--out {path}", problem, remedy)]
-    return []
+    has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
+    go_on = " To go on with the run in it: --resume." if has_run else ""
+    return not_empty(path, f"Name another folder, or remove this one.{go_on}")
 
 
 def resumed_folder_faults(path: Path) -> list[Fault]:

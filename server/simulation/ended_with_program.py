@@ -5,9 +5,6 @@ Python ends that process where it finds the program gone, but it looks only once
 
 import os
 
-from common.system.stopping import end_with_parent
-
-PROGRAM = "POLYCLINIC_PROGRAM"
-"""Variable of the surroundings that holds the program's number."""
+from common.system.stopping import PROGRAM, end_with_parent
 
 end_with_parent(int(os.environ[PROGRAM]) if PROGRAM in os.environ else None)

@@ -19,7 +19,7 @@ from rich.console import Console
 from common.config import read_experiment
 from common.errors import BadInput
 from common.system.files import no_room_left
-from common.system.stopping import end_with_parent, removed_if_stopped
+from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate
 from server.simulation.trial import Cell
 from strategies.base.round_record import RunStopped
@@ -57,7 +57,7 @@ def fork_server() -> Iterator[None]:
     What runs are forked from ends with the thread that starts it. Its sockets lie in a folder that Python removes at
     the end of a program, and that a program that is stopped has to remove itself.
     """
-    os.environ["POLYCLINIC_PROGRAM"] = str(os.getpid())  # read by server.simulation.ended_with_program, there only
+    os.environ[PROGRAM] = str(os.getpid())
     with _STARTING, _callers_script_hidden():
         multiprocessing.forkserver.ensure_running()
     with removed_if_stopped(partial(shutil.rmtree, multiprocessing.util.get_temp_dir(), ignore_errors=True)):
