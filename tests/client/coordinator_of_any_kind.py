@@ -1,23 +1,29 @@
 """A coordinator that may change every message of masked rounds, and works out all that the answers give away.
 
-The hospitals' gate, policy and masks are the real ones. Only local training is replaced by arithmetic on a few numbers
-(:func:`trained`), which an attacker would like better than the real one: it draws nothing by chance, and a dead trunk,
-dead rows or a learning rate of nothing leave an update of zeros.
+The hospitals' app, gate, policy, training and masks are the real ones. What they train is chosen to help the attacker:
+a linear network, in which a dead trunk, dead rows or a learning rate of nothing leave an update of zeros, and images
+of which each hospital has other pixels lit, so that the updates of two hospitals have no number in common.
 """
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Context
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
+from client.app import client_app
+from client.site.policy import Policy
 from client.site.site import Site
 from common.config import Plan
+from common.data.base.image_set import ImageSet
 from common.models.head import Head
+from common.plugins import MODELS, PLUGIN, offered, stamp_of
 from common.security.identity import public_line
 from common.wire.records import Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
@@ -37,27 +43,43 @@ from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, 
 from strategies.privacy.secure_aggregation.signed_keys import Statement, read_statement, signed
 from tests.client.masked import Hospitals
 
-LAYOUT = SegmentLayout(trunk=60, norm=0, features=20)
+SIDE, BACKGROUND, LIT_ROWS = 16, 128, 3
+LAYOUT = SegmentLayout(trunk=20 * SIDE * SIDE, norm=0, features=20)
+NO_NORM = np.zeros(0, np.float32)
 STRANGER = ec.generate_private_key(ec.SECP256R1())
 Found = tuple[str, frozenset[str]]
 """Part of the model, :data:`BODY` or a class, and the sites whose sum of it is open."""
 
 
-def trained(site: Site, request: TrainRequest) -> TrainReply:
-    """An update that depends on the site and on what it was asked, of length 1 from an ordinary model."""
-    head, trunk = request.model.head, request.model.trunk
-    assert head is not None
-    assert trunk is not None
-    asked = hashlib.sha256(trunk.tobytes() + head.weight.tobytes() + site.name.encode()).digest()
-    numbers = np.random.default_rng(int.from_bytes(asked[:8])).normal(size=60 + 21 * len(head.class_names))
-    numbers *= Plan.model_validate_json(request.plan).training.lr * 10 / np.sqrt(len(numbers))
-    numbers[:60] *= float(np.any(head.weight))
-    numbers[60:] *= float(np.any(trunk))
-    rows = numbers[60:].reshape(-1, 21).astype(np.float32)
-    update = Groups(numbers[:60].astype(np.float32), None, Head(head.class_names, rows[:, :20], rows[:, 20]))
-    figures = {"train_loss": None, "validation_loss": None, "validation_auroc": None}
-    count = site.train_samples
-    return TrainReply(request.run, request.round, site.name, count, seconds=0.0, update=update, epochs=1, **figures)
+def linear_network(channels: int, image_size: int) -> nn.Module:
+    """Images ``(batch, channels, image_size, image_size)`` in, 20 linear features of what is not background out."""
+
+    class Lit(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images.flatten(1) - images[:, :1, 0, 0]
+
+    return nn.Sequential(Lit(), nn.Linear(channels * image_size**2, LAYOUT.features, bias=False))
+
+
+NETWORK = offered(MODELS, linear_network)
+
+
+def of_linear_network(plan: Plan) -> Plan:
+    """The plan, for the network above; its one step is long, so that updates are far above the masks' grid."""
+    return plan.model_copy(
+        update={
+            "model": plan.model.model_copy(update={"architecture": PLUGIN + NETWORK, "neck": None}),
+            "training": plan.training.model_copy(update={"lr": 1.0}),
+            "plugins": (stamp_of(MODELS, NETWORK),),
+        }
+    )
+
+
+def with_own_pixels(images: ImageSet, number: int) -> ImageSet:
+    """Images of which only three rows of pixels are lit, other ones for each hospital; nobody lights the first."""
+    stored, first = np.full_like(images.stored, BACKGROUND), 1 + LIT_ROWS * number
+    stored[:, first : first + LIT_ROWS] = images.stored[:, first : first + LIT_ROWS]
+    return replace(images, stored=stored)
 
 
 @dataclass(frozen=True)
@@ -113,6 +135,8 @@ class AnyCoordinator:
     def __init__(self, hospitals: Hospitals, plan: Plan, rows: Mapping[str, tuple[str, ...]]) -> None:
         self._here, self._plan, self._rows = hospitals, plan, rows
         self._classes = tuple(sorted({name for names in rows.values() for name in names}))
+        self._bare = hospitals.folder / "bare"
+        self._bare.mkdir()
         self._stated: dict[str, KeysAnswer] = {}
         self.attempts: list[Attempt] = []
 
@@ -148,23 +172,34 @@ class AnyCoordinator:
         request = self._request(script, name)
         for _ in range(1 + (script.changed.get(name) == "again")):
             if self._here.asked(name, "train", request, TrainReply) is not None:
-                found.updates[name] = flat(trained(self._here.sites[name], request).update)[2]
+                found.updates[name] = self._update(name, request)
+
+    def _update(self, name: str, request: TrainRequest) -> NDArray[np.float32]:
+        """What a hospital would send without masks, and before it has taken part in anything."""
+        plan = Plan.model_validate_json(request.plan)
+        bare = plan.model_copy(update={"privacy": plan.privacy.model_copy(update={"secure_aggregation": False})})
+        alike = replace(request, plan=bare.model_dump_json(), run=f"bare-{len(list(self._bare.iterdir()))}")
+        policy = Policy(smallest_count=0, networks=("*",))
+        site = replace(self._here.sites[name], folder=self._bare / alike.run, policy=policy)
+        reply = self._here.asked(name, "train", alike, TrainReply, client_app(partial(_only, site)))
+        assert reply is not None, self._here.refusals[-1]
+        return flat(reply.update)[2]
 
     def _request(self, script: Script, name: str) -> TrainRequest:
         generator = np.random.default_rng(script.model)
-        trunk = generator.normal(size=60).astype(np.float32)
+        trunk = 0.1 * generator.normal(size=LAYOUT.trunk).astype(np.float32)
         weight, bias = generator.normal(size=(len(self._classes), 20)), generator.normal(size=len(self._classes))
         whole = Head(self._classes, weight.astype(np.float32), bias.astype(np.float32))
         head, plan = whole.rows(self._rows[name]), self._plan
         honest = TrainRequest(
             *(script.run, script.round, plan.model_dump_json(), "contract", head.class_names, 0, -1, ""),
-            Groups(trunk, None, head),
+            Groups(trunk, NO_NORM, head),
             {},
         )
         training, privacy = plan.training, plan.privacy
         other: Mapping[str, Mapping[str, Any]] = {
-            "trunk": {"model": Groups(trunk * 0, None, head)},
-            "rows": {"model": Groups(trunk, None, replace(head, weight=head.weight * 0))},
+            "trunk": {"model": Groups(trunk * 0, NO_NORM, head)},
+            "rows": {"model": Groups(trunk, NO_NORM, replace(head, weight=head.weight * 0))},
             "lr": {"plan": plan.model_copy(update={"training": training.model_copy(update={"lr": 1e-30})})},
             "bound": {"plan": plan.model_copy(update={"privacy": privacy.model_copy(update={"largest_change": 1e30})})},
             "weighting": {"plan": plan.model_copy(update={"method": {"weighting": "samples"}})},
@@ -205,6 +240,10 @@ class AnyCoordinator:
             found.vectors[name], found.fellows[name] = answer.vector, senders
 
 
+def _only(site: Site, context: Context) -> Site:
+    return site
+
+
 def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, KeysAnswer]) -> Iterator[KeysAnswer]:
     """What is relayed to a site in the place of these statements."""
     line = public_line(STRANGER, "")
@@ -237,8 +276,14 @@ def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, K
 # ---------------------------------------------------------------------- what it can work out
 
 
-def open_sums(attempt: Attempt, rows: Mapping[str, tuple[str, ...]]) -> dict[Found, NDArray[np.float64]]:
-    """Every sum of some sites' numbers that can be worked out of an attempt, of updates in full."""
+def open_sums(
+    attempt: Attempt, rows: Mapping[str, tuple[str, ...]], largest: float
+) -> dict[Found, NDArray[np.float64]]:
+    """Every sum of some sites' numbers that can be worked out of an attempt, of updates in full.
+
+    Args:
+        largest: Bound of one number, to which the grid of the masks is scaled.
+    """
     unmasked = {name: _without_known_masks(name, attempt, rows) for name in attempt.vectors}
     found = {}
     for sites in map(frozenset, _subsets(sorted(unmasked))):
@@ -248,10 +293,10 @@ def open_sums(attempt: Attempt, rows: Mapping[str, tuple[str, ...]]) -> dict[Fou
             total = sum((unmasked[site][place] for site, place in places.items()), np.uint32(0))
             parts = {site: 1 / (1 + len(attempt.fellows[site])) for site in owners}
             plain = sum(
-                (fixed_point(attempt.updates[s][place], parts[s], 16.0) for s, place in places.items()), np.uint32(0)
+                (fixed_point(attempt.updates[s][place], parts[s], largest) for s, place in places.items()), np.uint32(0)
             )
             if np.array_equal(total, plain):
-                found[(part, owners)] = from_fixed_point(np.asarray(total), 16.0) / min(parts.values())
+                found[(part, owners)] = from_fixed_point(np.asarray(total), largest) / min(parts.values())
     return found
 
 

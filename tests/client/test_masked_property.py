@@ -2,9 +2,9 @@
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 
 from common.wire.records import TrainRequest
 from strategies.privacy.secure_aggregation.segments import BODY
+from strategies.privacy.secure_aggregation.supported import largest_change
+from strategies.registry import method_of
 from tests.client.coordinator_of_any_kind import (
     CHANGED,
     FORGED,
+    LAYOUT,
     AnyCoordinator,
     Found,
     Script,
+    of_linear_network,
     open_sums,
-    trained,
+    with_own_pixels,
 )
 from tests.client.masked import Hospitals, masked_plan
 
@@ -62,11 +66,13 @@ def all_that_is_found(
     scripts: Sequence[Script], rows: Rows, folder: Path, **policy: object
 ) -> tuple[AnyCoordinator, list[dict[Found, NDArray[np.float64]]]]:
     """Have the coordinator lead these attempts; return what it can work out of each."""
-    hospitals = Hospitals(folder, dict.fromkeys(SITES, 40), policy=policy, class_names=rows)
-    of = masked_plan("surgical")
-    with patch("client.app.private_round", trained):
-        coordinator = AnyCoordinator(hospitals, of, rows)
-        return coordinator, [open_sums(coordinator.lead(script), rows) for script in scripts]
+    hospitals = Hospitals(folder, dict.fromkeys(SITES, 40), policy={"networks": ("*",), **policy}, class_names=rows)
+    for number, (name, site) in enumerate(hospitals.sites.items()):
+        hospitals.sites[name] = replace(site, train=with_own_pixels(site.train, number))
+    hospitals.start(SITES)
+    of = of_linear_network(masked_plan("surgical", {"clip_update": 1.0}))
+    coordinator, largest = AnyCoordinator(hospitals, of, rows), largest_change(of, method_of(of))
+    return coordinator, [open_sums(coordinator.lead(script), rows, largest) for script in scripts]
 
 
 def shadow(found: NDArray[np.float64], update: NDArray[np.float32]) -> float:
@@ -79,7 +85,7 @@ def longest_shadow(coordinator: AnyCoordinator, opened: Sequence[Mapping[Found, 
     """The closest that any open sum of trunks, or difference of two, comes to one site's update."""
     sums = [value for one in opened for (part, _), value in one.items() if part == BODY]
     tried = [*sums, *(one - other for one, other in combinations(sums, 2))]
-    single = [update[:60] for attempt in coordinator.attempts for update in attempt.updates.values()]
+    single = [update[: LAYOUT.body] for attempt in coordinator.attempts for update in attempt.updates.values()]
     return max((shadow(found, update) for found in tried for update in single), default=0.0)
 
 
