@@ -97,6 +97,8 @@ def method_of(experiment: Experiment | Plan) -> FederatedAveraging:
     training, level = experiment.training, experiment.privacy.level
     stop_on(loss_faults(training, experiment.model.task, method.chooses_loss, level))
     stop_on(_standardising_faults(method, experiment.model))
+    if isinstance(experiment, Experiment):  # a plan names no weights: its reader starts from what it gets
+        stop_on(_untrained_norm_faults(method, experiment.model))
     stop_on(_sample_faults(method, experiment.evaluation.sites))
     stop_on(privacy_faults(method, experiment))
     if experiment.privacy.secure_aggregation:
@@ -119,6 +121,19 @@ def _standardising_faults(method: FederatedAveraging, model: ModelSpec) -> list[
         return []
     problem = f'"{model.train}" standardises features by batch normalisation, which {method.name} freezes.'
     return [Fault("model.train", problem, 'Set model.norm = "group", which standardises each image by itself.')]
+
+
+def _untrained_norm_faults(method: FederatedAveraging, model: ModelSpec) -> list[Fault]:
+    """Where batch normalisation would be frozen as a random network has it: mean 0 and variance 1 on any images.
+
+    A plug-in may bring a network with weights in it.
+    """
+    trained = model.weights is not None or model.architecture.startswith(PLUGIN)
+    if trained or not method.frozen_norm or model.norm != "batch":
+        return []
+    problem = f"there are none, and {method.name} freezes batch normalisation as it is in pre-trained weights."
+    hint = 'Give weights (make weights downloads some), or set method.trunk = "fedavg" or model.norm = "group".'
+    return [Fault("model.weights", problem, hint)]
 
 
 def _sample_faults(method: FederatedAveraging, sites: int | None) -> list[Fault]:

@@ -13,8 +13,11 @@ from unittest.mock import patch
 
 from flwr.app import Message, RecordDict
 from rich.console import Console
+from safetensors.torch import save_file
 
 from common.config import ExperimentFile, read_experiment
+from common.models.network import build
+from common.models.zoo.spec import ModelSpec
 from server.simulation.backends import inline as backends
 from server.simulation.simulate import simulate
 
@@ -66,7 +69,25 @@ NEEDS = {
 
 def needs_of(method: str) -> tuple[str, ...]:
     """What a method cannot do without; unlike sites where it does not refuse them."""
-    return NEEDS.get(method, ("partition.shared=2",))
+    weights = (given_weights(),) if method == "fedbn_plus" else ()
+    return (*NEEDS.get(method, ("partition.shared=2",)), *weights)
+
+
+@cache
+def given_weights() -> str:
+    """The override that gives the digits experiment weights: those with which it would begin anyway."""
+    folder = temporary_folder("polyclinic-weights-")
+    spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16)
+    tensors = build(spec, ("a",), seed=3).backbone.state_dict()
+    save_file({name: one.contiguous() for name, one in tensors.items()}, folder / "tiny_cnn.safetensors")
+    return f'model.weights="{folder / "tiny_cnn.safetensors"}"'
+
+
+def temporary_folder(prefix: str) -> Path:
+    """A folder that lives as long as this process."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @dataclass
@@ -102,8 +123,7 @@ def finished(*overrides: str, pages: bool = False) -> tuple[Path, dict[str, Any]
 
     Anyone who reads it must not change it.
     """
-    folder = Path(tempfile.mkdtemp(prefix="polyclinic-finished-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    folder = temporary_folder("polyclinic-finished-")
     summary = federation(folder, *overrides, pages=pages)
     return folder / "run", summary
 

@@ -168,6 +168,13 @@ class AnyCoordinator:
         self.attempts.append(found)
         return found
 
+    def updates_of(self, part: str) -> Iterator[NDArray[np.float32]]:
+        """One part of every update that a hospital masked."""
+        for attempt in self.attempts:
+            for name, update in attempt.updates.items():
+                if part == BODY or part in self._rows[name]:
+                    yield update[_place(self._rows[name], part)]
+
     def _train(self, script: Script, name: str, found: Attempt) -> None:
         request = self._request(script, name)
         for _ in range(1 + (script.changed.get(name) == "again")):

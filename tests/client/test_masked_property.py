@@ -35,30 +35,40 @@ ALIKE: Rows = dict.fromkeys(SITES, ("a", "b"))
 UNLIKE: Rows = {"ash": ("a", "b"), "birch": ("a", "b"), "cedar": ("a", "c"), "elm": ("a", "b")}
 LONGEST_SHADOW = 0.9
 """Correlation with one site's update that no sum, nor the difference of two, may reach."""
+LONGEST_SHADOW_OF_A_ROW = 0.999
+"""The same of one class's head row, which has few numbers and is much the same at all sites."""
 
 
 def some_of(names: Sequence[str]) -> st.SearchStrategy[tuple[str, ...]]:
-    return st.sets(st.sampled_from(sorted(names)), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+    """Some sites; in half of the cases all but one."""
+    any_ = st.sets(st.sampled_from(sorted(names)), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+    return st.one_of(st.sampled_from(names).map(lambda one: tuple(name for name in names if name != one)), any_)
 
 
 def told_to_some(values: st.SearchStrategy[object]) -> st.SearchStrategy[dict[str, object]]:
-    """Mostly nobody is told anything else."""
-    return st.one_of(st.just({}), st.dictionaries(st.sampled_from(SITES), values, max_size=4))
+    """Some sites are told the same and the others nothing of it, or each something else."""
+    alike = st.tuples(some_of(SITES), values).map(lambda told: dict.fromkeys(*told))
+    return st.one_of(alike, st.dictionaries(st.sampled_from(SITES), values, max_size=4))
 
 
-SCRIPTS = st.builds(
-    Script,
-    run=st.sampled_from(["run", "run", "another"]),
-    round=st.integers(1, 2),
-    model=st.integers(0, 1),
-    changed=told_to_some(st.sampled_from(CHANGED)),
-    members=st.one_of(told_to_some(some_of(SITES)), some_of(SITES).map(lambda all_: dict.fromkeys(SITES, all_))),
-    relayed=told_to_some(some_of(SITES)),
-    letters=st.one_of(told_to_some(some_of(SITES)), some_of(SITES).map(lambda all_: dict.fromkeys(SITES, all_))),
-    survivors=st.one_of(told_to_some(some_of(SITES)), some_of(SITES).map(lambda all_: dict.fromkeys(SITES, all_))),
-    forged=told_to_some(st.sampled_from(FORGED)),
-    restarted=st.one_of(st.just(()), st.just(SITES), some_of(SITES)),
-    forgetful=st.sampled_from(["", "", *SITES]),
+SITES_TOLD = st.one_of(some_of(SITES).map(lambda told: dict.fromkeys(SITES, told)), told_to_some(some_of(SITES)))
+LIES: dict[str, st.SearchStrategy[object]] = {
+    "run": st.just("another"),
+    "round": st.just(2),
+    "model": st.just(1),
+    "changed": told_to_some(st.sampled_from(CHANGED)),
+    "members": SITES_TOLD,
+    "relayed": told_to_some(some_of(SITES)),
+    "letters": SITES_TOLD,
+    "survivors": SITES_TOLD,
+    "forged": told_to_some(st.sampled_from(FORGED)),
+    "restarted": st.one_of(st.just(SITES), some_of(SITES)),
+    "forgetful": st.sampled_from(SITES),
+}
+SCRIPTS = (
+    st.lists(st.sampled_from(sorted(LIES)), max_size=4, unique=True)
+    .flatmap(lambda names: st.fixed_dictionaries({name: LIES[name] for name in names}))
+    .map(lambda lies: Script(**lies))
 )
 
 
@@ -81,11 +91,17 @@ def shadow(found: NDArray[np.float64], update: NDArray[np.float32]) -> float:
     return abs(float(found @ update)) / lengths if np.linalg.norm(update) > 0.01 and lengths else 0.0
 
 
-def longest_shadow(coordinator: AnyCoordinator, opened: Sequence[Mapping[Found, NDArray[np.float64]]]) -> float:
-    """The closest that any open sum of trunks, or difference of two, comes to one site's update."""
-    sums = [value for one in opened for (part, _), value in one.items() if part == BODY]
+def longest_shadow(
+    coordinator: AnyCoordinator, opened: Sequence[Mapping[Found, NDArray[np.float64]]], part: str = BODY
+) -> float:
+    """The closest that any open sum of one part, or difference of two, comes to one site's update of that part.
+
+    Of head rows the biases are left out: also where nothing else is learned, they are.
+    """
+    numbers = LAYOUT.body if part == BODY else LAYOUT.features
+    sums = [value[:numbers] for one in opened for (name, _), value in one.items() if name == part]
     tried = [*sums, *(one - other for one, other in combinations(sums, 2))]
-    single = [update[: LAYOUT.body] for attempt in coordinator.attempts for update in attempt.updates.values()]
+    single = [update[:numbers] for update in coordinator.updates_of(part)]
     return max((shadow(found, update) for found in tried for update in single), default=0.0)
 
 
@@ -95,10 +111,11 @@ def refuse_any_leak(scripts: Sequence[Script], rows: Rows) -> None:
         for one in opened:
             assert all(len(sites) >= 3 for _, sites in one), sorted(map(str, one))
         assert longest_shadow(coordinator, opened) < LONGEST_SHADOW
+        assert max(longest_shadow(coordinator, opened, part) for part in "abc") < LONGEST_SHADOW_OF_A_ROW
 
 
 @given(st.lists(SCRIPTS, min_size=1, max_size=2), st.sampled_from([ALIKE, UNLIKE]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_update_and_no_sum_of_fewer_than_a_cohort_appears_whatever_the_coordinator_says(
     scripts: list[Script], rows: Rows
 ) -> None:
@@ -107,7 +124,7 @@ def test_no_update_and_no_sum_of_fewer_than_a_cohort_appears_whatever_the_coordi
 
 @pytest.mark.long
 @given(st.lists(SCRIPTS, min_size=1, max_size=4), st.sampled_from([ALIKE, UNLIKE]))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_no_update_and_no_sum_of_fewer_than_a_cohort_appears_in_four_attempts(
     scripts: list[Script], rows: Rows
 ) -> None:

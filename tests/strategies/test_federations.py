@@ -23,6 +23,7 @@ from tests.federations import (
     FULL_COVERAGE,
     experiment,
     federation,
+    given_weights,
     needs_of,
     of_type,
     overheard,
@@ -36,7 +37,7 @@ SUMMARY = {
 
 @pytest.mark.parametrize("trunk", ["fedavg", "fedbn_plus"])
 def test_with_every_class_owned_by_every_site_surgical_is_fedavg_bit_for_bit(tmp_path: Path, trunk: str) -> None:
-    same = (ALL_SHARED, "method.weighting=uniform", f"method.trunk={trunk}")
+    same = (ALL_SHARED, "method.weighting=uniform", f"method.trunk={trunk}", given_weights())
     surgical = federation(tmp_path, "run.method=surgical", *same, out="surgical")
     fedavg = federation(tmp_path, "run.method=fedavg", *same, out="fedavg")
     assert surgical["model_sha256"] == fedavg["model_sha256"]
@@ -108,12 +109,20 @@ def test_every_method_ends_with_a_whole_run_folder(
 @pytest.mark.parametrize("method", sorted(FULL_COVERAGE))
 def test_plain_fedavg_refuses_partial_labels_and_says_what_to_use(method: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=f'{method} needs every class annotated by every site; .*"surgical"'):
-        federation(tmp_path, f"run.method={method}")
+        federation(tmp_path, f"run.method={method}", given_weights())
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("choice", ["run.method=fedbn_plus", "method.trunk=fedbn_plus"])
+def test_fedbn_plus_is_refused_where_batch_normalisation_is_of_a_random_network(choice: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"model\.weights: there are none, and .* freezes batch normalisation"):
+        federation(tmp_path, choice, ALL_SHARED)
+    assert not (tmp_path / "run").exists()
+    federation(tmp_path, choice, ALL_SHARED, "model.norm=group")
+
+
 def test_fedbn_plus_leaves_batch_normalisation_as_it_was(tmp_path: Path) -> None:
-    federation(tmp_path, "method.trunk=fedbn_plus")
+    federation(tmp_path, "method.trunk=fedbn_plus", given_weights())
     network = load_model(tmp_path / "run")
     began = build(experiment(tmp_path).experiment.model, network.class_names, 3)
     np.testing.assert_array_equal(read_state(network).norm, read_state(began).norm)

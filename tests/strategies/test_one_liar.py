@@ -21,7 +21,7 @@ from server.federation.rollback import Backwards
 from server.runs.verify import verify
 from server.simulation.simulate import simulate
 from strategies.registry import STRATEGIES
-from tests.federations import federation, needs_of
+from tests.federations import federation, given_weights, needs_of
 from tests.liars import LIES, Answer, Lying, changed, shifted_trunk
 from tests.server.killing import Killed, kill_at
 
@@ -219,6 +219,7 @@ def test_a_run_in_which_noise_breaks_every_model_ends_and_never_goes_back_furthe
 ) -> None:
     noise = (
         "method.trunk=fedbn_plus",
+        given_weights(),
         "privacy.level=update",
         "privacy.noise_multiplier=0.5",
         "evaluation.result=last",

@@ -32,7 +32,7 @@ from strategies.privacy.noise import Grid, seeded
 from strategies.privacy.protection import has_batch_norm, protection_of
 from strategies.privacy.updates import NoisyReply
 from strategies.registry import method_of
-from tests.federations import experiment, federation
+from tests.federations import experiment, federation, given_weights
 
 BCE = loss_for("multi_label", "masked")
 EVERY = torch.tensor([True, True])
@@ -300,7 +300,7 @@ def test_where_noise_would_not_mean_what_it_says_it_is_refused(
     "overrides",
     [
         (*SAMPLE, "model.norm=group"),
-        (*SAMPLE, "method.trunk=fedbn_plus"),
+        (*SAMPLE, "method.trunk=fedbn_plus", given_weights()),
         (*SAMPLE, "model.architecture=fedsld_cnn"),
         (*ON_UPDATE, "method.trunk=fedbn"),
         (*ON_UPDATE, "model.norm=group", "run.method=unifed"),
