@@ -6,6 +6,10 @@ the size expected. Opacus gives the gradient of every image in one pass. To hide
 is clipped is the sum over all images of a patient: McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private
 Recurrent Language Models", ICLR 2018, with a site's patients in the place of users.
 
+What training draws for an image (augmentation, dropout) comes from the same secret key as the noise. The coordinator
+knows the run's seed: of numbers that follow from it, one patient more shifts those of all others, and the sum then
+changes by more than one clipped gradient.
+
 An image's loss is that of a batch of this image alone. Where some labels of a batch are unknown, that weighs its
 entries otherwise than the mean over all known entries of the batch does, which no image may influence for another.
 """
@@ -14,13 +18,14 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.data.augmentation.weak import augment
+from common.data.augmentation.spec import AugmentationSpec
+from common.data.augmentation.weak import DRAWS, changed
+from common.errors import BadInput, Fault
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
 from strategies.local.training import Batch, Exercise, Losses
@@ -51,12 +56,17 @@ class PrivateEpochs:
     def __call__(
         self, network: SplitNetwork, exercise: Exercise, optimizer: torch.optim.Optimizer, generator: torch.Generator
     ) -> Losses:
-        """Train; return the mean loss of each batch, 0 where it is empty."""
+        """Train; return the mean loss of each batch, 0 where it is empty.
+
+        Raises:
+            BadInput: If the network draws random numbers of its own: they follow from the run's seed.
+        """
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
         rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
-        with gradients_by_image(network) as learning:
+        device = next(network.parameters()).device
+        with refused_draws(device), secret_dropout(network, self.noise), gradients_by_image(network) as learning:
             for step in range(self.steps):
                 drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
                 sums, losses[step] = self._sums(network, exercise, drawn, generator)
@@ -118,8 +128,12 @@ class PrivateEpochs:
         """Every image's own loss, ``(batch,)``."""
         examples, spec = exercise.examples, exercise.spec
         rows = rows.to(examples.images.device)
-        augmented = partial(augment, spec=exercise.augmentation, generator=generator)
         labels, annotated = examples.labels[rows], examples.annotated
+
+        def augmented(images: Tensor) -> Tensor:
+            off = exercise.augmentation == AugmentationSpec()
+            return images if off else changed(images, exercise.augmentation, self.noise.uniform((DRAWS, len(images))))
+
         batch = Batch(rows, examples.images[rows], labels, annotated, augmented, spec.precision, generator)
         return losses_by_image(self.loss, batch.logits(network, batch.view()), labels, annotated)
 
@@ -184,6 +198,57 @@ def _sum_of_steps(gradients: Tensor, factors: Tensor, grid: Grid, *, all_finite:
     short = gradients * factors.view(-1, *[1] * (gradients.dim() - 1))
     # 0 times infinity is no number.
     return grid.steps_of(short if all_finite else short.nan_to_num(0.0, 0.0, 0.0)).sum(dim=0, dtype=torch.float64)
+
+
+class _SecretDropout(nn.Module):
+    """Dropout whose masks are drawn from a secret; of whole channels where the layer it stands for drops those."""
+
+    def __init__(self, rate: float, channels: bool, noise: NoiseSource) -> None:
+        super().__init__()
+        self.rate, self.channels, self.noise = rate, channels, noise
+
+    def forward(self, values: Tensor) -> Tensor:
+        if not self.training or self.rate == 0:
+            return values
+        shape = (*values.shape[:2], *[1] * (values.dim() - 2)) if self.channels else values.shape
+        kept = self.noise.uniform(shape, values.device) >= self.rate
+        return values * kept / max(1 - self.rate, 1e-12)
+
+
+@contextlib.contextmanager
+def secret_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
+    """Have every dropout layer draw from the noise's source, not from torch's generator."""
+    found = [
+        (parent, name, layer)
+        for parent in network.modules()
+        for name, layer in parent.named_children()
+        if isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
+    ]
+    for parent, name, layer in found:
+        secret = _SecretDropout(layer.p, not isinstance(layer, nn.Dropout), noise)
+        setattr(parent, name, secret.train(layer.training))
+    try:
+        yield
+    finally:
+        for parent, name, layer in found:
+            setattr(parent, name, layer)
+
+
+@contextlib.contextmanager
+def refused_draws(device: torch.device) -> Iterator[None]:
+    """Refuse what draws from torch's own generators meanwhile: functional dropout, stochastic depth.
+
+    Raises:
+        BadInput: If something did.
+    """
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        generators.append(torch.cuda.default_generators[device.index or 0])
+    before = [generator.get_state() for generator in generators]
+    yield
+    if not all(torch.equal(state, generator.get_state()) for state, generator in zip(before, generators, strict=True)):
+        problem = "draws random numbers of its own in training, which follow from the run's seed, not from a secret."
+        raise BadInput([Fault("model.architecture", problem, "Take a network without stochastic depth.")])
 
 
 class _Copied(nn.Module):

@@ -18,6 +18,7 @@ from torch import Tensor
 from strategies.privacy.discrete_gaussian import KEY_BYTES, SCALE_BITS, BitStream, discrete_gaussian
 
 _RATE_BITS: Final = 53
+_FLOAT_BITS: Final = 24
 _FINEST: Final = 2.0**-36
 """Of a bound, the finest grid: sums of 100,000 bounded vectors stay below 2^53 steps, where float64 is exact."""
 SHRUNK: Final = 1 - 2.0**-20
@@ -26,7 +27,7 @@ SHRUNK: Final = 1 - 2.0**-20
 
 @dataclass(frozen=True)
 class NoiseSource:
-    """Draws the noise, and which images or patients a step looks at.
+    """Draws the noise, which images or patients a step looks at, and all else that training draws for an image.
 
     Attributes:
         bits: Of one key, which makes nothing else.
@@ -38,6 +39,11 @@ class NoiseSource:
         """Discrete Gaussian noise with a standard deviation of 2^24, as whole numbers in float64 of this shape."""
         drawn = discrete_gaussian(math.prod(shape), self.bits).astype(np.float64)
         return torch.from_numpy(drawn).reshape(shape).to(device)
+
+    def uniform(self, shape: torch.Size | tuple[int, ...], device: torch.device | str = "cpu") -> Tensor:
+        """Numbers in [0, 1), multiples of 2^-24, float32 of this shape."""
+        words = self.bits.words(math.prod(shape)) >> np.uint64(64 - _FLOAT_BITS)
+        return torch.from_numpy(words.astype(np.float32) * np.float32(2.0**-_FLOAT_BITS)).reshape(shape).to(device)
 
     def drawn(self, n: int, rate: float) -> Tensor:
         """Which of ``n`` a step looks at, as numbers from 0.

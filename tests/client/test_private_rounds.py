@@ -6,6 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
 
 from client.connection.status import Status, in_words
 from client.roll_call import answer
@@ -14,11 +17,13 @@ from client.site.site import Site
 from client.training.privacy_budget import PrivacyBudgetLedger
 from client.training.private_round import ledger_of, private_evaluation, private_round, spent_by
 from common.config import Plan
+from common.data.base.image_set import ImageSet
 from common.errors import BadInput
+from common.plugins import MODELS, offered, stamp_of
 from common.wire.records import TrainReply
 from common.wire.roll_call import RollCall
 from strategies.privacy.accounting import Steps, epsilon_of
-from tests.client.rounds import beginning, evaluation, plan, request, site
+from tests.client.rounds import beginning, evaluation, images, plan, request, site
 
 ONE = Steps(2.0, 0.2, 5)  # of 40 images, in batches of 8
 
@@ -73,6 +78,53 @@ def test_a_site_that_lost_the_reply_counts_the_new_one_too(tmp_path: Path) -> No
     (tmp_path / "privacy" / "last-reply.safetensors").unlink()
     first_round(at, of)
     assert len(PrivacyBudgetLedger(tmp_path).entries) == 2
+
+
+def one_step(by_whom: Plan, count: int, **drawn: dict[str, Any]) -> Plan:
+    """One step over all patients, of plain descent at a rate of 1: the update is the sum of gradients."""
+    tree = by_whom.model_dump(mode="json")
+    tree["training"] |= {"batch_size": count, "lr": 1.0, "optimizer": "sgd", "momentum": 0.0}
+    tree["run"]["rounds"] = 1
+    return Plan.model_validate({**tree, **{table: {**tree[table], **keys} for table, keys in drawn.items()}})
+
+
+AUGMENTED = {"augmentation": {"rotation": 0.5, "horizontal_flip": True, "contrast": 0.9}}
+DROPPED = {"model": {"neck": 64, "dropout": 0.5}}
+
+
+@pytest.mark.parametrize("drawn", [AUGMENTED, DROPPED], ids=["augmentation", "dropout"])
+def test_who_knows_the_seed_cannot_tell_whether_a_patient_took_part(drawn: dict[str, Any], tmp_path: Path) -> None:
+    """At an epsilon of 1, of 20 guesses 15 are right at best; of numbers that follow from the seed all 20 were."""
+    with_her, trials = images(1, 300), 20
+    without = with_her.rows(np.arange(1, 300))
+
+    def told(who: ImageSet, privacy: dict[str, Any], folder: str) -> NDArray[np.float64]:
+        at = replace(private_site(tmp_path / folder), train=who)
+        of = one_step(private_plan("patient", **privacy), 400, **drawn)
+        update = first_round(at, of).update
+        assert update.trunk is not None
+        return update.trunk.astype(np.float64) * len(who)
+
+    bare = {"noise_multiplier": 0.0}
+    yes, no = told(with_her, bare, "with"), told(without, bare, "without")  # as the coordinator works them out
+    noisy: dict[str, Any] = {"noise_multiplier": None, "epsilon": 1.0}
+    guesses = [told(with_her if trial % 2 else without, noisy, str(trial)) @ (yes - no) for trial in range(trials)]
+    half = (yes + no) @ (yes - no) / 2
+    assert sum((guess > half) == bool(trial % 2) for trial, guess in enumerate(guesses)) < 19
+
+
+def test_a_network_that_draws_by_itself_is_refused(tmp_path: Path) -> None:
+    def restless(channels: int, image_size: int) -> nn.Module:
+        class Restless(nn.Module):
+            def forward(self, values: Tensor) -> Tensor:
+                return functional.dropout(values.flatten(1), 0.5, self.training)
+
+        return nn.Sequential(Restless(), nn.Linear(channels * image_size**2, 8))
+
+    name = offered(MODELS, restless)
+    of = one_step(private_plan("patient"), 40, model={"architecture": f"plugin:{name}", "norm": "batch"})
+    with pytest.raises(BadInput, match="draws random numbers of its own in training"):
+        first_round(private_site(tmp_path), of.model_copy(update={"plugins": (stamp_of(MODELS, name),)}))
 
 
 def test_a_hospitals_noise_cannot_be_drawn_again_and_a_simulations_can(tmp_path: Path) -> None:

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
+from scipy import stats
+from torch import nn
 
 from common.config import TrainingSection
 from common.data.augmentation.spec import AugmentationSpec
@@ -27,6 +29,7 @@ from strategies.privacy.gradients import (
     losses_by_image,
     packs,
     rows_by_owner,
+    secret_dropout,
 )
 from strategies.privacy.noise import Grid, seeded
 from strategies.privacy.protection import has_batch_norm, protection_of
@@ -351,3 +354,26 @@ def test_a_run_ends_in_the_same_model_again_and_tells_what_it_cost(level: str, t
     rate, count = (300 / images, -(-images // 300)) if level != "update" else (1.0, 1)
     expected = epsilon_of([Steps(2.0, rate, count)], 1e-5, "prv")
     assert first["privacy"]["epsilon"]["site-1"] == pytest.approx(expected)
+
+
+def test_secret_dropout_drops_at_its_rate_whole_channels_where_the_layer_does_and_nothing_in_evaluation() -> None:
+    network = nn.Sequential(nn.Dropout(0.25), nn.Dropout2d(0.5), nn.Dropout(1.0))
+    values = torch.ones(20, 50, 4, 4)
+    with secret_dropout(network, seeded(1)):
+        each, channels, none = network[0](values), network[1](values), network[2](values)
+        evaluated = network.eval()(values)
+    assert [type(layer) for layer in network] == [nn.Dropout, nn.Dropout2d, nn.Dropout]
+    assert sorted(each.unique().tolist()) == pytest.approx([0, 4 / 3])
+    assert (each == 0).float().mean().item() == pytest.approx(0.25, abs=0.02)  # of 16,000; a deviation is 0.0034
+    assert torch.equal(channels, channels[:, :, :1, :1].expand_as(channels))
+    assert (channels[:, :, 0, 0] == 0).float().mean().item() == pytest.approx(0.5, abs=0.08)  # of 1,000
+    assert not none.any()
+    assert torch.equal(evaluated, values)
+
+
+def test_uniform_numbers_are_even_and_never_one() -> None:
+    drawn = seeded(1).uniform((200_000,))
+    assert 0 <= drawn.min().item() < 1e-4
+    assert 1 - 1e-4 < drawn.max().item() < 1
+    counts = np.histogram(drawn.numpy(), bins=50, range=(0, 1))[0]
+    assert stats.chisquare(counts).pvalue > 1e-4  # the stream is fixed by its key

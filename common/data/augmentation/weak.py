@@ -15,7 +15,8 @@ from common.data.augmentation.spec import AugmentationSpec
 from common.errors import BadInput, Fault
 from common.plugins import PLUGIN, TRANSFORMS, loaded
 
-_DRAWS = 7  # random numbers per image, always as many, so that turning one change off leaves the others as they were
+DRAWS = 7
+"""Random numbers per image, always as many, so that turning one change off leaves the others as they were."""
 
 
 def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) -> Tensor:
@@ -31,7 +32,7 @@ def augment(images: Tensor, spec: AugmentationSpec, generator: torch.Generator) 
     """
     if spec == AugmentationSpec():
         return images
-    images = changed(images, spec, torch.rand(_DRAWS, len(images), generator=generator))
+    images = changed(images, spec, torch.rand(DRAWS, len(images), generator=generator))
     return images if spec.transform is None else _transformed(images, spec.transform, generator)
 
 
