@@ -90,7 +90,10 @@ def _fault(answered: list[Question], question: Question, most: int) -> str:
     """Why a question that was not asked before is not answered; empty where it is."""
     if done := ONCE.get(question.kind):
         last = max((one.round for one in answered if one.kind == question.kind), default=-1)
-        return "" if question.round > last else f"the model of round {last} was {done}, and none after it was trained"
+        trained = any(last < one.round <= question.round for one in answered if one.kind == "train")
+        if last < 0 or (question.round > last and trained):
+            return ""
+        return f"the model of round {last} was {done}, and none after it was trained here"
     others = [(one.kind, one.round) for one in answered if one.kind not in ONCE]
     extra = len(others) - len(set(others))
     if (question.kind, question.round) not in others or extra < most:

@@ -107,6 +107,20 @@ class MemoryFolder:
             tell("it goes on as with a new disk, from what the coordinator sends")
             return Memory()
 
+    def note_opened(self, server_round: int) -> None:
+        """Note that the update of a masked round was opened in a sum."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._opened(server_round), b"", durable=self.durable)
+        for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
+            path.unlink()
+
+    def was_opened(self, server_round: int) -> bool:
+        """Whether :meth:`note_opened` was called for a round."""
+        return self._opened(server_round).exists()
+
+    def _opened(self, server_round: int) -> Path:
+        return self.folder / f"opened-{server_round:06d}"
+
     def _forget(self, counted: int) -> None:
         remove_parts(self.folder)
         paths = sorted(self.folder.glob("round-*.safetensors"))

@@ -24,11 +24,16 @@ def counts_right_images(work: Work) -> bool:
 
 
 def tally_of(work: Work, figures: ToldFigures) -> TestCounts:
-    """Count them, unless the test part is of few patients, or the model did not follow from the last one."""
+    """Count them, unless the test part is of few patients, or the model is none that this site helped to train.
+
+    Images of hidden classes count only where exact figures leave.
+    """
     test, network = work.site.test, work.network
-    if not work.site.tells("test") or not figures.grew:
+    if not work.site.tells("test") or not figures.tests:
         return NOT_TESTED
     labels = label_matrix(test, network.class_names).nan_to_num().numpy()
+    if not figures.exact:
+        labels[:, [row for row, name in enumerate(network.class_names) if name in work.site.hides("test")]] = 0
     known = labels.any(axis=1)
     if not known.any():
         return TestCounts(test_images=0, test_correct=0)

@@ -11,7 +11,7 @@ from client.training.correct_counts import NOT_TESTED, counts_right_images, tall
 from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import loss_here, parts_in_best_round
 from client.training.score_release import of_test, of_validation, told_scores
-from client.training.told_validation import ToldFigures
+from client.training.told_validation import ToldFigures, without_gaps
 from common.metrics.multi_label import ClassMetrics, per_class
 from common.metrics.plugin import metrics_of
 from common.metrics.score_histograms import Floats, ScoreHistogram
@@ -41,7 +41,9 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
         metrics, tested = _tested(work) if asked else ({}, {})
         chosen_on = _validation_scores(work) if asked else {}
         told = figures.validation(found, validation)
-    reply = _evaluation(request, site.name, told, metrics, state_sha256(read_state(network), layout_of(network)))
+    reply = _evaluation(
+        request, site.name, told, metrics, figures.model_hash(state_sha256(read_state(network), layout_of(network)))
+    )
     return replace(reply, **tally, **of_test(tested), **of_validation(chosen_on))
 
 
@@ -80,6 +82,8 @@ def _tested(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogr
     if not len(work.site.test) or not work.site.policy.test_metrics:
         return {}, {}
     own, labels, names = scored(work, "test")
+    if not work.site.policy.exact_figures:
+        own = without_gaps(own)
     hidden, policy = work.site.hides("test"), work.site.policy
     more = metrics_of(work.plan.evaluation.metrics)
     metrics = {

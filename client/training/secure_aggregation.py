@@ -13,6 +13,7 @@ import numpy as np
 from client.gate.policy_rules import of_reply
 from client.gate.requested_work import RequestedWork
 from client.site.site import Site
+from client.site.site_state import MemoryFolder
 from common.config import Plan
 from common.errors import quoted
 from common.system.files import write_atomically
@@ -99,7 +100,10 @@ class Masks:
         return self._round(site).masked(request)
 
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
-        return self._round(site).reveal(request)
+        """Open the sum; only after that the site goes on from what this round left in its memory."""
+        answer = self._round(site).reveal(request)
+        MemoryFolder(site.folder / "memory" / request.run, durable=site.durable).note_opened(request.round)
+        return answer
 
     def _round(self, site: Site) -> SiteRound:
         if site.name not in self._rounds:

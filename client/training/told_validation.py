@@ -1,5 +1,6 @@
 """What a site tells about a model and its validation images, or its test images: exactly, blurred, or nothing."""
 
+import hashlib
 import math
 from dataclasses import replace
 from functools import cached_property
@@ -63,8 +64,6 @@ class ToldFigures:
         """Figures of the patients that count, over told classes, with noise on top."""
         work, patients = self._work, self._site.validation.patients
         logits, labels = logits_of(work.network, examples.images, work.plan.training.precision), examples.labels.clone()
-        if not logits.isfinite().all():
-            return Validation(found.loss)  # the model is broken, on any images
         hidden = self._site.hides("validation")
         labels[:, [row for row, name in enumerate(work.network.class_names) if name in hidden]] = math.nan
         one_class = work.network.spec.task == "multi_class"
@@ -73,9 +72,12 @@ class ToldFigures:
         if not len(kept):
             return Validation()
         told = [work.method.loss(logits[[row]], labels[[row]], examples.annotated).item() for row in kept.tolist()]
-        losses, bound = bounded(by_patient(np.array(told), patients[kept]), self._chance)
+        found_losses = np.nan_to_num(np.array(told), nan=np.inf)  # one image's loss counts up to a bound
+        if not np.isfinite(np.median(found_losses)):
+            return Validation(math.inf)  # the model is broken, on most images
+        losses, bound = bounded(by_patient(found_losses, patients[kept]), self._chance)
         loss = losses.mean() + bound / len(losses) * self._noise("loss")
-        scores = probabilities(logits, work.network.spec.task)[kept].cpu().numpy()
+        scores = without_gaps(probabilities(logits, work.network.spec.task)[kept].cpu().numpy())
         return Validation(round(max(float(loss), 0.0), DIGITS), self._auroc(scores, labels[kept].cpu().numpy()))
 
     def _auroc(self, scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float | None:
@@ -101,11 +103,28 @@ class ToldFigures:
         network = self._work.network
         return state_sha256(read_state(network), layout_of(network))
 
+    def model_hash(self, sha256: str) -> str:
+        """The hash of the model that was judged, as it leaves; where parts of it never leave, of the others alone.
+
+        A coordinator could try all values that training can give to such a part, or see whether it changed.
+        """
+        if self.exact or not self._work.method.keeps_local_parts:
+            return sha256
+        digest = hashlib.sha256()
+        for name, part in sorted(self._request.model.named().items()):
+            digest.update(name.encode() + np.ascontiguousarray(part).tobytes())
+        return digest.hexdigest()
+
     def right(self, correct: int, images: int) -> int:
         """How many test images are said to be right."""
         if self.exact:
             return correct
         return min(max(round(correct + self._noise("right")), 0), images)
+
+
+def without_gaps(scores: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Probabilities with 0.5 where there is no number: whether a model fails on one image is in no figure."""
+    return np.where(np.isnan(scores), scores.dtype.type(0.5), scores)
 
 
 def told_rows(update: Groups, work: Work) -> Groups:

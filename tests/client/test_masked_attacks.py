@@ -13,6 +13,7 @@ from common.wire.records import Groups, TrainRequest
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
 from tests.client.masked import NAMES, Hospitals, integers, masked_plan
+from tests.client.rounds import OWN, beginning
 
 VICTIM = "cedar"
 OTHERS = tuple(name for name in NAMES if name != VICTIM)
@@ -321,3 +322,40 @@ def test_a_field_that_is_changed_for_some_hospitals_makes_no_update_vanish(
     assert opened.integers.view(np.int32).tolist() == plain.tolist()
     for site, update in updates.items():
         assert np.linalg.norm(update) > 0.9 * np.linalg.norm(here.plain(of, site))
+
+
+# ---------------------------------------------------------------- what a round that was never summed leaves behind
+
+
+def with_momentum(**training: Any) -> Plan:
+    of = masked_plan()
+    more = {"optimizer": "sgd", "momentum": 0.9, "reset_optimizer": False, **training}
+    return of.model_copy(update={"training": of.training.model_copy(update=more)})
+
+
+def going_on(server_round: int) -> Callable[[str, Any], Any]:
+    """The coordinator says that the round before counted."""
+
+    def changed(name: str, asked: Any) -> Any:
+        return replace(asked, counted=server_round - 1) if isinstance(asked, TrainRequest) else asked
+
+    return changed
+
+
+def test_momentum_of_a_round_that_was_never_summed_is_in_no_masked_update(tmp_path: Path) -> None:
+    """Such a round may be another at each hospital, for nobody compares it: all updates but one could vanish."""
+    here, of = Hospitals(tmp_path / "asked before"), with_momentum()
+    here.trained(of, NAMES, 1, from_a_dead_trunk)
+    opened = here.opened(of, server_round=2, change=going_on(2))
+    fresh = Hospitals(tmp_path / "fresh").opened(of, server_round=2)
+    assert opened.integers.tolist() == fresh.integers.tolist()
+
+
+def test_momentum_of_a_round_that_was_summed_is_in_the_next_one(tmp_path: Path) -> None:
+    here, of = Hospitals(tmp_path / "on"), with_momentum()
+    here.opened(of)
+    second = here.opened(of, server_round=2, change=going_on(2))
+    fresh = Hospitals(tmp_path / "fresh").opened(of, server_round=2)
+    trunk = slice(0, len(beginning(of, OWN).trunk))
+    lengths = [np.linalg.norm(one.integers.view(np.int32)[trunk].astype(np.float64)) for one in (second, fresh)]
+    assert 1.7 < lengths[0] / lengths[1] < 2  # nearly the same gradient once more, and 0.9 of the step before

@@ -80,8 +80,19 @@ def test_a_model_is_tested_once_and_again_only_when_it_was_trained_further(tmp_p
     at, model = metered(tmp_path, 40), beginning(OF)
     assert reason(judges(at, model, 1, test=True)) == ""
     assert "the model of round 1 was tested" in reason(judges(at, another(model, 0.1), 1, test=True))
+    trains(at, model, 2)
     assert reason(judges(at, another(model, 0.1), 2, test=True)) == ""
     assert "the model of round 2 was tested" in reason(judges(at, another(model, 0.1), 1, test=True))
+
+
+def test_a_later_round_number_alone_gets_no_second_test(tmp_path: Path) -> None:
+    at, model = metered(tmp_path, 40), beginning(OF)
+    trains(at, model)
+    assert reason(judges(at, model, 1, test=True)) == ""
+    for server_round in (2, 3, 20):
+        assert "none after it was trained here" in reason(judges(at, model, server_round, test=True))
+    trains(at, model, 4)
+    assert reason(judges(at, model, 4, test=True)) == ""
 
 
 def test_questions_of_old_runs_are_forgotten_with_the_runs(tmp_path: Path) -> None:
@@ -117,7 +128,10 @@ def test_the_first_model_of_a_run_has_a_loss_and_no_test_and_one_that_jumped_has
     trained = decode(trains(at, model, 1).content, TrainReply)
     near = replace(model, trunk=model.trunk + trained.update.trunk)
     far = replace(model, trunk=model.trunk + np.float32(100) * trained.update.trunk)
-    told = [said(judges(at, model_of_round, number, test=True)) for number, model_of_round in ((2, far), (3, near))]
+    told = []
+    for number, model_of_round in ((2, far), (3, near)):
+        trains(at, model, number)
+        told.append(said(judges(at, model_of_round, number, test=True)))
     assert [one.validation_loss is not None for one in told] == [False, True]
     assert [bool(one.class_names) for one in told] == [False, True]
 

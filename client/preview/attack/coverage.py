@@ -64,7 +64,7 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "balanced_accuracy": "not tried by itself: rounded like the AUROC beside it, and of the same scores",
         "positives": (DIGITS,),
         "negatives": (DIGITS,),
-        "model_sha256": "a hash of what the coordinator sent and of parts that never leave, which are as long as a key",
+        "model_sha256": "a hash of what the coordinator sent; of parts that never leave only where exact_figures leave",
         "test_images": _TOLD_COUNT,
         "test_correct": "not tried: blurred by one image unless exact_figures; test_each_round = false keeps it",
         "told_classes": _DECLARED,
