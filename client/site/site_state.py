@@ -82,7 +82,14 @@ class MemoryFolder:
     def __init__(self, folder: Path, *, durable: bool = True) -> None:
         self.folder, self.durable = folder, durable
 
-    def recall(self, counted: int, tell: Callable[[str], None] = lambda text: None, *, forget: bool = True) -> Memory:
+    def recall(
+        self,
+        counted: int,
+        tell: Callable[[str], None] = lambda text: None,
+        *,
+        forget: bool = True,
+        masked: bool = False,
+    ) -> Memory:
         """Return the memory of the last round that counted.
 
         The one before it is kept, for a coordinator that finds a model broken goes back one round. Older ones, and
@@ -94,9 +101,13 @@ class MemoryFolder:
         Args:
             tell: Receives a line about a memory that is damaged.
             forget: Whether to forget any; not where a model is only judged, which may be while a round is undecided.
+            masked: Whether only a round counts that was opened in a sum. Sites compare what they are asked in rounds
+                that they mask; what another round left, such as momentum that makes an update vanish, may differ.
         """
         if forget:
             self._forget(counted)
+        if masked and not self._opened(counted).exists():
+            return Memory()
         path = self._path(counted)
         try:
             return memory_of(path.read_bytes())
@@ -113,10 +124,6 @@ class MemoryFolder:
         write_atomically(self._opened(server_round), b"", durable=self.durable)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
-
-    def was_opened(self, server_round: int) -> bool:
-        """Whether :meth:`note_opened` was called for a round."""
-        return self._opened(server_round).exists()
 
     def _opened(self, server_round: int) -> Path:
         return self.folder / f"opened-{server_round:06d}"

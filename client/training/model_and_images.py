@@ -69,16 +69,12 @@ def unpack(site: Site, request: Request) -> Work:
             the model is missing or another one than the plan names.
     """
     plan = Plan.model_validate_json(request.plan)
-    method = method_of(plan)
-    own = site.declaration.canonical
+    method, own = method_of(plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
-    memory = folder.recall(request.counted, site.tell, forget=isinstance(request, TrainRequest))
-    if plan.privacy.secure_aggregation and not folder.was_opened(request.counted):
-        # Sites compare what they are asked in rounds that they mask. What another round left here, such as momentum
-        # that makes an update vanish, may differ from site to site.
-        memory = Memory()
+    masked, trains = plan.privacy.secure_aggregation, isinstance(request, TrainRequest)
+    memory = folder.recall(request.counted, site.tell, forget=trains, masked=masked)
     network = empty_network(plan.model, request.class_names, site.device)
     fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.over(request.model).model()
