@@ -179,7 +179,7 @@ def from_head_rows(at: Adversary) -> Attempt:
         found,
         len(sought),
         "counts that the site does not tell",
-        '`hidden_rows = false` for classes of few patients; for the others `masked_only`, `level = "strict"`, or '
+        '`hidden_rows = false` in head rows of classes of few patients; in the trunk too `masked_only`, `level = "strict"`, or '
         "`parts` without `head`",
         notes=[f"{sum(_is_hidden(at, count) for count in sought)} of them are of classes that `smallest_count` hides"],
         refusals=at.refusals,

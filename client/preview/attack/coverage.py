@@ -126,7 +126,9 @@ NOT_TRIED = (
     "Attacks on the sum of several hospitals' masked updates, and on the models that a run ends with.",
     "Attacks by another hospital of the federation, and by somebody who has taken over this machine.",
     "Statistics of single methods (prototypes, relations, indicators, difficulty), score histograms, plug-ins.",
-    "How long an answer takes, and when it comes.",
+    "How long an answer takes, when it comes, and whether a request ends in an error.",
+    "Counts out of the trunk: a model made for it gives those of hidden classes too, unless noise or masks cover it.",
+    "Models that fail on one picture only, the hash of the judged model, the comparison with training alone.",
     "Attacks over hundreds of rounds: blurred figures add up, and who may ask for years finds more than stands here.",
     "What nobody has published yet: 0 here means that these attacks found nothing, not that nothing can be found.",
 )

@@ -31,7 +31,7 @@ def repeated(at: Adversary) -> Attempt:
         f"{ASKED} models that differ a little, to be judged in round 1 of one run. A round needs one answer.",
         max(answered - 1, 0),
         ASKED - 1,
-        "answers that the round did not need",
+        "answers with a figure that the round did not need",
         "`extra_questions`; `training_figures = false`",
         refusals=at.refusals,
     )
