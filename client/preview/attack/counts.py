@@ -179,8 +179,8 @@ def from_head_rows(at: Adversary) -> Attempt:
         found,
         len(sought),
         "counts that the site does not tell",
-        '`hidden_rows = false` in head rows of classes of few patients; in the trunk too `masked_only`, `level = "strict"`, or '
-        "`parts` without `head`",
+        "`hidden_rows = false` in head rows of classes of few patients; in the trunk too `masked_only` or "
+        '`level = "strict"`; in head rows of other classes also `parts` without `head`',
         notes=[f"{sum(_is_hidden(at, count) for count in sought)} of them are of classes that `smallest_count` hides"],
         refusals=at.refusals,
     )
