@@ -98,7 +98,7 @@ def test_sites_with_different_labels_train_the_model_that_simulation_trains(
 def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
     method: str, fully: Federation, tmp_path: Path
 ) -> None:
-    over_network, simulated = fully.models(tmp_path, f"run.method={method}")
+    over_network, simulated = fully.models(tmp_path, f"run.method={method}", *own_needs(method))
     assert over_network == simulated
 
 
