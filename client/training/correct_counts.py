@@ -4,7 +4,7 @@ from typing import TypedDict
 
 from client.site.disclosure import told_count
 from client.training.model_and_images import Work
-from client.training.told_validation import ToldFigures
+from client.training.told_validation import ToldFigures, hidden_rows
 from common.models.inference import label_matrix, scores_of
 
 
@@ -33,7 +33,7 @@ def tally_of(work: Work, figures: ToldFigures) -> TestCounts:
         return NOT_TESTED
     labels = label_matrix(test, network.class_names).nan_to_num().numpy()
     if not figures.exact:
-        labels[:, [row for row, name in enumerate(network.class_names) if name in work.site.hides("test")]] = 0
+        labels[:, hidden_rows(work, "test")] = 0
     known = labels.any(axis=1)
     if not known.any():
         return TestCounts(test_images=0, test_correct=0)

@@ -17,7 +17,6 @@ from common.metrics.plugin import metrics_of
 from common.metrics.score_histograms import Floats, ScoreHistogram
 from common.models.inference import label_matrix, scores_of
 from common.models.saved import save_model
-from common.models.state import layout_of, read_state, state_sha256
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
 from common.wire.records import EvaluateReply, EvaluateRequest, Request
@@ -29,7 +28,7 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part."""
     work = unpack(site, request)
     figures = ToldFigures(work, request)
-    plan, method, network = work.plan, work.method, work.network
+    plan, method = work.plan, work.method
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         validation = work.examples("validation")
         found = validated(work, validation)
@@ -41,9 +40,7 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
         metrics, tested = _tested(work) if asked else ({}, {})
         chosen_on = _validation_scores(work) if asked else {}
         told = figures.validation(found, validation)
-    reply = _evaluation(
-        request, site.name, told, metrics, figures.model_hash(state_sha256(read_state(network), layout_of(network)))
-    )
+    reply = _evaluation(request, site.name, told, metrics, figures.told_model_sha256)
     return replace(reply, **tally, **of_test(tested), **of_validation(chosen_on))
 
 

@@ -6,9 +6,6 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
 
 from client.gate.policy_rules import of_reply
 from client.gate.requested_work import RequestedWork
@@ -16,6 +13,7 @@ from client.site.site import Site
 from client.site.site_state import MemoryFolder
 from common.config import Plan
 from common.errors import quoted
+from common.models.state import arrays_sha256
 from common.system.files import write_atomically
 from common.system.seeds import seed_of
 from common.wire.records import Groups, TrainReply, TrainRequest
@@ -149,26 +147,17 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
     rest = {name: array for name, array in sorted(request.statistics.items()) if name not in by_class}
     shared: dict[str, str] = {}
     if (head := request.model.head) is not None:
-        shared = {f'head row of "{name}"': _sha256(head.weight[row], head.bias[row]) for row, name in own}
+        shared = {f'head row of "{name}"': arrays_sha256(head.weight[row], head.bias[row]) for row, name in own}
     # Shares of classes that exclude one another depend on the others: they compare where all classes are the same.
     among = quoted([name for _, name in own]) if method.task == "multi_class" else ""
     for row, name in own:
         values = [array[row] for _, array in sorted(by_class.items())]
         if values:
-            shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = _sha256(*values)
+            shared[f'statistics of "{name}"' + (f" among {among}" if among else "")] = arrays_sha256(*values)
     start = [] if head is None else [array[[row for row, _ in own]] for array in (head.weight, head.bias)]
     return Asked(
         plan=hashlib.sha256(plan.encode()).hexdigest(),
-        model=_sha256(*groups, *rest.values()),
+        model=arrays_sha256(*groups, *rest.values()),
         shared=shared,
-        start=_sha256(*groups, *start),
+        start=arrays_sha256(*groups, *start),
     )
-
-
-def _sha256(*arrays: Any) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        written = np.ascontiguousarray(array, "<f4")
-        digest.update(f"{written.shape}\0".encode())
-        digest.update(written.tobytes())
-    return digest.hexdigest()

@@ -1,6 +1,5 @@
 """What a site tells about a model and its validation images, or its test images: exactly, blurred, or nothing."""
 
-import hashlib
 import math
 from dataclasses import replace
 from functools import cached_property
@@ -13,7 +12,7 @@ from client.site.told_figures import DIGITS, FigureSecret, bounded, by_patient, 
 from client.training.model_and_images import Work
 from common.metrics.multi_label import mean_auroc
 from common.models.inference import logits_of, probabilities
-from common.models.state import Head, layout_of, read_state, state_sha256
+from common.models.state import Head, arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Groups, Request, TrainRequest
 from strategies.local.training import Examples, Validation
 
@@ -64,8 +63,7 @@ class ToldFigures:
         """Figures of the patients that count, over told classes, with noise on top."""
         work, patients = self._work, self._site.validation.patients
         logits, labels = logits_of(work.network, examples.images, work.plan.training.precision), examples.labels.clone()
-        hidden = self._site.hides("validation")
-        labels[:, [row for row, name in enumerate(work.network.class_names) if name in hidden]] = math.nan
+        labels[:, hidden_rows(work, "validation")] = math.nan
         one_class = work.network.spec.task == "multi_class"
         known = (labels == 1).any(dim=1) if one_class else ~labels.isnan().all(dim=1)
         kept = np.flatnonzero(~self._secret.left_out(patients) & known.cpu().numpy())
@@ -103,23 +101,27 @@ class ToldFigures:
         network = self._work.network
         return state_sha256(read_state(network), layout_of(network))
 
-    def model_hash(self, sha256: str) -> str:
+    @property
+    def told_model_sha256(self) -> str:
         """The hash of the model that was judged, as it leaves; where parts of it never leave, of the others alone.
 
         A coordinator could try all values that training can give to such a part, or see whether it changed.
         """
         if self.exact or not self._work.method.keeps_local_parts:
-            return sha256
-        digest = hashlib.sha256()
-        for name, part in sorted(self._request.model.named().items()):
-            digest.update(name.encode() + np.ascontiguousarray(part).tobytes())
-        return digest.hexdigest()
+            return self._model_sha256
+        return arrays_sha256(*(part for _, part in sorted(self._request.model.named().items())))
 
     def right(self, correct: int, images: int) -> int:
         """How many test images are said to be right."""
         if self.exact:
             return correct
         return min(max(round(correct + self._noise("right")), 0), images)
+
+
+def hidden_rows(work: Work, part: str) -> list[int]:
+    """The head rows of the classes that are hidden in one part of the images."""
+    hidden = work.site.hides(part)
+    return [row for row, name in enumerate(work.network.class_names) if name in hidden]
 
 
 def without_gaps(scores: NDArray[np.floating]) -> NDArray[np.floating]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 import torch
@@ -181,6 +182,16 @@ def state_of_named(tensors: Mapping[str, Array], layout: Layout, class_names: Se
         raise ValueError(f"{len(wrong)} tensors differ, the first ones: {listed}")
     head = Head(tuple(class_names), tensors["head.weight"].copy(), tensors["head.bias"].copy())
     return ModelState(_joined(tensors, layout.trunk), _joined(tensors, layout.norm), head)
+
+
+def arrays_sha256(*arrays: NDArray[Any]) -> str:
+    """Hash arrays with their shapes, as little-endian float32."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        written = np.ascontiguousarray(array, "<f4")
+        digest.update(f"{written.shape}\0".encode())
+        digest.update(written.tobytes())
+    return digest.hexdigest()
 
 
 def state_sha256(state: ModelState, layout: Layout) -> str:

@@ -7,19 +7,14 @@ of which each hospital has other pixels lit, so that the updates of two hospital
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Context
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client.app import client_app
-from client.site.policy import Policy
-from client.site.site import Site
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.models.head import Head
@@ -39,7 +34,7 @@ from common.wire.secure_aggregation import (
 )
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import fixed_point, from_fixed_point
-from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, flat, segments_of, threshold
+from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, segments_of, threshold
 from strategies.privacy.secure_aggregation.signed_keys import Statement, read_statement, signed
 from tests.client.masked import Hospitals
 
@@ -135,8 +130,6 @@ class AnyCoordinator:
     def __init__(self, hospitals: Hospitals, plan: Plan, rows: Mapping[str, tuple[str, ...]]) -> None:
         self._here, self._plan, self._rows = hospitals, plan, rows
         self._classes = tuple(sorted({name for names in rows.values() for name in names}))
-        self._bare = hospitals.folder / "bare"
-        self._bare.mkdir()
         self._stated: dict[str, KeysAnswer] = {}
         self.attempts: list[Attempt] = []
 
@@ -179,18 +172,7 @@ class AnyCoordinator:
         request = self._request(script, name)
         for _ in range(1 + (script.changed.get(name) == "again")):
             if self._here.asked(name, "train", request, TrainReply) is not None:
-                found.updates[name] = self._update(name, request)
-
-    def _update(self, name: str, request: TrainRequest) -> NDArray[np.float32]:
-        """What a hospital would send without masks, and before it has taken part in anything."""
-        plan = Plan.model_validate_json(request.plan)
-        bare = plan.model_copy(update={"privacy": plan.privacy.model_copy(update={"secure_aggregation": False})})
-        alike = replace(request, plan=bare.model_dump_json(), run=f"bare-{len(list(self._bare.iterdir()))}")
-        policy = Policy(smallest_count=0, networks=("*",))
-        site = replace(self._here.sites[name], folder=self._bare / alike.run, policy=policy)
-        reply = self._here.asked(name, "train", alike, TrainReply, client_app(partial(_only, site)))
-        assert reply is not None, self._here.refusals[-1]
-        return flat(reply.update)[2]
+                found.updates[name] = self._here.bare(name, request)
 
     def _request(self, script: Script, name: str) -> TrainRequest:
         generator = np.random.default_rng(script.model)
@@ -245,10 +227,6 @@ class AnyCoordinator:
         answer = self._here.asked(name, "query.masked_update", request, MaskedAnswer)
         if answer is not None and name in found.updates:
             found.vectors[name], found.fellows[name] = answer.vector, senders
-
-
-def _only(site: Site, context: Context) -> Site:
-    return site
 
 
 def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, KeysAnswer]) -> Iterator[KeysAnswer]:

@@ -105,15 +105,19 @@ class Hospitals:
         everything = tuple(sorted({one for site in self.sites for one in self.class_names.get(site, OWN)}))
         return self.class_names.get(name, OWN) if method_of(of).traffic.rows == "own" else everything
 
+    def asked_to_train(self, of: Plan, name: str, server_round: int, run: str = "run") -> TrainRequest:
+        """What an honest coordinator asks a hospital in a round, from the run's first model."""
+        whole = beginning(of, tuple(sorted({row for site in self.sites for row in self.rows(site, of)})))
+        own = ModelState(whole.trunk, whole.norm, whole.head.rows(self.rows(name, of)))
+        return replace(request(of, own, server_round), run=run)
+
     def trained(
         self, of: Plan, members: Sequence[str], server_round: int, change: Change, run: str = "run"
     ) -> dict[str, TrainReply]:
         """Have hospitals train."""
-        whole = beginning(of, tuple(sorted({name for site in self.sites for name in self.rows(site, of)})))
         found = {}
         for name in members:
-            own = ModelState(whole.trunk, whole.norm, whole.head.rows(self.rows(name, of)))
-            made = replace(request(of, own, server_round), run=run)
+            made = self.asked_to_train(of, name, server_round, run)
             reply = self.asked(name, "train", change(name, made), TrainReply)
             if reply is not None:
                 found[name] = reply
@@ -159,22 +163,18 @@ class Hospitals:
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""
-        unmasked = of.model_copy(update={"privacy": of.privacy.model_copy(update={"secure_aggregation": False})})
-        alone = Hospitals.__new__(Hospitals)
-        folder = self.folder / "plain" / name / str(len(list((self.folder / "plain").glob(f"{name}/*"))))
-        site = replace(self.sites[name], folder=folder, policy=Policy(smallest_count=0))
-        alone.sites, alone.class_names, alone.refusals = {**self.sites, name: site}, self.class_names, []
-        alone.apps = {name: client_app(lambda context: site)}
+        return self.bare(name, change(name, self.asked_to_train(of, name, 1))).astype(np.float64)
 
-        def changed(who: str, asked: TrainRequest) -> Any:
-            made = change(who, asked)
-            plan_ = Plan.model_validate_json(made.plan)
-            bare = plan_.model_copy(update={"privacy": unmasked.privacy})
-            return replace(made, plan=bare.model_dump_json())
-
-        reply = alone.trained(of, (name,), 1, changed)
-        assert name in reply, alone.refusals
-        return flat(reply[name].update)[2].astype(np.float64)
+    def bare(self, name: str, asked: TrainRequest) -> np.ndarray:
+        """What a hospital that took part in nothing before would send for a request without masks."""
+        plan_ = Plan.model_validate_json(asked.plan)
+        unmasked = plan_.model_copy(update={"privacy": plan_.privacy.model_copy(update={"secure_aggregation": False})})
+        folder = self.folder / "bare" / name
+        alike = replace(asked, plan=unmasked.model_dump_json(), run=f"bare-{len(list(folder.glob('*')))}")
+        site = replace(self.sites[name], folder=folder / alike.run, policy=Policy(smallest_count=0, networks=("*",)))
+        reply = self.asked(name, "train", alike, TrainReply, client_app(partial(_only, site)))
+        assert reply is not None, self.refusals[-1]
+        return flat(reply.update)[2]
 
 
 def _only(site: Site, context: Context) -> Site:
