@@ -25,6 +25,7 @@ from client.site.told_figures import on_steps, short
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault
 from common.metrics.multi_label import ClassMetrics
+from common.models.zoo.spec import Task
 from common.wire.records import Arrays
 from strategies.base.method import About, Statistic
 
@@ -55,6 +56,20 @@ def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
             break
         hidden.add(name)
     return frozenset(hidden)
+
+
+def without_labels(images: ImageSet, hidden: Collection[str], task: Task) -> ImageSet:
+    """Images of which nothing is known about some classes.
+
+    Where each image shows exactly one class, nothing at all is known of an image that shows one of these: its known
+    absence from all others would say as much.
+    """
+    columns = [column for column, name in enumerate(images.class_names) if name in hidden]
+    labels = images.labels.copy()
+    if task == "multi_class":
+        labels[(labels[:, columns] == 1).any(axis=1)] = np.nan
+    labels[:, columns] = np.nan
+    return replace(images, labels=labels)
 
 
 def _one_class_an_image(labels: NDArray[np.float32]) -> bool:

@@ -36,7 +36,7 @@ WITHOUT_LIMITS: dict[str, Any] = {
     "smallest_cohort": 1,
     "honest_sites": None,
     "exact_figures": True,
-    "hidden_rows": True,
+    "train_hidden_classes": True,
     "extra_questions": None,
 }
 """For a simulation: who writes the plan there owns the machine."""
@@ -50,7 +50,7 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
         "rows_alone": True,
         "smallest_cohort": 2,
         "exact_figures": True,
-        "hidden_rows": True,
+        "train_hidden_classes": True,
         "extra_questions": None,
     },
     "standard": {},
@@ -115,7 +115,8 @@ class Policy(Section):
             that this site saw grow, over told classes, blurred by what one patient can change; no training loss leaves.
         extra_questions: In one run, distinct requests beyond one training and one evaluation a round that are answered,
             and no second test of a model that was not trained further; no limit where None.
-        hidden_rows: Whether the change of a hidden class's head row leaves bare; else it stays as it was received.
+        train_hidden_classes: Whether labels of hidden classes are trained on where the update leaves without noise and
+            without a mask; else nothing is known of these classes there.
         label_counts: Whether it tells how many training images show each class, where a method asks.
         score_histograms: Whether it tells how the final model's scores on its test and validation parts are spread, if
             asked.
@@ -167,7 +168,7 @@ class Policy(Section):
     test_metrics: bool = True
     exact_figures: bool = False
     extra_questions: int | None = Field(40, ge=0)
-    hidden_rows: bool = False
+    train_hidden_classes: bool = False
     label_counts: bool = False
     score_histograms: bool = False
     masked_only: bool = False

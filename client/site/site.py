@@ -1,15 +1,16 @@
 """A hospital as its own program sees it: name, labels, images, disk, device."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from client.site.disclosure import hidden_classes, tells_of, told_count
+from client.site.disclosure import hidden_classes, tells_of, told_count, without_labels
 from client.site.frozen_parts import FrozenParts
 from client.site.policy import WITHOUT_LIMITS, Policy
+from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_of
@@ -68,6 +69,22 @@ class Site:
             own = frozenset(images.class_names)
             self._hidden[part] = self.hidden[part] & own if part in self.hidden else self._found(images)
         return self._hidden[part]
+
+    def hidden_rows(self, part: str, rows: Sequence[str]) -> list[int]:
+        """Which of a head's rows are of hidden classes."""
+        hidden = self.hides(part)
+        return [row for row, name in enumerate(rows) if name in hidden]
+
+    def trained_on(self, part: str, plan: Plan) -> ImageSet:
+        """The images of one part, with the labels that a run trains on and chooses epochs by.
+
+        An update without noise and masks shows what hidden classes' labels did to it, so it is made without them.
+        """
+        images: ImageSet = getattr(self, part)
+        covered = plan.privacy.level != "none" or plan.privacy.secure_aggregation
+        if covered or self.policy.train_hidden_classes or not self.hides(part):
+            return images
+        return without_labels(images, self.hides(part), plan.model.task)
 
     def tells(self, part: str) -> bool:
         """Whether anything is reported about one part of its data as a whole: not if it is of few patients."""

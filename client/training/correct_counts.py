@@ -4,7 +4,7 @@ from typing import TypedDict
 
 from client.site.disclosure import told_count
 from client.training.model_and_images import Work
-from client.training.told_validation import ToldFigures, hidden_rows
+from client.training.told_validation import ToldFigures
 from common.models.inference import label_matrix, scores_of
 
 
@@ -28,17 +28,17 @@ def tally_of(work: Work, figures: ToldFigures) -> TestCounts:
 
     Images of hidden classes count only where exact figures leave.
     """
-    test, network = work.site.test, work.network
-    if not work.site.tells("test") or not figures.tests:
+    site, test, network = work.site, work.site.test, work.network
+    if not site.tells("test") or not figures.tests:
         return NOT_TESTED
     labels = label_matrix(test, network.class_names).nan_to_num().numpy()
     if not figures.exact:
-        labels[:, hidden_rows(work, "test")] = 0
+        labels[:, site.hidden_rows("test", network.class_names)] = 0
     known = labels.any(axis=1)
     if not known.any():
         return TestCounts(test_images=0, test_correct=0)
     scores = scores_of(network, work.seen("test"), work.plan.training.precision)
     right = scores.argmax(axis=1) == labels.argmax(axis=1)
     said = int(known.sum()), figures.right(int((right & known).sum()), int(known.sum()))
-    images, correct = (told_count(count, work.site.policy) for count in said)
+    images, correct = (told_count(count, site.policy) for count in said)
     return TestCounts(test_images=images, test_correct=correct)

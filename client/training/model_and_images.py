@@ -9,7 +9,6 @@ from client.site.site_state import Memory, MemoryFolder
 from client.training.features import NetworkOnFeatures, features_of, trains_on_features
 from client.training.network_cache import empty_network, fill_frozen_part
 from common.config import Plan
-from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
 from common.errors import quoted
 from common.models.network import SplitNetwork
@@ -45,7 +44,7 @@ class Work:
     def examples(self, part: str) -> Examples:
         """Images of ``train`` or ``validation`` with the labels of the rows the network has; made once a request."""
         if part not in self._examples:
-            images: ImageSet = getattr(self.site, part)
+            images = self.site.trained_on(part, self.plan)
             self._examples[part] = examples_of(images, self.seen(part), self.network.class_names)
         return self._examples[part]
 

@@ -1,7 +1,6 @@
 """What a site tells about a model and its validation images, or its test images: exactly, blurred, or nothing."""
 
 import math
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -12,7 +11,7 @@ from client.site.told_figures import DIGITS, FigureSecret, bounded, by_patient, 
 from client.training.model_and_images import Work
 from common.metrics.multi_label import mean_auroc
 from common.models.inference import logits_of, probabilities
-from common.models.state import Head, arrays_sha256, layout_of, read_state, state_sha256
+from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Groups, Request, TrainRequest
 from strategies.local.training import Examples, Validation
 
@@ -63,7 +62,7 @@ class ToldFigures:
         """Figures of the patients that count, over told classes, with noise on top."""
         work, patients = self._work, self._site.validation.patients
         logits, labels = logits_of(work.network, examples.images, work.plan.training.precision), examples.labels.clone()
-        labels[:, hidden_rows(work, "validation")] = math.nan
+        labels[:, self._site.hidden_rows("validation", work.network.class_names)] = math.nan
         one_class = work.network.spec.task == "multi_class"
         known = (labels == 1).any(dim=1) if one_class else ~labels.isnan().all(dim=1)
         kept = np.flatnonzero(~self._secret.left_out(patients) & known.cpu().numpy())
@@ -118,24 +117,6 @@ class ToldFigures:
         return min(max(round(correct + self._noise("right")), 0), images)
 
 
-def hidden_rows(work: Work, part: str) -> list[int]:
-    """The head rows of the classes that are hidden in one part of the images."""
-    hidden = work.site.hides(part)
-    return [row for row, name in enumerate(work.network.class_names) if name in hidden]
-
-
 def without_gaps(scores: NDArray[np.floating]) -> NDArray[np.floating]:
     """Probabilities with 0.5 where there is no number: whether a model fails on one image is in no figure."""
     return np.where(np.isnan(scores), scores.dtype.type(0.5), scores)
-
-
-def told_rows(update: Groups, work: Work) -> Groups:
-    """An update without the change of hidden classes' head rows, where it would leave as it is: each counts its class.
-
-    Noise hides that as well, and under secure aggregation nobody sees one site's rows.
-    """
-    privacy, site, change = work.plan.privacy, work.site, update.head
-    if change is None or site.policy.hidden_rows or privacy.level != "none" or privacy.secure_aggregation:
-        return update
-    shown = np.array([name not in site.hides("train") for name in change.class_names], np.float32)
-    return replace(update, head=Head(change.class_names, change.weight * shown[:, None], change.bias * shown))

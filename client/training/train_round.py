@@ -10,7 +10,7 @@ from client.site.site import Site
 from client.training.correct_counts import NOT_TESTED, TestCounts, counts_right_images, tally_of
 from client.training.model_and_images import Work, unpack, validated
 from client.training.personal_parts import Kept, keep
-from client.training.told_validation import ToldFigures, told_rows
+from client.training.told_validation import ToldFigures
 from common.models.network import unfreeze
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
@@ -155,7 +155,7 @@ def fine_tune(
 def update_of(work: Work, trained: ModelState) -> Groups:
     """New minus received, for the groups and rows that the method averages, clipped if it says so."""
     method = work.method
-    update = told_rows(difference(trained, work.received, method, work.site.declaration.canonical), work)
+    update = difference(trained, work.received, method, work.site.declaration.canonical)
     return update if (longest := method.parameters.clip_update) is None else clipped(update, longest)
 
 

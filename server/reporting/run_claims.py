@@ -361,7 +361,7 @@ def _untrained_rows(run: Run) -> Iterator[str]:
     if names := _untold(run.summary):
         verb, rows = ("is", "this row was") if len(names) == 1 else ("are", "these rows were")
         few = f"{_named(names)} {verb} annotated only by sites with too few patients to tell a count"
-        yield f"{few}: where a site's policy has hidden_rows = false, {rows} not trained there."
+        yield f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there."
 
 
 def _absences(run: Run) -> Iterator[str]:

@@ -32,7 +32,7 @@ def images(seed: int, count: int, class_names: tuple[str, ...] = OWN) -> ImageSe
     return ImageSet(pixels.astype(np.uint8), labels, class_names, names, np.full(count, ""))
 
 
-EXACT: dict[str, Any] = {"exact_figures": True, "hidden_rows": True, "extra_questions": None}
+EXACT: dict[str, Any] = {"exact_figures": True, "train_hidden_classes": True, "extra_questions": None}
 """Policy of a site that answers any question, to the last digit."""
 
 

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from client.gate.data_dictionary import SENT
-from client.preview.attack.adversary import Adversary, drawn, training_on
-from client.preview.attack.attempt import Attempt
-from client.preview.attack.counts import from_digits, from_head_rows, from_losses
 from client.preview.attack.coverage import ATTACKS, BY_FIELD, BY_STATISTIC
-from client.preview.attack.images import imprinted
+from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
+from client.preview.attack.kinds.attempt import Attempt
+from client.preview.attack.kinds.counts import from_digits, from_losses
+from client.preview.attack.kinds.counts_of_updates import from_hash, from_head_rows, from_trunk
+from client.preview.attack.kinds.failures import failures
+from client.preview.attack.kinds.images import imprinted
+from client.preview.attack.kinds.persons import persons, sought
+from client.preview.attack.kinds.questions import repeated, round_the_budget
 from client.preview.attack.page import as_json, write_page
-from client.preview.attack.persons import persons, sought
-from client.preview.attack.questions import repeated, round_the_budget
 from client.preview.attack.suite import attempts
 from client.preview.dry_run import experiment_of
 from client.site.policy import Level, Policy
@@ -105,7 +107,8 @@ def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> N
 def test_an_open_hospital_gives_away_every_count_that_it_hides(tmp_path: Path) -> None:
     site = hospital(tmp_path, "open", label_counts=False)
     assert figures(from_losses(adversary(site))) == (6, 6)
-    assert figures(from_head_rows(adversary(site))) == (3, 3)
+    for attack in (from_head_rows, from_trunk, from_hash):
+        assert figures(attack(adversary(site))) == (3, 3)
 
 
 def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_large_classes_only(
@@ -118,14 +121,18 @@ def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_
     assert sum(one.recovered for one in found) <= 7
     site = hospital(tmp_path, "standard")
     assert figures(from_head_rows(adversary(site))) == (3, 3)
+    assert figures(from_hash(adversary(site))) == (0, 3)
     few = replace(site, policy=site.policy.model_copy(update={"smallest_count": 45}))
-    assert figures(from_head_rows(adversary(few))) == (0, 3)
+    for attack in (from_head_rows, from_trunk, from_hash):
+        assert figures(attack(adversary(few))) == (0, 3)
 
 
 def test_a_strict_hospital_tells_no_count(tmp_path: Path) -> None:
     site = hospital(tmp_path, "strict")
     assert figures(from_losses(adversary(site))) == (0, 6)
-    assert from_head_rows(adversary(site)).recovered <= 1  # noise: a guess may be right
+    assert figures(from_hash(adversary(site))) == (0, 3)
+    for attack in (from_head_rows, from_trunk):
+        assert attack(adversary(site)).recovered <= 1  # noise: a guess may be right
 
 
 def test_digits_give_rounded_counts_away_unless_scores_are_rounded_too(tmp_path: Path) -> None:
@@ -143,7 +150,7 @@ def placed(level: Level, folder: Path) -> Attempt:
     """Four pictures each of the training part, the test part and neither."""
     site = hospital(folder, level)
     train, strangers = site.train.rows(np.arange(20)), site.train.rows(np.arange(20, 24))
-    wanted = sought(train.rows(np.arange(4)), site.test.rows(np.arange(4)), strangers, site.validation)
+    wanted = sought(strangers, site.validation, train=train.rows(np.arange(4)), test=site.test.rows(np.arange(4)))
     return persons(adversary(training_on(site, train)), wanted)
 
 
@@ -155,6 +162,18 @@ def test_single_persons(level: Level, expected: int, tmp_path: Path) -> None:
 def test_a_strict_hospital_gives_away_hardly_a_person(tmp_path: Path) -> None:
     """Noise for an epsilon of 8 leaves lucky guesses: most tries find nobody, others one or two of 12."""
     assert placed("strict", tmp_path).recovered <= 3
+
+
+@pytest.mark.parametrize(("level", "expected"), [("open", 2), ("standard", 0), ("strict", 0)])
+def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: Path) -> None:
+    """Two pictures each of the validation part, the test part and neither; scores tell of none at any level."""
+    site = hospital(tmp_path, level, smallest_count=4)
+    few, others = np.arange(10), site.train.rows(np.arange(20, 48))
+    parts = {part: getattr(site, part).rows(few) for part in ("train", "validation", "test")}
+    pictures = {part: parts[part].rows(few[:2]) for part in ("validation", "test")}
+    found = failures(adversary(replace(site, **parts)), sought(others.rows(few[:2]), others, **pictures))
+    assert figures(found) == (expected, 4)
+    assert found.by_chance == 0
 
 
 @pytest.mark.parametrize(("level", "expected"), [("open", 59), ("standard", 40), ("strict", 0)])

@@ -136,7 +136,8 @@ def test_a_statistic_that_rests_on_few_patients_is_not_told(method: str, tmp_pat
     of = plan(method, TELLING[method])
     replies = [
         private_round(
-            site(tmp_path / str(m), image_set(labels), smallest_count=m), request(of, beginning(of, ("a", "b")))
+            site(tmp_path / str(m), image_set(labels), smallest_count=m, train_hidden_classes=True),
+            request(of, beginning(of, ("a", "b"))),
         )
         for m in (0, 10)
     ]

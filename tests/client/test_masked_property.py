@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -115,6 +115,7 @@ def refuse_any_leak(scripts: Sequence[Script], rows: Rows) -> None:
 
 
 @given(st.lists(SCRIPTS, min_size=1, max_size=2), st.sampled_from([ALIKE, UNLIKE]))
+@example([Script(relayed=dict.fromkeys(("birch", "cedar", "elm"), ("ash", "birch", "elm")))], UNLIKE)  # was a KeyError
 @settings(max_examples=15, deadline=None)
 def test_no_update_and_no_sum_of_fewer_than_a_cohort_appears_whatever_the_coordinator_says(
     scripts: list[Script], rows: Rows

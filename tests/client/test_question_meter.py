@@ -174,7 +174,7 @@ def test_of_hidden_classes_no_head_row_moves_and_no_loss_depends_on_them(tmp_pat
     assert update.head is not None
     moved = np.abs(update.head.weight).sum(axis=1) + np.abs(update.head.bias)
     assert [bool(value) for value in moved] == [True, False]
-    allowed = replace(few, folder=tmp_path / "allowed", policy=Policy(smallest_count=4, hidden_rows=True))
+    allowed = replace(few, folder=tmp_path / "allowed", policy=Policy(smallest_count=4, train_hidden_classes=True))
     update = decode(trains(allowed, beginning(OF)).content, TrainReply).update
     assert update.head is not None
     assert np.abs(update.head.bias).all()

@@ -30,6 +30,7 @@ from strategies.base.checkpoint import of_bytes, to_bytes
 from strategies.base.state import FederationState
 from strategies.registry import STRATEGIES
 from strategies.rounds.strategy import FederatedAveraging
+from tests.client.hidden_labels import hospital, sent, several_classes_an_image
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
 from tests.strategies.leading import POOLED, Ran, lead
 
@@ -64,6 +65,26 @@ def whole(method: str) -> Whole:
     with pytest.MonkeyPatch.context() as patched:
         traffic = overheard(patched)
         return Whole(lead(unlike(method, folder), folder / "run", 2), traffic, folder / "run" / "sites")
+
+
+@pytest.mark.parametrize("method", sorted(set(STRATEGIES) - {"centralised", "server_only"}))
+def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Path) -> None:
+    """The requests of a whole run, to two hospitals that differ in nothing else."""
+    ran, traffic = whole(method).ran, whole(method).traffic
+    classes = ran.strategy.sites.known(1, {}).contract.sites["site-1"]
+    down = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
+    rounds = {one.round: one for one in down if set(classes) <= set(one.class_names)}
+    assert len(rounds) >= 2
+
+    def updates(shown: int, **policy: Any) -> list[dict[str, bytes]]:
+        labels = several_classes_an_image(len(classes), shown)
+        at = hospital(tmp_path / f"{shown}{len(policy)}", classes, labels, **policy)
+        assert at.hides("train") == set(classes[-2:])
+        return sent(at, rounds.values())
+
+    assert updates(1) == updates(3)
+    if method != "individual":  # which sends nothing
+        assert updates(1, train_hidden_classes=True) != updates(3, train_hidden_classes=True)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))

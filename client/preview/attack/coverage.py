@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 IMPRINT, INVERSION = "imprint", "gradient inversion"
 MATCHED, LIRA = "membership: matched filter", "membership: LiRA"
-LOSSES, DIGITS, ROWS = "counts from losses", "counts from digits", "counts from head rows"
-PERSONS, REPEATED, BUDGET = "single persons", "repeated questions", "round the budget"
-ATTACKS = (IMPRINT, INVERSION, MATCHED, LIRA, LOSSES, DIGITS, ROWS, PERSONS, REPEATED, BUDGET)
+LOSSES, DIGITS, HASHES = "counts from losses", "counts from digits", "counts from hashes"
+ROWS, TRUNK = "counts from head rows", "counts from the trunk"
+FAILURES, PERSONS, REPEATED, BUDGET = "models that fail", "single persons", "repeated questions", "round the budget"
+ATTACKS = (IMPRINT, INVERSION, MATCHED, LIRA, LOSSES, DIGITS, HASHES, ROWS, TRUNK, FAILURES, PERSONS, REPEATED, BUDGET)
 
 _GIVEN = "the coordinator's own words, given back"
 _KEYS = "of secure aggregation: random numbers, or keys made for one round; tests/client/test_masked_attacks.py"
@@ -42,31 +43,31 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "site": _DECLARED,
         "train_samples": _TOLD_COUNT,
         "train_loss": (LOSSES,),
-        "validation_loss": (LOSSES, REPEATED),
+        "validation_loss": (LOSSES, REPEATED, FAILURES),
         "validation_auroc": (REPEATED, BUDGET),
         "seconds": "depends on the number of images, which is told, and on the machine; 0 in a run with privacy",
-        "update": (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, PERSONS),
+        "update": (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, TRUNK, PERSONS),
         "epochs": "the plan's; of a method that trains until its loss settles, a number of that loss",
         "statistics": "by name, below",
         "test_images": _TOLD_COUNT,
-        "test_correct": "not tried: blurred by one image unless exact_figures; test_each_round = false keeps it",
+        "test_correct": (FAILURES,),
         "epsilon": "follows from the plan and train_samples",
     },
     "EvaluateReply": {
         "run": _GIVEN,
         "round": _GIVEN,
         "site": _DECLARED,
-        "validation_loss": (LOSSES, REPEATED, BUDGET),
+        "validation_loss": (LOSSES, REPEATED, FAILURES, BUDGET),
         "validation_auroc": (REPEATED, BUDGET),
         "class_names": _DECLARED,
-        "auroc": (DIGITS, PERSONS, BUDGET),
+        "auroc": (DIGITS, FAILURES, PERSONS, BUDGET),
         "average_precision": "not tried by itself: rounded like the AUROC beside it, and of the same scores",
         "balanced_accuracy": "not tried by itself: rounded like the AUROC beside it, and of the same scores",
         "positives": (DIGITS,),
         "negatives": (DIGITS,),
-        "model_sha256": "a hash of what the coordinator sent; of parts that never leave only where exact_figures leave",
+        "model_sha256": (HASHES,),
         "test_images": _TOLD_COUNT,
-        "test_correct": "not tried: blurred by one image unless exact_figures; test_each_round = false keeps it",
+        "test_correct": (FAILURES,),
         "told_classes": _DECLARED,
         "positive_scores": "counts by score that score_histograms allows: who allows them tells more than a count",
         "negative_scores": "counts by score that score_histograms allows: who allows them tells more than a count",
@@ -80,7 +81,7 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "run": _GIVEN,
         "round": _GIVEN,
         "site": _DECLARED,
-        "class_names": _DECLARED,
+        "class_names": (FAILURES,),
         "auroc": _COMPARED,
         "mean": _COMPARED,
         "mean_low": _COMPARED,
@@ -126,9 +127,8 @@ NOT_TRIED = (
     "Attacks on the sum of several hospitals' masked updates, and on the models that a run ends with.",
     "Attacks by another hospital of the federation, and by somebody who has taken over this machine.",
     "Statistics of single methods (prototypes, relations, indicators, difficulty), score histograms, plug-ins.",
-    "How long an answer takes, when it comes, and whether a request ends in an error.",
-    "Counts out of the trunk: a model made for it gives those of hidden classes too, unless noise or masks cover it.",
-    "Models that fail on one picture only, the hash of the judged model, the comparison with training alone.",
+    "How long an answer takes, and when it comes; whether training diverges.",
+    "The figures of the comparison with training alone: only whether a picture makes it fail.",
     "Attacks over hundreds of rounds: blurred figures add up, and who may ask for years finds more than stands here.",
     "What nobody has published yet: 0 here means that these attacks found nothing, not that nothing can be found.",
 )

@@ -6,8 +6,8 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
-from client.preview.attack.attempt import Attempt
 from client.preview.attack.coverage import BY_FIELD, BY_STATISTIC, NOT_TRIED
+from client.preview.attack.kinds.attempt import Attempt
 from client.site.site import Site
 from common import __version__
 from common.config import Plan

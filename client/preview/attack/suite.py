@@ -8,13 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from client.preview.attack.adversary import Adversary, drawn, training_on
-from client.preview.attack.attempt import Attempt
-from client.preview.attack.counts import from_digits, from_head_rows, from_losses
-from client.preview.attack.images import imprinted, inverted
-from client.preview.attack.membership import memberships
-from client.preview.attack.persons import persons, sought
-from client.preview.attack.questions import repeated, round_the_budget
+from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
+from client.preview.attack.kinds.attempt import Attempt
+from client.preview.attack.kinds.counts import from_digits, from_losses
+from client.preview.attack.kinds.counts_of_updates import from_hash, from_head_rows, from_trunk
+from client.preview.attack.kinds.failures import failures
+from client.preview.attack.kinds.images import imprinted, inverted
+from client.preview.attack.kinds.membership import memberships
+from client.preview.attack.kinds.persons import persons, sought
+from client.preview.attack.kinds.questions import repeated, round_the_budget
 from client.site.site import Site
 from common.config import Plan
 from common.data.base.image_set import ImageSet
@@ -27,6 +29,8 @@ FEW, SMALL = 16, 60
 """Images, and their side in pixels, where each image's own gradient has to be held in memory."""
 MOST_PERSONS = 10
 """Pictures of each kind: of the training part, of the test part, and of neither."""
+MOST_FAILED = 5
+"""Pictures of each kind where each needs four requests."""
 
 Attack = Callable[[Site, Path, Plan], Sequence[Attempt]]
 
@@ -48,9 +52,8 @@ def _on_members(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
 
 
 def _on_counts(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    return [
-        attack(Adversary(site, folder / attack.__name__, plan)) for attack in (from_losses, from_digits, from_head_rows)
-    ]
+    attacks = from_losses, from_digits, from_head_rows, from_trunk, from_hash
+    return [attack(Adversary(site, folder / attack.__name__, plan)) for attack in attacks]
 
 
 def _on_persons(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
@@ -59,9 +62,18 @@ def _on_persons(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
     apart = ~np.isin(others.patients, train.patients)
     strangers = drawn(others.rows(np.flatnonzero(apart)), MOST_PERSONS)
     test, alike = drawn(site.test, MOST_TESTED), site.validation if len(site.validation) > FEW else others
-    wanted = sought(drawn(train, MOST_PERSONS, 1), drawn(test, MOST_PERSONS, 1), strangers, alike)
+    wanted = sought(strangers, alike, train=drawn(train, MOST_PERSONS, 1), test=drawn(test, MOST_PERSONS, 1))
     copy = replace(training_on(site, train), test=test, validation=drawn(site.validation, MOST_IMAGES))
-    return [persons(Adversary(copy, folder, plan), wanted)]
+    judged = replace(copy, train=drawn(train, FEW), test=drawn(site.test, MOST_IMAGES))
+    known = sought(
+        drawn(strangers, MOST_FAILED),
+        others,
+        **{part: drawn(getattr(judged, part), MOST_FAILED, 1) for part in ("validation", "test")},
+    )
+    return [
+        persons(Adversary(copy, folder / "persons", plan), wanted),
+        failures(Adversary(judged, folder / "failures", plan), known),
+    ]
 
 
 def _on_questions(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:

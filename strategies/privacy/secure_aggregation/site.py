@@ -324,9 +324,12 @@ class SiteRound:
         self._done = self._done.with_noise(covered.hexdigest())
         return grid.masked_input(update, part, BitStream(self._terms.noise(covered.hexdigest())))
 
-    def _opened(self, sender: str, letter: bytes) -> Letter:
-        text = opened(letter, self._sealing, self._statements[sender].sealing_key)
-        return read_letter(text, (self.run, self.round, sender, self.site))
+    def _opened(self, sender: str, sealed: bytes) -> Letter:
+        text = opened(sealed, self._sealing, self._statements[sender].sealing_key)
+        letter = read_letter(text, (self.run, self.round, sender, self.site))
+        if set(letter.masks) != {segment.name for segment in self._segments if sender in segment.owners}:
+            raise MaskingRefused(f"{sender} was told of other sites, or other head rows, than this site.")
+        return letter
 
     def _add_masks(self, vector: Integers, others: list[str]) -> None:
         for segment in self._segments:

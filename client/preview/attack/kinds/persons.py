@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from client.preview.attack.adversary import Adversary
-from client.preview.attack.attempt import Attempt
-from client.preview.attack.crafted import DENSE, hand_images_on, handed_on, layers_of
+from client.preview.attack.kinds.adversary import Adversary
+from client.preview.attack.kinds.attempt import Attempt
+from client.preview.attack.kinds.crafted import DENSE, hand_images_on, handed_on, layers_of
 from common.config import Plan
 from common.data.base.image_set import ImageSet, joined
 from common.models.network import SplitNetwork, build
@@ -32,8 +32,8 @@ class Sought:
     """Pictures that the attacker has; which part each is in, it wants to know.
 
     Attributes:
-        images: Those of the training part, of the test part, and of neither, one after the other.
-        parts: ``train``, ``test`` or ``neither`` of each.
+        images: Those of one part of the site's data, of another, and of neither, one after the other.
+        parts: ``train``, ``validation``, ``test`` or ``neither`` of each.
         alike: Other images, to whiten by.
     """
 
@@ -42,13 +42,11 @@ class Sought:
     alike: ImageSet
 
 
-def sought(train: ImageSet, test: ImageSet, strangers: ImageSet, alike: ImageSet) -> Sought:
-    """The pictures to look for."""
-    kinds = [
-        (part, images) for part, images in (("train", train), ("test", test), ("neither", strangers)) if len(images)
-    ]
-    parts = [part for part, images in kinds for _ in range(len(images))]
-    return Sought(joined([images for _, images in kinds]), parts, alike)
+def sought(strangers: ImageSet, alike: ImageSet, **parts: ImageSet) -> Sought:
+    """The pictures to look for: of parts of the site's data, and of neither."""
+    kinds = [(part, images) for part, images in (*parts.items(), ("neither", strangers)) if len(images)]
+    named = [part for part, images in kinds for _ in range(len(images))]
+    return Sought(joined([images for _, images in kinds]), named, alike)
 
 
 def persons(at: Adversary, wanted: Sought) -> Attempt:
@@ -94,12 +92,12 @@ def _answering(network: SplitNetwork, wanted: Sought) -> None:
     hand_images_on(network)
     dense = layers_of(network).dense
     seen, alike = (handed_on(network, images).flatten(1).double().numpy() for images in (wanted.images, wanted.alike))
-    filters, offsets = _filters(seen, alike)
+    filters, offsets = filters_for(seen, alike)
     dense.weight[: len(filters), : SIDE * SIDE] = torch.from_numpy(filters)
     dense.bias[: len(filters)] = torch.from_numpy(offsets)
 
 
-def _filters(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
+def filters_for(pictures: Floats, alike: Floats) -> tuple[Floats, Floats]:
     """Weights ``(pictures, numbers)`` and offsets of units that are above 0 for their own picture only."""
     centre, covariance = alike.mean(axis=0), np.cov(alike, rowvar=False)
     numbers = len(centre)

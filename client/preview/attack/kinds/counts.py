@@ -1,6 +1,6 @@
-"""How many images show a class: out of losses, out of the digits of a score, and out of the change of head rows.
+"""How many images show a class: out of losses, and out of the digits of a score.
 
-The model of the first and the third says the same of every image: what a figure or a bias then moves by is a count.
+The model of the first says the same of every image: what a loss then moves by is a count.
 """
 
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from client.preview.attack.adversary import Adversary
-from client.preview.attack.attempt import Attempt
+from client.preview.attack.kinds.adversary import Adversary
+from client.preview.attack.kinds.attempt import Attempt
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.models.network import build
@@ -54,7 +54,7 @@ def _small(at: Adversary) -> Plan:
     )
 
 
-def _constant(plan: Plan, rows: tuple[str, ...], row: int | None = None, bias: float = SURE) -> ModelState:
+def constant(plan: Plan, rows: tuple[str, ...], row: int | None = None, bias: float = SURE) -> ModelState:
     """A model of zeros that says the same of every image; of one class that it is there, surely."""
     model = read_state(build(plan.model, rows, 1))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
@@ -95,7 +95,7 @@ def _rightly(at: Adversary, plan: Plan, count: Count) -> bool:
 
 def _guess(at: Adversary, plan: Plan, count: Count, bias: float) -> float | None:
     """The count that a loss says, as the attacker works it out."""
-    model = _constant(plan, at.rows, count.row, bias)
+    model = constant(plan, at.rows, count.row, bias)
     if count.part == "train":
         trained = at.trains(plan, model)
         loss, images = (None, 0) if trained is None else (trained.train_loss, trained.train_samples)
@@ -153,38 +153,3 @@ def _fitting(scores: tuple[float, float], positives: int, negatives: int, step: 
             told = [2 * p * n * Fraction(score) for score in scores]
             if p * n and all(abs(one - round(one)) < Fraction(1, 10**6) for one in told):
                 yield p, n
-
-
-def from_head_rows(at: Adversary) -> Attempt:
-    """Read the counts of training images off the change of the head's biases: one request for all classes."""
-    plan = at.plan(
-        {"architecture": "tiny_cnn", "image_size": 16},
-        {"optimizer": "sgd", "lr": 1.0, "batch_size": len(at.site.train)},
-    )
-    reply = at.trains(plan, _constant(plan, at.rows))
-    sought = [count for count in untold(at) if count.part == "train"]
-    head = None if reply is None else reply.update.head
-    found = 0
-    for count in sought if head is not None and reply is not None else ():
-        assert head is not None
-        assert reply is not None
-        rows = len(at.rows)
-        share = float(head.bias[count.row]) * (1 if plan.model.task == "multi_class" else rows)
-        guess = reply.train_samples * (share + (1 / rows if plan.model.task == "multi_class" else 0.5))
-        found += round(guess) == count.truth
-    return Attempt(
-        "counts from head rows",
-        "How many training images show a class, out of the change of its head row",
-        "One step from a model of zeros: the change of each class's bias is the share of images that show it.",
-        found,
-        len(sought),
-        "counts that the site does not tell",
-        "`hidden_rows = false` in head rows of classes of few patients; in the trunk too `masked_only` or "
-        '`level = "strict"`; in head rows of other classes also `parts` without `head`',
-        notes=[f"{sum(_is_hidden(at, count) for count in sought)} of them are of classes that `smallest_count` hides"],
-        refusals=at.refusals,
-    )
-
-
-def _is_hidden(at: Adversary, count: Count) -> bool:
-    return at.rows[count.row] in at.site.hides(count.part)

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from client.preview.attack.adversary import Adversary
-from client.preview.attack.attempt import Attempt, Picture
-from client.preview.attack.crafted import DENSE, hand_images_on, handed_on, layers_of
+from client.preview.attack.kinds.adversary import Adversary
+from client.preview.attack.kinds.attempt import Attempt, Picture
+from client.preview.attack.kinds.crafted import DENSE, hand_images_on, handed_on, layers_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.data.images.thumbnails import png

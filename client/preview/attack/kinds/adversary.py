@@ -19,6 +19,7 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
 from common.models.state import ModelState
+from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import R, Record, decode, encode
 from common.wire.flower_objects import act_as
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
@@ -82,10 +83,21 @@ class Adversary:
         facts = self._facts(plan, model, run)
         return self._asked("train", TrainRequest(**facts), TrainReply)
 
-    def judges(self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False) -> EvaluateReply | None:
-        """Have the site judge a model in round 1; None where it does not answer."""
-        facts = self._facts(plan, model, run)
+    def judges(
+        self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
+    ) -> EvaluateReply | None:
+        """Have the site judge a model in round 1; None where it does not answer.
+
+        Args:
+            counted: The round whose training the site is to remember; 0 for none.
+        """
+        facts = {**self._facts(plan, model, run), "counted": counted}
         return self._asked("evaluate", EvaluateRequest(**facts, test=test), EvaluateReply)
+
+    def compares(self, plan: Plan, model: ModelState, run: str) -> BenefitReply | None:
+        """Have the site compare a model with one that it trains alone; None where it does not answer."""
+        facts = self._facts(plan, model, run)
+        return self._asked("query.benefit", BenefitRequest(**facts, initial=facts["model"], epochs=1), BenefitReply)
 
     def _facts(self, plan: Plan, model: ModelState, run: str) -> dict[str, Any]:
         return {

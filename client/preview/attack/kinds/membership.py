@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.preview.attack.adversary import Adversary
-from client.preview.attack.attempt import Attempt
+from client.preview.attack.kinds.adversary import Adversary
+from client.preview.attack.kinds.attempt import Attempt
 from client.site.policy import Policy
 from common.config import Plan
 from common.data.base.image_set import ImageSet, joined

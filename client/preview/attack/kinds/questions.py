@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from client.preview.attack.adversary import Adversary
-from client.preview.attack.attempt import Attempt
+from client.preview.attack.kinds.adversary import Adversary
+from client.preview.attack.kinds.attempt import Attempt
 from common.config import Plan
 from common.models.network import build
 from common.models.state import read_state

@@ -1,0 +1,66 @@
+"""A hospital whose labels of hidden classes can differ while all else is the same."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.site.policy import Policy
+from client.site.site import Site
+from common.contract import Declaration
+from common.data.base.image_set import ImageSet
+from common.wire.codec import decode, encode
+from common.wire.records import TrainReply, TrainRequest
+from tests.client.gates import asked
+from tests.client.rounds import images
+
+IMAGES, FEW = 40, 5
+Labels = NDArray[np.float32]
+
+
+def several_classes_an_image(classes: int, shown: int) -> Labels:
+    """So few patients show the last class but one, and as few are without the last; others are in half of the images.
+
+    With two classes only one is hidden.
+    """
+    labels = np.zeros((IMAGES, classes), np.float32)
+    labels[::2] = 1
+    labels[:, -2] = 0
+    labels[5 : 5 + shown, -2] = 1
+    if classes > 2:
+        labels[:, -1] = 1
+        labels[9 : 9 + shown, -1] = 0
+    return labels
+
+
+def one_class_an_image(classes: int, shown: int) -> Labels:
+    """So few patients show the last class; the first is hidden with it, since the counts add up."""
+    rows = np.arange(IMAGES) % (classes - 2) + 1
+    rows[: 2 * FEW] = 0
+    rows[:shown] = classes - 1
+    return np.eye(classes, dtype=np.float32)[rows]
+
+
+def hospital(folder: Path, classes: Sequence[str], labels: Labels, name: str = "site-1", **policy: Any) -> Site:
+    """A hospital of the level standard."""
+    told = Policy(**{"smallest_count": FEW, "networks": ("*",), "extra_questions": None, **policy})
+    parts = []
+    for seed, count in enumerate((len(labels), 16, 16)):
+        pixels = images(seed, count, ("bright", "dark"))  # of which the labels here say nothing
+        parts.append(ImageSet(pixels.stored, labels[:count], tuple(classes), pixels.patients, pixels.sources))
+    return Site(Declaration(name, tuple(classes)), *parts, folder, policy=told, durable=False)
+
+
+def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:
+    """All arrays and numbers about training in each reply; figures of validation images are the meter's."""
+    found = []
+    for request in requests:
+        message = asked(at, "train", encode(request))
+        assert not message.has_error(), message.error.reason
+        reply = decode(message.content, TrainReply)
+        arrays = {**reply.update.named(), **reply.statistics}
+        found.append({name: array.tobytes() for name, array in arrays.items()})
+        found[-1]["epochs"] = str(reply.epochs).encode()
+    return found
