@@ -328,7 +328,7 @@ class SiteRound:
         text = opened(sealed, self._sealing, self._statements[sender].sealing_key)
         letter = read_letter(text, (self.run, self.round, sender, self.site))
         if set(letter.masks) != {segment.name for segment in self._segments if sender in segment.owners}:
-            raise MaskingRefused(f"{sender} was told of other sites, or other head rows, than this site.")
+            raise MaskingRefused(f"{sender} knows other sites, or other head rows, than this site does.")
         return letter
 
     def _add_masks(self, vector: Integers, others: list[str]) -> None:
