@@ -125,6 +125,14 @@ def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_
     few = replace(site, policy=site.policy.model_copy(update={"smallest_count": 45}))
     for attack in (from_head_rows, from_trunk, from_hash):
         assert figures(attack(adversary(few))) == (0, 3)
+    one = site.train.labels.copy()
+    one[8:, 0] = 0
+    some = replace(
+        site, train=replace(site.train, labels=one), policy=site.policy.model_copy(update={"smallest_count": 9})
+    )
+    assert some.hides("train") == {CLASSES[0]}
+    for attack in (from_head_rows, from_trunk):
+        assert figures(attack(adversary(some))) == (2, 3)
 
 
 def test_a_strict_hospital_tells_no_count(tmp_path: Path) -> None:

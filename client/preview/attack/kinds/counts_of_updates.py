@@ -18,6 +18,7 @@ from client.preview.attack.kinds.crafted import DENSE, layers_of
 from common.config import Plan
 from common.models.network import build
 from common.models.state import Head, ModelState, layout_of, read_state, state_sha256
+from common.models.zoo.spec import Task
 from common.wire.records import TrainReply
 
 NOISE = 'of others noise (`level = "strict"`) or `masked_only`'
@@ -125,9 +126,24 @@ def _read_off(
     sought = [count for count in untold(at) if count.part == "train"]
     if reply is None or change is None:
         return 0, sought
-    rows, one_class = len(at.rows), plan.model.task == "multi_class"
-    shares = change.astype(np.float64) * (1 if one_class else rows) + (1 / rows if one_class else 0.5)
-    return sum(round(reply.train_samples * shares[count.row]) == count.truth for count in sought), sought
+    guesses = _fitting(change.astype(np.float64), at, reply.train_samples, plan.model.task)
+    return sum(round(guesses[count.row]) == count.truth for count in sought), sought
+
+
+def _fitting(change: NDArray[np.float64], at: Adversary, images: int, task: Task) -> NDArray[np.float64]:
+    """The count of each class that a change of its bias gives.
+
+    How many images there are exactly (their number is told rounded down), and over how many classes the loss is a mean,
+    the attacker tries: with the right ones all counts are whole numbers.
+    """
+    rows = len(at.rows)
+    many = range(images, images + at.site.policy.round_counts_to)
+    if task == "multi_class":
+        tried = [each * (change + 1 / rows) for each in many]
+    else:
+        tried = [each * (change * trained + 0.5) for each in many for trained in range(1, rows + 1)]
+    moved = change != 0
+    return min(tried, key=lambda one: float(np.abs(one - np.round(one))[moved].max(initial=0.0)))
 
 
 def _attempt(
