@@ -106,7 +106,8 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         return no_figures(site, request)
     write_page(site, request.run, request.epochs, exact)
     outside = plan.privacy.level != "none" and not site.policy.metrics_outside_privacy
-    if outside or not site.policy.test_metrics or not figures.tests:
+    masked = plan.privacy.secure_aggregation and not site.policy.exact_figures  # what masks cover these would tell
+    if outside or masked or not site.policy.test_metrics or not figures.tests:
         return no_figures(site, request)
     hidden = site.hides("test")  # without any the same figures are told, not found a second time
     return told_benefit(site, request, found.benefit(site, seed, hidden) if hidden else exact)
@@ -117,7 +118,7 @@ def _scored(work: Work, request: BenefitRequest) -> Scored:
     site, plan, method = work.site, work.plan, work.method
     federated, model, held = _federated(work, request)
     tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
-    home, rounds = site.for_itself(site.folder / FOLDER), math.ceil(request.epochs / plan.training.epochs)
+    home, rounds = site.for_itself(site.folder / FOLDER, plan), math.ceil(request.epochs / plan.training.epochs)
     whole = plan_at_home(plan, method, rounds, warm_up=True)
     short = plan_at_home(plan, method, max(rounds // FINE_TUNED_SHARE, 1), warm_up=False)
     alone, names = HomeTraining(home, whole, request.initial).scores(home.folder / "model", request.contract)

@@ -14,7 +14,7 @@ from client.gate.question_meter import QuestionMeter, question_of
 from client.gate.requested_work import RequestedWork
 from client.gate.time_limit import at_most
 from client.site.site import Site
-from client.site.site_state import forget_other_runs
+from client.site.site_state import forget_other_runs, forget_run
 from common.errors import BadInput
 from common.wire.canonical_bytes import small_fields
 from common.wire.hello import WIRE_VERSION
@@ -52,6 +52,7 @@ class Incoming:
             return ALLOWED  # the record cannot be read: its handler says what is wrong
         plan = str(self._fields["plan"])
         if self._known is None:
+            forget_run(self._site.folder / "memory", self._run)
             forget_other_runs(self._site.folder / "memory", self._run)
             self._known = self._runs.settle(self._run, plan)
         if self._known.plan != digest(plan):

@@ -61,14 +61,14 @@ def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
 def without_labels(images: ImageSet, hidden: Collection[str], task: Task) -> ImageSet:
     """Images of which nothing is known about some classes.
 
-    Where each image shows exactly one class, nothing at all is known of an image that shows one of these: its known
-    absence from all others would say as much.
+    Where each image shows exactly one class, nothing at all is known of an image that shows none of the others: its
+    known absence from them would say that it shows one of these.
     """
     columns = [column for column, name in enumerate(images.class_names) if name in hidden]
     labels = images.labels.copy()
-    if task == "multi_class":
-        labels[(labels[:, columns] == 1).any(axis=1)] = np.nan
     labels[:, columns] = np.nan
+    if task == "multi_class":
+        labels[~(labels == 1).any(axis=1)] = np.nan
     return replace(images, labels=labels)
 
 

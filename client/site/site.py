@@ -78,10 +78,13 @@ class Site:
     def trained_on(self, part: str, plan: Plan) -> ImageSet:
         """The images of one part, with the labels that a run trains on and chooses epochs by.
 
-        An update without noise and masks shows what hidden classes' labels did to it, so it is made without them.
+        An update that nothing covers shows what hidden classes' labels did to it, so it is made without them. What the
+        plan alone says covers nothing: its noise may be none, and the other sites of a sum made up. The policy has to
+        set a budget, or to name the peers.
         """
         images: ImageSet = getattr(self, part)
-        covered = plan.privacy.level != "none" or plan.privacy.secure_aggregation
+        masked = plan.privacy.secure_aggregation and bool(self.policy.peers)
+        covered = self.policy.epsilon is not None or masked
         if covered or self.policy.train_hidden_classes or not self.hides(part):
             return images
         return without_labels(images, self.hides(part), plan.model.task)
@@ -103,14 +106,18 @@ class Site:
     def _hidden(self) -> dict[str, frozenset[str]]:
         return {}
 
-    def for_itself(self, folder: Path) -> "Site":
-        """This site with the same images, for work of which nothing leaves: nothing is hidden from itself.
+    def for_itself(self, folder: Path, plan: Plan) -> "Site":
+        """This site with the same images, for the comparison with training alone: no class is hidden from itself.
+
+        It trains on the labels that the run trains on: rounded figures of these models may leave.
 
         Args:
             folder: Where that work keeps its memory and its models.
         """
         inner = replace(
             self,
+            train=self.trained_on("train", plan),
+            validation=self.trained_on("validation", plan),
             folder=folder,
             policy=Policy(smallest_count=0, **WITHOUT_LIMITS),
             hidden={},

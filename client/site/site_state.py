@@ -61,6 +61,15 @@ KEPT_BYTES = 4 * 10**9
 KEPT_RUNS = 100
 
 
+def forget_run(memory: Path, run: str) -> None:
+    """Remove the memory of a run that begins.
+
+    There is one only where the site has forgotten the run, and with it the plan that the memory comes from: under
+    another plan it would tell what that one kept at home.
+    """
+    shutil.rmtree(memory / run, ignore_errors=True)
+
+
 def forget_other_runs(memory: Path, run: str, *, days: float = KEPT_DAYS, most_bytes: int = KEPT_BYTES) -> None:
     """Remove the memory of runs that are not likely to be resumed, however many others the site took part in since.
 
@@ -106,7 +115,7 @@ class MemoryFolder:
         """
         if forget:
             self._forget(counted)
-        if masked and not self._opened(counted).exists():
+        if masked and not self.has_opened(counted):
             return Memory()
         path = self._path(counted)
         try:
@@ -119,11 +128,24 @@ class MemoryFolder:
             return Memory()
 
     def note_opened(self, server_round: int) -> None:
-        """Note that the update of a masked round was opened in a sum."""
+        """Note that the update of a masked round was opened in a sum, and which memory that round left."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._opened(server_round), b"", durable=self.durable)
+        write_atomically(self._opened(server_round), self._digest(server_round), durable=self.durable)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
+
+    def has_opened(self, server_round: int) -> bool:
+        """Whether there is a memory of a masked round whose sum was opened, and no later training wrote over it."""
+        opened, written = self._opened(server_round), self._digest(server_round)
+        return bool(written) and opened.exists() and opened.read_bytes() == written
+
+    def _digest(self, server_round: int) -> bytes:
+        """The SHA-256 that a memory begins with; empty where there is none."""
+        path = self._path(server_round)
+        if not path.exists():
+            return b""
+        with path.open("rb") as file:
+            return file.read(_DIGEST)
 
     def _opened(self, server_round: int) -> Path:
         return self.folder / f"opened-{server_round:06d}"

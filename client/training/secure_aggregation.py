@@ -132,6 +132,15 @@ def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRou
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 
 
+def _past(site: Site, request: TrainRequest, method: Method) -> int:
+    """The round whose personal parts a site trained from, as sites compare it; 0 for none.
+
+    With the same model the updates of others could vanish, whose parts are of another round.
+    """
+    folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
+    return request.counted if method.keeps_local_parts and folder.has_opened(request.counted) else 0
+
+
 def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
     """What a request asks, as the sites of a round compare it before they mask.
 
@@ -139,7 +148,7 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
     sites compare those of the classes that both receive. What only one of them receives cannot be compared.
     """
     rows = request.class_names if method.traffic.rows == "all" else ()
-    plan = json.dumps([request.plan, request.contract, rows])
+    plan = json.dumps([request.plan, request.contract, rows, _past(site, request, method)])
     annotated = request.class_names if rows else site.declaration.canonical
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]

@@ -84,7 +84,7 @@ def _trained(
 ) -> tuple[tuple[Validation, Validation], TestCounts, TrainedHere]:
     """Judge the received model, then train it; every random number is drawn from the round's own seed."""
     site, plan, method, network = work.site, work.plan, work.method, work.network
-    seed = seed_of(plan.run.seed, request.round, site.name)
+    seed, masked = seed_of(plan.run.seed, request.round, site.name), plan.privacy.secure_aggregation
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
         found = validated(work, validation)
@@ -93,12 +93,12 @@ def _trained(
         tally = tally_of(work, figures) if tested else NOT_TESTED
         examples, received, notes = work.examples("train"), request.statistics, work.memory.notes
         local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
-        if request.counted == 0:  # the first round that this site takes part in
+        # Sites that mask together do the same; what each counts for itself is the coordinator's word.
+        if (request.round == 1) if masked else (request.counted == 0):
             warm_up(work, validation, generator)
         judged_by = None if request.ranks else validation
         trained, optimizer = fine_tune(work, local, judged_by, generator, request.round, shield.epoch)
-        state = read_state(network)
-        shield.refuse_diverged(state, trained.last_loss)
+        state = shield.outcome(network, work.received, trained.last_loss, optimizer, site.tell if masked else None)
         few = few_of_rows(site.train, network.class_names, site.policy)
         own = local.statistics(network, trained.losses)
         statistics = told_statistics(own, method.traffic.statistics, few, site.policy)
@@ -140,7 +140,7 @@ def fine_tune(
     unfreeze(network)
     factor = local.lr_factor * rate_factor(spec, server_round, work.plan.run.rounds)
     optimizer = optimizer_for(network, spec, spec.lr * factor)
-    if not spec.reset_optimizer:
+    if not spec.reset_optimizer and not work.plan.privacy.secure_aggregation:
         restore_optimizer(network, optimizer, work.memory.optimizer)
     exercise = work.exercise(local, epoch=epoch)
     if validation is None:

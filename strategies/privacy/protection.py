@@ -1,6 +1,7 @@
 """What a plan's privacy means at one site: how much noise, over which steps, at what cost; or why it makes no sense."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 
 from common.config import BY_STEP, Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
-from common.models.network import BATCH_NORM
-from common.models.state import ModelState
+from common.models.network import BATCH_NORM, SplitNetwork
+from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import ModelSpec
 from strategies.base.method import Method
@@ -43,6 +44,37 @@ class Shield:
         """
         if self.reply is None:
             refuse_diverged(state, 0.0 if self.epoch else loss)
+
+    def outcome(
+        self,
+        network: SplitNetwork,
+        received: ModelState,
+        loss: float,
+        optimizer: torch.optim.Optimizer,
+        instead: Callable[[str], None] | None,
+    ) -> ModelState:
+        """What training made; where it diverged and the update is masked, the model as received.
+
+        A reply that fails names this site, and a model can be made that diverges on one patient's images alone. A
+        change of zero disappears in the sum.
+
+        Args:
+            instead: Receives a line about it, where the update is masked.
+
+        Raises:
+            FloatingPointError: If training diverged and nothing has to hide that.
+        """
+        state = read_state(network)
+        try:
+            self.refuse_diverged(state, loss)
+        except FloatingPointError as error:
+            if instead is None:
+                raise
+            instead(f"nothing of this round is in the masked update: {error}")
+            write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
+            optimizer.state.clear()
+            return received
+        return state
 
 
 BARE: Final = Shield()

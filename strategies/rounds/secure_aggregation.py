@@ -1,6 +1,6 @@
 """The stages of secure aggregation as queries over Flower's Grid, through the round loop's own exchange."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -28,7 +28,8 @@ from strategies.base.state import Means, site_weight
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
-from strategies.privacy.secure_aggregation.supported import largest_change
+from strategies.privacy.secure_aggregation.supported import alike, largest_change
+from strategies.rounds.ask_sites import Exchanges
 from strategies.rounds.messages.replies import Replies, decoded
 
 STAGES: Mapping[type, str] = {
@@ -44,7 +45,22 @@ Send = Callable[[Mapping[str, RecordDict], str, int], Iterator[tuple[str, Messag
 
 NOT_IN_THE_SUM = "what it said under secure aggregation does not fit the round"
 
+OTHER_PAST = "it missed a round that the others go on from, and masked updates must have one past"
+
 Said = KeysAnswer | SharesAnswer | MaskedAnswer | RevealAnswer
+
+
+def masked_together(method: Exchanges, sites: Sequence[str]) -> list[str]:
+    """The sites of a round that can be masked together: all in a run without secure aggregation.
+
+    The others are reported as absent.
+    """
+    if not method.plan.privacy.secure_aggregation:
+        return list(sites)
+    chosen = alike(sites, method.state.counted, method)
+    if left := sorted(set(sites) - set(chosen)):
+        method.callbacks.on_absent("training", dict.fromkeys(left, OTHER_PAST))
+    return chosen
 
 
 @dataclass

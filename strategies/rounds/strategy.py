@@ -29,7 +29,7 @@ from strategies.rounds.ask_sites import Exchanges
 from strategies.rounds.guard.verdict import Judged
 from strategies.rounds.guarded_mean import ModelBroken
 from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
-from strategies.rounds.secure_aggregation import Questions, Unmasked, unmasked_mean
+from strategies.rounds.secure_aggregation import Questions, Unmasked, masked_together, unmasked_mean
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ class FederatedAveraging(Exchanges):
         """One message a site, each with that site's own head rows."""
         self.begin(server_round, grid)
         self.new_requests(server_round)
-        chosen, statistics = self.sites.drawn(server_round, self.state.guard.excluded), self.given(server_round)
+        chosen = masked_together(self, self.sites.drawn(server_round, self.state.guard.excluded))
+        statistics = self.given(server_round)
         return [self.train_message(site, self.state.model, statistics(site)) for site in chosen]
 
     def begin(self, server_round: int, grid: Grid) -> None:

@@ -27,7 +27,8 @@ from client.site.site_state import KEPT_RUNS
 from common.config import Plan, plan_of, read_experiment
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS
-from common.wire.codec import WIRE_VERSION, encode
+from common.wire.codec import WIRE_VERSION, decode, encode
+from common.wire.records import TrainReply
 from common.wire.roll_call import RollCall
 from strategies.registry import method_of
 from strategies.rounds.participation.roll_call import ROLL_CALL
@@ -236,6 +237,22 @@ def test_a_run_goes_on_with_its_plan_at_a_site_whose_disk_was_lost(tmp_path: Pat
 def test_more_rounds_than_the_plan_announces_are_declined(tmp_path: Path) -> None:
     reply = asked(hospital(tmp_path), "train", encode(request(ORDINARY, beginning(ORDINARY), server_round=21)))
     assert reply.error.reason == "declines: plan.rounds: the run has 20 rounds, and this is round 21."
+
+
+def test_nothing_is_left_of_a_run_whose_plan_was_forgotten(tmp_path: Path) -> None:
+    """Under another plan it would tell what the first one kept at home: momentum of a run with noise, for instance."""
+    at, keeping = hospital(tmp_path), plan("surgical", {}, reset_optimizer=False)
+    first = request(keeping, beginning(keeping))
+    assert not asked(at, "train", encode(first)).has_error()
+    for number in range(KEPT + 1):
+        called(at, ORDINARY.model_dump_json(), f"run-{number}")
+    other = plan("surgical", {}, reset_optimizer=False, lr=0.02)
+    second = replace(request(other, beginning(other), 2, counted=1), run=first.run)
+    replies = [asked(one, "train", encode(second)) for one in (at, hospital(tmp_path / "fresh"))]
+    updates = [decode(reply.content, TrainReply).update.named() for reply in replies]
+    assert {name: a.tobytes() for name, a in updates[0].items()} == {
+        name: a.tobytes() for name, a in updates[1].items()
+    }
 
 
 def test_any_number_of_new_runs_leave_little_on_the_disk(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from client.training.model_and_images import unpack
 from common.config import Plan
 from common.wire.records import TrainRequest
 from strategies.registry import STRATEGIES
-from tests.client.hidden_labels import hospital, one_class_an_image, sent
+from tests.client.hidden_labels import hospital, one_class_an_image, sent, several_classes_an_image
 from tests.client.rounds import beginning, plan, request
 
 CLASSES = ("a", "b", "c", "d")
@@ -45,6 +45,16 @@ def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Pa
     assert updates[0] == updates[1]
 
 
+def test_nor_where_a_plan_takes_several_findings_an_image_for_one_class(tmp_path: Path) -> None:
+    """Of images that show a class and a hidden one the class is still known: else their number would show."""
+    updates = []
+    for shown in (1, 3):
+        at = hospital(tmp_path / str(shown), CLASSES, several_classes_an_image(4, shown))
+        assert at.hides("train") == {"c", "d"}
+        updates.append(sent(at, requests("surgical")))
+    assert updates[0] == updates[1]
+
+
 def test_nothing_is_known_of_an_image_that_shows_a_hidden_class(tmp_path: Path) -> None:
     """Its absence from all other classes would say as much."""
     at = hospital(tmp_path, CLASSES, labels := one_class_an_image(4, 2))
@@ -54,15 +64,27 @@ def test_nothing_is_known_of_an_image_that_shows_a_hidden_class(tmp_path: Path) 
     assert bool(examples.labels[:, [0, 3]].isnan().all())
 
 
+MASKS: dict[str, Any] = {"privacy": {"secure_aggregation": True}}
+NOISE: dict[str, Any] = {
+    "privacy": {"level": "update", "noise_multiplier": 1.0, "max_update_norm": 1.0},
+    "evaluation": {"result": "last"},
+}
+NO_NOISE: dict[str, Any] = {**NOISE, "privacy": {**NOISE["privacy"], "noise_multiplier": 0.0}}
+
+
 @pytest.mark.parametrize(
-    "tables",
+    ("tables", "policy", "trained_on"),
     [
-        {"privacy": {"secure_aggregation": True}},
-        {"privacy": {"level": "update", "noise_multiplier": 1.0, "max_update_norm": 1.0}},
+        (MASKS, {"peers": {"south": "key", "east": "key"}}, True),
+        (MASKS, {"masked_only": True}, False),  # the coordinator may have made up the others
+        (NOISE, {"epsilon": 8.0}, True),  # the budget bounds how little noise there is
+        (NOISE, {}, False),
+        (NO_NOISE, {}, False),
     ],
-    ids=["masks", "noise"],
 )
-def test_they_are_trained_on_where_noise_or_masks_cover_them(tables: dict[str, Any], tmp_path: Path) -> None:
-    at = hospital(tmp_path, CLASSES, labels := one_class_an_image(4, 2))
-    examples = unpack(at, requests("surgical", **tables, evaluation={"result": "last"})[0]).examples("train")
-    assert np.array_equal(examples.labels.numpy(), labels)
+def test_they_are_trained_on_where_the_policy_makes_sure_of_noise_or_masks(
+    tables: dict[str, Any], policy: dict[str, Any], trained_on: bool, tmp_path: Path
+) -> None:
+    at = hospital(tmp_path, CLASSES, labels := one_class_an_image(4, 2), **policy)
+    examples = unpack(at, requests("surgical", **tables)[0]).examples("train")
+    assert np.array_equal(examples.labels.numpy(), labels) == trained_on

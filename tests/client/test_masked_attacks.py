@@ -1,6 +1,6 @@
 """A malicious coordinator under secure aggregation: no way of asking hospitals differently shows one's update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client.site.site_state import Memory, MemoryFolder
+from client.training.secure_aggregation import asked_of
 from common.config import Plan
-from common.wire.records import Groups, TrainRequest
+from common.wire.records import Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
+from strategies.registry import method_of
 from tests.client.masked import NAMES, Hospitals, integers, masked_plan
-from tests.client.rounds import OWN, beginning
 
 VICTIM = "cedar"
 OTHERS = tuple(name for name in NAMES if name != VICTIM)
@@ -351,11 +353,62 @@ def test_momentum_of_a_round_that_was_never_summed_is_in_no_masked_update(tmp_pa
     assert opened.integers.tolist() == fresh.integers.tolist()
 
 
-def test_momentum_of_a_round_that_was_summed_is_in_the_next_one(tmp_path: Path) -> None:
+def test_momentum_of_a_round_that_was_summed_is_in_no_masked_update_either(tmp_path: Path) -> None:
     here, of = Hospitals(tmp_path / "on"), with_momentum()
     here.opened(of)
     second = here.opened(of, server_round=2, change=going_on(2))
     fresh = Hospitals(tmp_path / "fresh").opened(of, server_round=2)
-    trunk = slice(0, len(beginning(of, OWN).trunk))
-    lengths = [np.linalg.norm(one.integers.view(np.int32)[trunk].astype(np.float64)) for one in (second, fresh)]
-    assert 1.7 < lengths[0] / lengths[1] < 2  # nearly the same gradient once more, and 0.9 of the step before
+    assert second.integers.tolist() == fresh.integers.tolist()
+
+
+def for_some(sites: Collection[str], counted: int) -> Callable[[str, Any], Any]:
+    """For these sites the round before counted, for others none did."""
+
+    def changed(name: str, asked: Any) -> Any:
+        return replace(asked, counted=counted) if isinstance(asked, TrainRequest) and name in sites else asked
+
+    return changed
+
+
+def own_heads(here: Hospitals, counted: Mapping[str, int], again: Collection[str] = ()) -> set[str]:
+    """What hospitals state about their past in round 2, after round 1 was opened, and done again by some unopened."""
+    of, statements = masked_plan("pfl"), set()
+    method = method_of(of)
+    for site in here.sites.values():
+        first = here.asked_to_train(of, site.name, 1)
+        MemoryFolder(site.folder / "memory" / "run").keep(Memory(round=1, parts=Groups(head=first.model.head)))
+        MemoryFolder(site.folder / "memory" / "run").note_opened(1)
+        if site.name in again:
+            assert here.asked(site.name, "train", from_dead_rows("", first), TrainReply) is not None
+        second = replace(here.asked_to_train(of, site.name, 2), counted=counted.get(site.name, 0))
+        statements.add(asked_of(site, second, method).plan)
+    return statements
+
+
+def test_sites_that_go_on_from_other_heads_of_their_own_state_it(tmp_path: Path) -> None:
+    """Such heads follow from what a site trained before: from another past, all updates but one could vanish."""
+    everybody = dict.fromkeys(NAMES, 1)
+    assert len(own_heads(Hospitals(tmp_path / "honest"), everybody)) == 1
+    assert len(own_heads(Hospitals(tmp_path / "victim"), {VICTIM: 1})) == 2
+    assert len(own_heads(Hospitals(tmp_path / "others"), dict.fromkeys(OTHERS, 1))) == 2
+    assert len(own_heads(Hospitals(tmp_path / "again"), everybody, again=OTHERS)) == 2
+
+
+def test_warm_up_depends_on_nothing_that_the_coordinator_says_of_one_site(tmp_path: Path) -> None:
+    """With a learning rate of nearly 0, only a site that warms up would change its head."""
+    of = masked_plan("surgical", {"warm_up_epochs": 2, "warm_up_lr": 0.1})
+    of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e-30})})
+    said = [
+        Hospitals(tmp_path / str(len(some))).opened(of, (), 2, for_some(some, 1)).integers for some in (OTHERS, NAMES)
+    ]
+    assert said[0].tolist() == said[1].tolist()
+
+
+def test_a_masked_update_of_a_training_that_diverged_is_zero_and_no_error(tmp_path: Path) -> None:
+    """Whether a model made for it diverges tells whether one patient was trained on."""
+    here, of = Hospitals(tmp_path), masked_plan()
+    of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e38, "epochs": 2})})
+    assert not here.opened(of).integers.any()
+    assert here.refusals == []
+    with pytest.raises((AssertionError, FloatingPointError)):
+        here.bare(VICTIM, here.asked_to_train(of, VICTIM, 1))

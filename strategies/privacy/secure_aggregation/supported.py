@@ -1,5 +1,7 @@
 """Which methods can do with sums of updates alone."""
 
+from collections.abc import Mapping, Sequence
+
 from common.config import Plan
 from common.errors import Fault
 from strategies.base.method import Method
@@ -13,6 +15,17 @@ def largest_change(plan: Plan, method: Method) -> float:
     if plan.privacy.noise == "distributed":
         return plan.privacy.max_update_norm
     return plan.privacy.largest_change or method.parameters.clip_update or LARGEST_CHANGE
+
+
+def alike(sites: Sequence[str], counted: Mapping[str, int], method: Method) -> list[str]:
+    """The sites that can be masked together: all, or where they keep parts of the model, most of those of one past.
+
+    A site that missed a round goes on from other parts than the others do, and a model could be made in which its
+    update alone does not vanish in the sum (``client/training/secure_aggregation.py`` has the hospital's half).
+    """
+    pasts = {site: counted.get(site, 0) if method.keeps_local_parts else 0 for site in sites}
+    most = max(sorted(set(pasts.values()), reverse=True), key=list(pasts.values()).count, default=0)
+    return [site for site in sites if pasts[site] == most]
 
 
 def contradictions(method: Method) -> list[Fault]:
