@@ -4,7 +4,6 @@ from typing import TypedDict
 
 from client.site.disclosure import told_count
 from client.training.model_and_images import Work
-from client.training.told_validation import ToldFigures
 from common.models.inference import label_matrix, scores_of
 
 
@@ -19,26 +18,24 @@ NOT_TESTED = TestCounts(test_images=None, test_correct=None)
 
 
 def counts_right_images(work: Work) -> bool:
-    """Whether the experiment asks for that every round, and the site's policy lets it be told."""
-    return work.plan.evaluation.test_each_round and work.site.policy.test_metrics
+    """Whether the experiment asks for that every round, and the site's policy lets it be told.
 
-
-def tally_of(work: Work, figures: ToldFigures) -> TestCounts:
-    """Count them, unless the test part is of few patients, or the model is none that this site helped to train.
-
-    Images of hidden classes count only where exact figures leave.
+    That goes with exact figures only: of every model that is judged it leaves, and noise on each would average out.
     """
+    policy = work.site.policy
+    return work.plan.evaluation.test_each_round and policy.test_metrics and policy.exact_figures
+
+
+def tally_of(work: Work) -> TestCounts:
+    """Count them, unless the test part is of few patients."""
     site, test, network = work.site, work.site.test, work.network
-    if not site.tells("test") or not figures.tests:
+    if not site.tells("test"):
         return NOT_TESTED
     labels = label_matrix(test, network.class_names).nan_to_num().numpy()
-    if not figures.exact:
-        labels[:, site.hidden_rows("test", network.class_names)] = 0
     known = labels.any(axis=1)
     if not known.any():
         return TestCounts(test_images=0, test_correct=0)
     scores = scores_of(network, work.seen("test"), work.plan.training.precision)
     right = scores.argmax(axis=1) == labels.argmax(axis=1)
-    said = int(known.sum()), figures.right(int((right & known).sum()), int(known.sum()))
-    images, correct = (told_count(count, site.policy) for count in said)
+    images, correct = (told_count(int(count), site.policy) for count in (known.sum(), (right & known).sum()))
     return TestCounts(test_images=images, test_correct=correct)

@@ -32,7 +32,7 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
         validation = work.examples("validation")
         found = validated(work, validation)
-        tally = tally_of(work, figures) if counts_right_images(work) and not request.test else NOT_TESTED
+        tally = tally_of(work) if counts_right_images(work) and not request.test else NOT_TESTED
         if request.test and method.keeps_local_parts:
             found = put_best(work, request, validation, found)
             save_model(site.folder / "model", work.whole, label_contract_sha256=request.contract)

@@ -110,12 +110,6 @@ class ToldFigures:
             return self._model_sha256
         return arrays_sha256(*(part for _, part in sorted(self._request.model.named().items())))
 
-    def right(self, correct: int, images: int) -> int:
-        """How many test images are said to be right."""
-        if self.exact:
-            return correct
-        return min(max(round(correct + self._noise("right")), 0), images)
-
 
 def without_gaps(scores: NDArray[np.floating]) -> NDArray[np.floating]:
     """Probabilities with 0.5 where there is no number: whether a model fails on one image is in no figure."""

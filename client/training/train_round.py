@@ -90,7 +90,7 @@ def _trained(
         found = validated(work, validation)
         judged = found, figures.validation(found, validation)  # as the site found, and as it tells
         tested = counts_right_images(work) and not method.sequential  # else it is no model of a round
-        tally = tally_of(work, figures) if tested else NOT_TESTED
+        tally = tally_of(work) if tested else NOT_TESTED
         examples, received, notes = work.examples("train"), request.statistics, work.memory.notes
         local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
         # Sites that mask together do the same; what each counts for itself is the coordinator's word.
