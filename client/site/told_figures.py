@@ -61,14 +61,26 @@ def by_patient(values: NDArray[np.float64], patients: NDArray[np.str_]) -> NDArr
     return np.asarray(np.bincount(owners, values) / np.bincount(owners), np.float64)
 
 
-def bounded(losses: NDArray[np.float64], chance: float) -> tuple[NDArray[np.float64], float]:
+def middle_of(losses: NDArray[np.float64], noise: float) -> float:
+    """The loss of a patient near the middle, by so many patients as the noise says.
+
+    The median itself can hang on one patient: models can be made that fail on exactly half of the others.
+    """
+    place = round((len(losses) - 1) / 2 + noise)
+    return float(np.sort(losses)[min(max(place, 0), len(losses) - 1)])
+
+
+def bounded(losses: NDArray[np.float64], middle: float, chance: float) -> tuple[NDArray[np.float64], float]:
     """Losses, cut to a bound, and that bound.
 
-    It is twice the loss of guessing. Where more than half of the patients have more, it is four times that, and so on:
-    a broken model is seen as such, and one patient cannot move it far.
+    It is twice the loss of guessing. Where some half of the patients have more, it is four times that, and so on: a
+    broken model is seen as such, and one patient cannot move it far.
+
+    Args:
+        middle: Of :func:`middle_of`.
     """
-    bound, median = 2 * chance, float(np.median(losses))
-    while median > bound and math.isfinite(median):
+    bound = 2 * chance
+    while middle > bound and math.isfinite(middle):
         bound *= 4
     return np.minimum(losses, bound), bound
 

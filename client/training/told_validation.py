@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.grown_models import GrownModels
-from client.site.told_figures import DIGITS, FigureSecret, bounded, by_patient, share_of_one
+from client.site.told_figures import DIGITS, FigureSecret, bounded, by_patient, middle_of, share_of_one
 from client.training.model_and_images import Work
 from common.metrics.multi_label import mean_auroc
 from common.models.inference import logits_of, probabilities
@@ -69,10 +69,11 @@ class ToldFigures:
         if not len(kept):
             return Validation()
         told = [work.method.loss(logits[[row]], labels[[row]], examples.annotated).item() for row in kept.tolist()]
-        found_losses = np.nan_to_num(np.array(told), nan=np.inf)  # one image's loss counts up to a bound
-        if not np.isfinite(np.median(found_losses)):
-            return Validation(math.inf)  # the model is broken, on most images
-        losses, bound = bounded(by_patient(found_losses, patients[kept]), self._chance)
+        every = by_patient(np.nan_to_num(np.array(told), nan=np.inf), patients[kept])  # one's loss counts up to a bound
+        middle = middle_of(every, self._noise("middle"))
+        if not np.isfinite(middle):
+            return Validation(math.inf)  # the model is broken, for some half of the patients or more
+        losses, bound = bounded(every, middle, self._chance)
         loss = losses.mean() + bound / len(losses) * self._noise("loss")
         scores = without_gaps(probabilities(logits, work.network.spec.task)[kept].cpu().numpy())
         return Validation(round(max(float(loss), 0.0), DIGITS), self._auroc(scores, labels[kept].cpu().numpy()))

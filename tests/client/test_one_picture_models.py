@@ -94,6 +94,21 @@ def test_a_model_that_fails_on_most_pictures_is_still_seen_as_broken(tmp_path: P
     assert loss > 100
 
 
+def test_whether_a_model_counts_as_broken_does_not_hang_on_one_patient(tmp_path: Path) -> None:
+    """With a model that fails on half of the others, it did: found of 39 of 45 pictures in one run, and of no other."""
+    of = crafted()
+    broken = []
+    for pictures in (7, 8):  # of 16 patients, some 13 of whom are in the figures
+        at, model, said = standard(tmp_path / str(pictures), pictures), beginning(of), []
+        for _ in range(40):
+            model.head.bias[0] += 1e-3
+            loss = judged(at, of, model).validation_loss
+            assert loss is not None
+            said.append(loss > 100)
+        broken.append(sum(said))
+    assert all(0 < count < 40 for count in broken)
+
+
 def test_test_scores_of_a_model_that_fails_on_one_picture_leave_as_others_do(tmp_path: Path) -> None:
     of = crafted()
     for pictures in (0, 1):
