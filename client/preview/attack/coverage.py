@@ -124,6 +124,8 @@ BY_STATISTIC: Mapping[str, tuple[str, ...] | str] = {
     "relations": _MEANS,
 }
 NOT_TRIED = (
+    "Hospitals that the coordinator makes up: without `peers` their part can be taken off a masked sum.",
+    "Plans that ask for masks, or for little noise, so that a site answers otherwise: tests of the product try those.",
     "Attacks on the sum of several hospitals' masked updates, and on the models that a run ends with.",
     "Attacks by another hospital of the federation, and by somebody who has taken over this machine.",
     "Statistics of single methods (prototypes, relations, indicators, difficulty), score histograms, plug-ins.",

@@ -64,7 +64,8 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
         int((best > ALIKE).sum()),
         len(train),
         "training images",
-        '`level = "strict"` (noise: `epsilon`, `privacy_unit`); `masked_only` leaves a sum of several hospitals. '
+        '`level = "strict"` (noise: `epsilon`, `privacy_unit`); `masked_only` with `peers` leaves a sum of several '
+        "hospitals. "
         "Clipping (`maximum_update_norm`) alone does not stop it, nor does the meter of requests.",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
         refusals=at.refusals,
@@ -163,7 +164,7 @@ def inverted(at: Adversary) -> Attempt:
         int((best > NEARLY).sum()),
         len(train),
         "training images",
-        'more images in a step; `masked_only`; `level = "strict"`.',
+        'more images in a step; `masked_only` with `peers`; `level = "strict"`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
         refusals=at.refusals,
         pictures=_pictures(truth, found, best, place),
