@@ -65,8 +65,7 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
         len(train),
         "training images",
         '`level = "strict"` (noise: `epsilon`, `privacy_unit`); `masked_only` with `peers` leaves a sum of several '
-        "hospitals. "
-        "Clipping (`maximum_update_norm`) alone does not stop it, nor does the meter of requests.",
+        "hospitals. Clipping (`maximum_update_norm`) alone does not stop it, nor does the meter of requests.",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
         refusals=at.refusals,
         pictures=_pictures(_seen(train, plan.model), found, best, place),
