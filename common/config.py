@@ -204,6 +204,11 @@ class PrivacySection(Section):
     noise: Literal["local", "distributed"] = "local"
     honest_sites: int | None = Field(None, ge=2)
 
+    @property
+    def covers(self) -> bool:
+        """Whether an update leaves with noise or under a mask."""
+        return self.secure_aggregation or self.level != "none"
+
     @model_validator(mode="after")
     def _noise_is_shared_only_in_sums(self) -> Self:
         if self.noise == "local":

@@ -97,7 +97,7 @@ class MemoryFolder:
         tell: Callable[[str], None] = lambda text: None,
         *,
         forget: bool = True,
-        masked: bool = False,
+        settled: bool = False,
     ) -> Memory:
         """Return the memory of the last round that counted.
 
@@ -110,12 +110,12 @@ class MemoryFolder:
         Args:
             tell: Receives a line about a memory that is damaged.
             forget: Whether to forget any; not where a model is only judged, which may be while a round is undecided.
-            masked: Whether only a round counts that was opened in a sum. Sites compare what they are asked in rounds
-                that they mask; what another round left, such as momentum that makes an update vanish, may differ.
+            settled: Whether only a round counts of which :meth:`note_settled` was called: one that was opened in a sum,
+                since sites compare what they are asked in no other, or one whose noise is in the ledger.
         """
         if forget:
             self._forget(counted)
-        if masked and not self.has_opened(counted):
+        if settled and not self.is_settled(counted):
             return Memory()
         path = self._path(counted)
         try:
@@ -127,15 +127,15 @@ class MemoryFolder:
             tell("it goes on as with a new disk, from what the coordinator sends")
             return Memory()
 
-    def note_opened(self, server_round: int) -> None:
-        """Note that the update of a masked round was opened in a sum, and which memory that round left."""
+    def note_settled(self, server_round: int) -> None:
+        """Note that the update of a round was opened in a sum, or its cost written down, and which memory it left."""
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self._opened(server_round), self._digest(server_round), durable=self.durable)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
 
-    def has_opened(self, server_round: int) -> bool:
-        """Whether there is a memory of a masked round whose sum was opened, and no later training wrote over it."""
+    def is_settled(self, server_round: int) -> bool:
+        """Whether there is a memory of a round that was settled, and no later training wrote over it."""
         opened, written = self._opened(server_round), self._digest(server_round)
         return bool(written) and opened.exists() and opened.read_bytes() == written
 

@@ -72,8 +72,8 @@ def unpack(site: Site, request: Request) -> Work:
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
-    masked, trains = plan.privacy.secure_aggregation, isinstance(request, TrainRequest)
-    memory = folder.recall(request.counted, site.tell, forget=trains, masked=masked)
+    covered, trains = plan.privacy.covers, isinstance(request, TrainRequest)
+    memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
     network = empty_network(plan.model, request.class_names, site.device)
     fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.over(request.model).model()

@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from client.site.site import Site
+from client.site.site_state import MemoryFolder
 from client.training.evaluate_round import evaluate_round
 from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
 from client.training.score_release import of_validation
@@ -64,6 +65,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
     if (same := ledger.reply_to(asked)) is not None:
         ledger.note_again(entry)
+        _note_settled(site, request, plan)
         return same
     _refuse_beyond_budget(site, protection)
     shield = protection.shield(method, _noise(site, plan, request.round), site.train.patients)
@@ -75,7 +77,14 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     elif not site.policy.training_figures:
         reply = without_training_figures(reply)
     ledger.note(entry, reply)
+    _note_settled(site, request, plan)
     return reply
+
+
+def _note_settled(site: Site, request: TrainRequest, plan: Plan) -> None:
+    """Let later rounds go on from what this one left: it is paid for; a masked one has to be opened in a sum too."""
+    if not plan.privacy.secure_aggregation:
+        MemoryFolder(site.folder / "memory" / request.run, durable=site.durable).note_settled(request.round)
 
 
 def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:

@@ -100,7 +100,7 @@ class Masks:
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Open the sum; only after that the site goes on from what this round left in its memory."""
         answer = self._round(site).reveal(request)
-        MemoryFolder(site.folder / "memory" / request.run, durable=site.durable).note_opened(request.round)
+        MemoryFolder(site.folder / "memory" / request.run, durable=site.durable).note_settled(request.round)
         return answer
 
     def _round(self, site: Site) -> SiteRound:
@@ -138,7 +138,7 @@ def _past(site: Site, request: TrainRequest, method: Method) -> int:
     With the same model the updates of others could vanish, whose parts are of another round.
     """
     folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
-    return request.counted if method.keeps_local_parts and folder.has_opened(request.counted) else 0
+    return request.counted if method.keeps_local_parts and folder.is_settled(request.counted) else 0
 
 
 def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:

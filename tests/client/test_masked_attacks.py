@@ -377,7 +377,7 @@ def own_heads(here: Hospitals, counted: Mapping[str, int], again: Collection[str
     for site in here.sites.values():
         first = here.asked_to_train(of, site.name, 1)
         MemoryFolder(site.folder / "memory" / "run").keep(Memory(round=1, parts=Groups(head=first.model.head)))
-        MemoryFolder(site.folder / "memory" / "run").note_opened(1)
+        MemoryFolder(site.folder / "memory" / "run").note_settled(1)
         if site.name in again:
             assert here.asked(site.name, "train", from_dead_rows("", first), TrainReply) is not None
         second = replace(here.asked_to_train(of, site.name, 2), counted=counted.get(site.name, 0))

@@ -1,5 +1,7 @@
 """A site's budget: what is written down before anything leaves, and when the site stops."""
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from client.connection.status import Status, in_words
 from client.roll_call import answer
 from client.site.policy import Policy
 from client.site.site import Site
+from client.site.site_state import MemoryFolder
 from client.training.privacy_budget import PrivacyBudgetLedger
 from client.training.private_round import ledger_of, private_evaluation, private_round, spent_by
 from common.config import Plan
@@ -199,3 +202,38 @@ def test_a_run_without_privacy_leaves_no_ledger(tmp_path: Path) -> None:
     assert reply.epsilon is None
     assert ledger_of(at).entries == ()
     assert not (tmp_path / "privacy").exists()
+
+
+# ---------------------------------------------------------------- a kill before the cost is written down
+
+
+class Killed(BaseException):
+    """Ends the process of a hospital."""
+
+
+def second_round(at: Site, monkeypatch: pytest.MonkeyPatch, *, killed: bool) -> Mapping[str, NDArray[np.float32]]:
+    """The update of round 2, of momentum after round 1, whose cost may not have been written down."""
+    tree = plan("surgical", {}, optimizer="sgd", momentum=0.9, reset_optimizer=False).model_dump(mode="json")
+    tree["model"] |= {"norm": "group"}
+    tree["evaluation"] |= {"result": "last"}
+    tree["privacy"] |= {"level": "update", "noise_multiplier": 0.0, "max_update_norm": 100.0}
+    of = Plan.model_validate(tree)
+    with monkeypatch.context() as patched:
+        if killed:
+            patched.setattr(PrivacyBudgetLedger, "note", lambda *written: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed) if killed else nullcontext():
+            private_round(at, request(of, beginning(of)))
+    return private_round(at, request(of, beginning(of), 2, counted=1)).update.named()
+
+
+def test_no_later_round_goes_on_from_one_whose_cost_was_not_written_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After 25 such kills momentum held 25 rounds, and the ledger one."""
+    whole, killed = (second_round(site(tmp_path / str(one)), monkeypatch, killed=one) for one in (False, True))
+    assert any(not np.array_equal(whole[name], killed[name]) for name in whole)
+    alone = site(tmp_path / "alone")
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFolder, "keep", lambda *written: None)
+        fresh = second_round(alone, monkeypatch, killed=False)
+    assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)
