@@ -308,6 +308,11 @@ class Plan(Section):
     privacy: PrivacySection = PrivacySection()
     plugins: tuple[PluginStamp, ...] = ()
 
+    @property
+    def keeps_optimizer(self) -> bool:
+        """Whether a site goes on with its optimiser's state; under masks it could make all updates but one vanish."""
+        return not self.training.reset_optimizer and not self.privacy.secure_aggregation
+
 
 def plan_of(experiment: Experiment) -> Plan:
     """Cut an experiment down to what travels; the weights file stays at home, for sites start from what they get.

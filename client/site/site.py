@@ -10,6 +10,7 @@ from typing import Any
 from client.site.disclosure import hidden_classes, tells_of, told_count, without_labels
 from client.site.frozen_parts import FrozenParts
 from client.site.policy import WITHOUT_LIMITS, Policy
+from client.site.site_state import MemoryFolder
 from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
@@ -126,6 +127,10 @@ class Site:
         )
         vars(inner).update(_pixels=self._pixels, in_memory=self.in_memory)  # images are in memory once
         return inner
+
+    def memory(self, run: str) -> MemoryFolder:
+        """What it remembers of a run."""
+        return MemoryFolder(self.folder / "memory" / run, durable=self.durable)
 
     @property
     def name(self) -> str:

@@ -71,7 +71,7 @@ def unpack(site: Site, request: Request) -> Work:
     method, own = method_of(plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
-    folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
+    folder = site.memory(request.run)
     covered, trains = plan.privacy.covers, isinstance(request, TrainRequest)
     memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
     network = empty_network(plan.model, request.class_names, site.device)

@@ -45,7 +45,7 @@ def keep(
 ) -> None:
     """Write the site's memory of this round, if the method or the optimiser has any."""
     method, memory = work.method, work.memory
-    remembers_optimizer = not work.plan.training.reset_optimizer and not work.plan.privacy.secure_aggregation
+    remembers_optimizer = work.plan.keeps_optimizer
     if not (method.keeps_local_parts or remembers_optimizer or kept.notes or kept.unsent.trunk is not None):
         return
     before = own_parts(work.received, method)

@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 
 from client.site.site import Site
-from client.site.site_state import MemoryFolder
 from client.training.evaluate_round import evaluate_round
 from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
 from client.training.score_release import of_validation
@@ -84,7 +83,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
 def _note_settled(site: Site, request: TrainRequest, plan: Plan) -> None:
     """Let later rounds go on from what this one left: it is paid for; a masked one has to be opened in a sum too."""
     if not plan.privacy.secure_aggregation:
-        MemoryFolder(site.folder / "memory" / request.run, durable=site.durable).note_settled(request.round)
+        site.memory(request.run).note_settled(request.round)
 
 
 def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:

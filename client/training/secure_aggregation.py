@@ -10,7 +10,6 @@ from dataclasses import replace
 from client.gate.policy_rules import of_reply
 from client.gate.requested_work import RequestedWork
 from client.site.site import Site
-from client.site.site_state import MemoryFolder
 from common.config import Plan
 from common.errors import quoted
 from common.models.state import arrays_sha256
@@ -100,7 +99,7 @@ class Masks:
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Open the sum; only after that the site goes on from what this round left in its memory."""
         answer = self._round(site).reveal(request)
-        MemoryFolder(site.folder / "memory" / request.run, durable=site.durable).note_settled(request.round)
+        site.memory(request.run).note_settled(request.round)
         return answer
 
     def _round(self, site: Site) -> SiteRound:
@@ -137,7 +136,7 @@ def _past(site: Site, request: TrainRequest, method: Method) -> int:
 
     With the same model the updates of others could vanish, whose parts are of another round.
     """
-    folder = MemoryFolder(site.folder / "memory" / request.run, durable=site.durable)
+    folder = site.memory(request.run)
     return request.counted if method.keeps_local_parts and folder.is_settled(request.counted) else 0
 
 

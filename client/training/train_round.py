@@ -140,7 +140,7 @@ def fine_tune(
     unfreeze(network)
     factor = local.lr_factor * rate_factor(spec, server_round, work.plan.run.rounds)
     optimizer = optimizer_for(network, spec, spec.lr * factor)
-    if not spec.reset_optimizer and not work.plan.privacy.secure_aggregation:
+    if work.plan.keeps_optimizer:
         restore_optimizer(network, optimizer, work.memory.optimizer)
     exercise = work.exercise(local, epoch=epoch)
     if validation is None:

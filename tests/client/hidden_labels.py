@@ -43,14 +43,14 @@ def one_class_an_image(classes: int, shown: int) -> Labels:
     return np.eye(classes, dtype=np.float32)[rows]
 
 
-def hospital(folder: Path, classes: Sequence[str], labels: Labels, name: str = "site-1", **policy: Any) -> Site:
+def hospital(folder: Path, classes: Sequence[str], labels: Labels, **policy: Any) -> Site:
     """A hospital of the level standard."""
     told = Policy(**{"smallest_count": FEW, "networks": ("*",), "extra_questions": None, **policy})
     parts = []
     for seed, count in enumerate((len(labels), 16, 16)):
         pixels = images(seed, count, ("bright", "dark"))  # of which the labels here say nothing
         parts.append(ImageSet(pixels.stored, labels[:count], tuple(classes), pixels.patients, pixels.sources))
-    return Site(Declaration(name, tuple(classes)), *parts, folder, policy=told, durable=False)
+    return Site(Declaration("site-1", tuple(classes)), *parts, folder, policy=told, durable=False)
 
 
 def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:

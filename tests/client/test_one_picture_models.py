@@ -154,7 +154,7 @@ def test_the_hash_of_a_judged_model_says_nothing_of_parts_that_stay(tmp_path: Pa
 
 @pytest.mark.parametrize("exact", [False, True])
 def test_how_many_are_right_leaves_with_exact_figures_only(exact: bool, tmp_path: Path) -> None:
-    """It is told of every model that is judged: noise on each would average out over models that differ in nothing."""
+    """The count leaves for each model that is judged: noise on it would average out over models that answer alike."""
     of = crafted(evaluation={"test_each_round": True})
     at = standard(tmp_path, exact_figures=exact)
     reply = decode(trained(at, of, beginning(of)).content, TrainReply)
