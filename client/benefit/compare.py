@@ -96,7 +96,7 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         return no_figures(site, request)
     seed = plan.run.seed
     try:
-        found = _scored(work, request)
+        found = _scored(work, request, figures)
         exact = found.benefit(site, seed)
     except Exception as error:
         if site.policy.exact_figures:
@@ -113,10 +113,10 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     return told_benefit(site, request, found.benefit(site, seed, hidden) if hidden else exact)
 
 
-def _scored(work: Work, request: BenefitRequest) -> Scored:
+def _scored(work: Work, request: BenefitRequest, figures: ToldFigures) -> Scored:
     """Score the test part with all four models; two of them are trained here."""
     site, plan, method = work.site, work.plan, work.method
-    federated, model, held = _federated(work, request)
+    federated, model, held = _federated(work, request, figures)
     tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
     home, rounds = site.for_itself(site.folder / FOLDER, plan), math.ceil(request.epochs / plan.training.epochs)
     whole = plan_at_home(plan, method, rounds, warm_up=True)
@@ -131,14 +131,15 @@ def _scored(work: Work, request: BenefitRequest) -> Scored:
     return Scored(scores, label_matrix(site.test, names).numpy(), names)
 
 
-def _federated(work: Work, request: BenefitRequest) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
+def _federated(
+    work: Work, request: BenefitRequest, figures: ToldFigures
+) -> tuple[NDArray[np.floating], ModelState, tuple[str, ...]]:
     """Scores of the run's model, with the site's own parts where the method leaves any there; the model; its classes.
 
     They are copies: the networks that are trained next share its tensors.
     """
     with reproducible(seed_of(work.plan.run.seed, work.site.name, "home"), work.plan.training.threads):
         if work.method.keeps_local_parts:
-            validation = work.examples("validation")
-            put_best(work, request, validation, validated(work, validation))
+            put_best(work, request, figures, validated(work, work.examples("validation")))
         scores, _, names = scored(work, "test")
     return scores, read_state(work.network), names

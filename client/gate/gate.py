@@ -126,7 +126,10 @@ class Passage:
             raise
         verdict = self._verdict(asked, reply.content)
         self._note_record("out", reply.content, verdict)
-        return reply if verdict.allowed else self._declined(f"does not send this: {verdict}")
+        if not verdict.allowed:
+            return self._declined(f"does not send this: {verdict}")
+        incoming.note_answered()
+        return reply
 
     def _verdict(self, asked: RequestedWork | None, content: RecordDict) -> Verdict:
         """Judge the records as they would leave; a record that the wire does not know is refused."""

@@ -62,10 +62,17 @@ class Incoming:
     def _metered(self) -> Verdict:
         """Whether the run may ask this, beside what it has asked."""
         question = question_of(self._fields, self._content)
-        if question is None:
-            return ALLOWED
-        meter = QuestionMeter(self._site.folder, self._run, durable=self._site.durable)
-        return meter.verdict(self._policy, question)
+        return ALLOWED if question is None else self._meter.verdict(self._policy, question)
+
+    @property
+    def _meter(self) -> QuestionMeter:
+        return QuestionMeter(self._site.folder, self._run, durable=self._site.durable)
+
+    def note_answered(self) -> None:
+        """Note that the work was done and its answer may leave."""
+        question = question_of(self._fields, self._content) if self._known else None
+        if question is not None and self._policy.extra_questions is not None:
+            self._meter.note_answered(question)
 
     @contextmanager
     def within_its_time(self) -> Iterator[None]:

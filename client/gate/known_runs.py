@@ -68,10 +68,11 @@ class Runs:
 
 
 def digest(plan: str) -> str:
-    """Hash a plan without what may change when its run is resumed: rounds and name."""
+    """Hash a plan without what may change when its run is resumed: its name, and rounds unless noise is for them."""
     try:
         tree = json.loads(plan)
-        for key in ("rounds", "name"):
+        private = tree.get("privacy", {}).get("level", "none") != "none"
+        for key in ("name",) if private else ("rounds", "name"):
             tree["run"].pop(key, None)
         plan = json.dumps(tree, sort_keys=True)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

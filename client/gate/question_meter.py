@@ -26,6 +26,8 @@ SAYS_NOTHING = ("plan", "contract", "left_out", "frozen")
 KINDS = {"TrainRequest": "train", "EvaluateRequest": "evaluate", "BenefitRequest": "benefit"}
 ONCE = {"test": "tested", "benefit": "compared"}
 """Kinds of which there is one for each model that a run ends with, and what was done then."""
+TRAINED = "trained"
+"""Kind of a line about a training that was answered; one of kind ``train`` may have failed."""
 
 
 class Question(NamedTuple):
@@ -70,6 +72,12 @@ class QuestionMeter:
         self._write([*answered, question])
         return Verdict("policy")
 
+    def note_answered(self, question: Question) -> None:
+        """Note that a training was done: only then a test of another model follows."""
+        done = question._replace(kind=TRAINED)
+        if question.kind == "train" and done not in (answered := self._answered()):
+            self._write([*answered, done])
+
     def _answered(self) -> list[Question]:
         try:
             lines = self._path.read_text(encoding="ascii").splitlines()
@@ -90,11 +98,11 @@ def _fault(answered: list[Question], question: Question, most: int) -> str:
     """Why a question that was not asked before is not answered; empty where it is."""
     if done := ONCE.get(question.kind):
         last = max((one.round for one in answered if one.kind == question.kind), default=-1)
-        trained = any(last < one.round <= question.round for one in answered if one.kind == "train")
+        trained = any(last < one.round <= question.round for one in answered if one.kind == TRAINED)
         if last < 0 or (question.round > last and trained):
             return ""
         return f"the model of round {last} was {done}, and none after it was trained here"
-    others = [(one.kind, one.round) for one in answered if one.kind not in ONCE]
+    others = [(one.kind, one.round) for one in answered if one.kind not in (*ONCE, TRAINED)]
     extra = len(others) - len(set(others))
     if (question.kind, question.round) not in others or extra < most:
         return ""

@@ -3,7 +3,7 @@
 Patients are counted, not images: many images of one patient are no crowd. A class with fewer patients than the policy's
 threshold who show it, or fewer who do not, is *hidden*: neither of its counts is told, nor any figure that rests on
 it. Where every image shows exactly one class the counts add up to all images, so that one hidden count alone could be
-worked out from the others; then another class is hidden with it.
+worked out from the others; then another class is hidden with it. Fewer exceptions than the threshold change nothing.
 
 Which one must not depend on its count: somebody who knows this rule would learn from the choice. It is the first by
 name, and more by name while the hidden images together are fewer than the threshold. Sums then leave every hidden count
@@ -47,7 +47,7 @@ def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     """The classes of which nothing is told."""
     few = few_patients(images, smallest)
     hidden = {name for name, kinds in zip(images.class_names, few, strict=True) if kinds.any()}
-    if not hidden or not _one_class_an_image(images.labels):
+    if not hidden or not _one_class_an_image(images.labels, smallest):
         return frozenset(hidden)
     shown = dict(zip(images.class_names, (images.labels == 1).sum(axis=0).tolist(), strict=True))
     hidden.add(min(shown))
@@ -58,24 +58,43 @@ def hidden_classes(images: ImageSet, smallest: int) -> frozenset[str]:
     return frozenset(hidden)
 
 
-def without_labels(images: ImageSet, hidden: Collection[str], task: Task) -> ImageSet:
+def showing_hidden_alone(images: ImageSet, hidden: Collection[str], smallest: int) -> Few:
+    """Whether an image shows no class but hidden ones, ``(n,)``, where nearly all show some class.
+
+    There its known absence from all others says that it shows one of these. That holds where classes exclude one
+    another, and where one of several means that an image shows none of the others. "Nearly" is all but fewer patients
+    than the threshold; an image that shows no class at all is then one of these, since it would tell them apart.
+    """
+    shown, known = images.labels == 1, ~np.isnan(images.labels).all(axis=1)
+    nothing = known & ~shown.any(axis=1)
+    if not hidden or len(np.unique(images.patients[nothing])) >= smallest:
+        return np.zeros(len(images), np.bool_)
+    others = [column for column, name in enumerate(images.class_names) if name not in hidden]
+    alone: Few = known & ~shown[:, others].any(axis=1)
+    return alone
+
+
+def without_labels(images: ImageSet, hidden: Collection[str], unsaid: Few, task: Task) -> ImageSet:
     """Images of which nothing is known about some classes.
 
-    Where each image shows exactly one class, nothing at all is known of an image that shows none of the others: its
-    known absence from them would say that it shows one of these.
+    Args:
+        unsaid: The images of which nothing at all may be known; see :func:`showing_hidden_alone`.
+        task: In a multi-class one an image is of no class but those that it shows: of others nothing is known either.
     """
     columns = [column for column, name in enumerate(images.class_names) if name in hidden]
     labels = images.labels.copy()
     labels[:, columns] = np.nan
+    labels[unsaid] = np.nan
     if task == "multi_class":
         labels[~(labels == 1).any(axis=1)] = np.nan
     return replace(images, labels=labels)
 
 
-def _one_class_an_image(labels: NDArray[np.float32]) -> bool:
-    """Whether the counts of all classes add up to the images about which anything is known."""
+def _one_class_an_image(labels: NDArray[np.float32], smallest: int) -> bool:
+    """Whether the counts of all classes add up to the images about which anything is known, but for a few images."""
     known = ~np.isnan(labels).all(axis=1)
-    return bool(known.any()) and bool((np.nan_to_num(labels[known]).sum(axis=1) == 1).all())
+    others = np.nan_to_num(labels[known]).sum(axis=1) != 1
+    return bool(known.any()) and int(others.sum()) < max(smallest, 1)
 
 
 def told_count(count: int, policy: Policy) -> int:

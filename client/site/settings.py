@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from client.site.disclosure import hidden_classes
+from client.site.disclosure import hidden_classes, showing_hidden_alone
 from client.site.site import Site
 from client.site.site_file import FILE, Settings, read_with_faults
 from common.contract import Declaration, merge
@@ -57,7 +58,7 @@ def open_site(settings: Settings) -> Site:
         test=_canonical(splits.test, declaration),
         folder=settings.state,
         device=device_of(settings),
-        hidden=_hidden(splits, declaration, settings.file.policy.smallest_count),
+        **_hidden(splits, declaration, settings.file.policy.smallest_count),
         policy=settings.file.policy,
         weights_folder=settings.folder / "weights",
     )
@@ -70,11 +71,17 @@ def device_of(settings: Settings) -> str:
     return settings.file.device
 
 
-def _hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, frozenset[str]]:
-    """Find the classes whose counts stay hidden, by part, from all columns of the data."""
+def _hidden(splits: Splits, declaration: Declaration, smallest: int) -> Mapping[str, Any]:
+    """Find what stays hidden, by part, from all columns of the data."""
     canonical = dict(zip(declaration.names, declaration.canonical, strict=True))
-    found = {part: hidden_classes(getattr(splits, part), smallest) for part in ("train", "validation", "test")}
-    return {part: frozenset(canonical[name] for name in names if name in canonical) for part, names in found.items()}
+    parts = {part: getattr(splits, part) for part in ("train", "validation", "test")}
+    found = {part: hidden_classes(images, smallest) for part, images in parts.items()}
+    return {
+        "hidden": {
+            part: frozenset(canonical[name] for name in names if name in canonical) for part, names in found.items()
+        },
+        "unsaid": {part: showing_hidden_alone(images, found[part], smallest) for part, images in parts.items()},
+    }
 
 
 def declaration_of(settings: Settings, known: tuple[str, ...]) -> Declaration:

@@ -7,10 +7,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from client.site.disclosure import hidden_classes, tells_of, told_count, without_labels
+import numpy as np
+from numpy.typing import NDArray
+
+from client.site.disclosure import (
+    Few,
+    hidden_classes,
+    showing_hidden_alone,
+    tells_of,
+    told_count,
+    without_labels,
+)
 from client.site.frozen_parts import FrozenParts
 from client.site.policy import WITHOUT_LIMITS, Policy
 from client.site.site_state import MemoryFolder
+from client.site.told_figures import FigureSecret
 from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
@@ -32,6 +43,7 @@ class Site:
         durable: Flush memory to disk; off in simulation, where a crash ends the sites with everything else.
         hidden: By part, the classes of which nothing is told, where the data know more classes than the site annotates;
             see :mod:`client.site.disclosure`.
+        unsaid: By part and from the same data, the images ``(n,)`` of which no label may be known in what leaves.
         repeatable_noise: In simulation noise comes from the run's seeds; a hospital's must not, for others know them.
         tell: Prints one line for the person who looks after it.
         frozen_folder: Where frozen parts of models lie; in its own folder where None. Simulated sites share one.
@@ -48,6 +60,7 @@ class Site:
     durable: bool = True
     identity: Identity | None = None
     hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
+    unsaid: Mapping[str, Few] = field(default_factory=lambda: MappingProxyType({}))
     repeatable_noise: bool = False
     tell: Callable[[str], None] = lambda text: None
     frozen_folder: Path | None = None
@@ -76,6 +89,11 @@ class Site:
         hidden = self.hides(part)
         return [row for row, name in enumerate(rows) if name in hidden]
 
+    def unsaid_images(self, part: str) -> Few:
+        """Images ``(n,)`` of one part that no label may be known of in what leaves."""
+        smallest, images = self.policy.smallest_count, getattr(self, part)
+        return self.unsaid[part] if part in self.unsaid else showing_hidden_alone(images, self.hides(part), smallest)
+
     def trained_on(self, part: str, plan: Plan) -> ImageSet:
         """The images of one part, with the labels that a run trains on and chooses epochs by.
 
@@ -88,7 +106,19 @@ class Site:
         covered = self.policy.epsilon is not None or masked
         if covered or self.policy.train_hidden_classes or not self.hides(part):
             return images
-        return without_labels(images, self.hides(part), plan.model.task)
+        return without_labels(images, self.hides(part), self.unsaid_images(part), plan.model.task)
+
+    def kept_rows(self, part: str, plan: Plan) -> NDArray[np.intp] | None:
+        """Rows of the images of one part that a run sees; None for all.
+
+        A training image that lost all its labels for what it shows is left out: what a method does with unlabelled
+        images would say that it is one of them. Where none would be left, all stay.
+        """
+        if part != "train":
+            return None
+        labels = self.trained_on(part, plan).labels
+        emptied = np.asarray(np.isnan(labels).all(axis=1) & ~np.isnan(self.train.labels).all(axis=1))
+        return np.flatnonzero(~emptied) if emptied.any() and not emptied.all() else None
 
     def tells(self, part: str) -> bool:
         """Whether anything is reported about one part of its data as a whole: not if it is of few patients."""
@@ -110,7 +140,8 @@ class Site:
     def for_itself(self, folder: Path, plan: Plan) -> "Site":
         """This site with the same images, for the comparison with training alone: no class is hidden from itself.
 
-        It trains on the labels that the run trains on: rounded figures of these models may leave.
+        It trains on the labels that the run trains on, and chooses by the same figures: rounded figures of these models
+        may leave.
 
         Args:
             folder: Where that work keeps its memory and its models.
@@ -120,13 +151,21 @@ class Site:
             train=self.trained_on("train", plan),
             validation=self.trained_on("validation", plan),
             folder=folder,
-            policy=Policy(smallest_count=0, **WITHOUT_LIMITS),
+            policy=Policy(**{**WITHOUT_LIMITS, "smallest_count": 0, "exact_figures": self.policy.exact_figures}),
             hidden={},
+            unsaid={},
             tell=lambda text: None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
         vars(inner).update(_pixels=self._pixels, in_memory=self.in_memory)  # images are in memory once
+        if not self.policy.exact_figures:
+            vars(inner).update(figure_secret=self.figure_secret)
         return inner
+
+    @cached_property
+    def figure_secret(self) -> FigureSecret:
+        """The secret that the noise on its figures is drawn from."""
+        return FigureSecret(self.folder, durable=self.durable)
 
     def memory(self, run: str) -> MemoryFolder:
         """What it remembers of a run."""

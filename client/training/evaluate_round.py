@@ -21,7 +21,7 @@ from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
 from common.wire.records import EvaluateReply, EvaluateRequest, Request
 from common.wire.roll_call import UNKNOWN_COUNT
-from strategies.local.training import Examples, Validation, reproducible
+from strategies.local.training import Validation, reproducible
 
 
 def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
@@ -34,7 +34,8 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
         found = validated(work, validation)
         tally = tally_of(work) if counts_right_images(work) and not request.test else NOT_TESTED
         if request.test and method.keeps_local_parts:
-            found = put_best(work, request, validation, found)
+            put_best(work, request, figures, found)
+            found = validated(work, validation)
             save_model(site.folder / "model", work.whole, label_contract_sha256=request.contract)
         asked = request.test and figures.tests
         metrics, tested = _tested(work) if asked else ({}, {})
@@ -44,17 +45,21 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     return replace(reply, **tally, **of_test(tested), **of_validation(chosen_on))
 
 
-def put_best(work: Work, request: Request, validation: Examples, current: Validation) -> Validation:
-    """Put this site's own parts of the best round in place; return how good the network is with them."""
+def put_best(work: Work, request: Request, figures: ToldFigures, found: Validation) -> None:
+    """Put this site's own parts of the best round in place.
+
+    Args:
+        found: How good the network is with the parts of the last round.
+    """
     memory, method = work.memory, work.method
     if method.selection == "site":
-        loss = loss_here(work, current)
+        judged = found if figures.exact else figures.validation(found, work.examples("validation"))
+        loss = loss_here(work, judged)
         better = loss is not None and loss < memory.best_loss  # False where the last round diverged
         best = memory.parts if better else memory.best
     else:
         best = parts_in_best_round(memory, request, memory.parts) or memory.parts
     put(work.network, best)
-    return validated(work, validation)
 
 
 def scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:

@@ -9,7 +9,7 @@ from client.site.site_state import Memory, MemoryFolder
 from client.training.features import NetworkOnFeatures, features_of, trains_on_features
 from client.training.network_cache import empty_network, fill_frozen_part
 from common.config import Plan
-from common.data.images.pixels import Pixels
+from common.data.images.pixels import Pixels, at_rows
 from common.errors import quoted
 from common.models.network import SplitNetwork
 from common.models.state import ModelState, write_state
@@ -44,8 +44,10 @@ class Work:
     def examples(self, part: str) -> Examples:
         """Images of ``train`` or ``validation`` with the labels of the rows the network has; made once a request."""
         if part not in self._examples:
-            images = self.site.trained_on(part, self.plan)
-            self._examples[part] = examples_of(images, self.seen(part), self.network.class_names)
+            images, seen = self.site.trained_on(part, self.plan), self.seen(part)
+            if (kept := self.site.kept_rows(part, self.plan)) is not None:
+                images, seen = images.rows(kept), at_rows(seen, kept)
+            self._examples[part] = examples_of(images, seen, self.network.class_names)
         return self._examples[part]
 
     def seen(self, part: str) -> Tensor | Pixels:

@@ -66,8 +66,11 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
         ledger.note_again(entry)
         _note_settled(site, request, plan)
         return same
+    _refuse_beyond_plan(ledger, request, plan, method)
     _refuse_beyond_budget(site, protection)
-    shield = protection.shield(method, _noise(site, plan, request.round), site.train.patients)
+    patients, kept = site.train.patients, site.kept_rows("train", plan)
+    patients = patients if kept is None else patients[kept]
+    shield = protection.shield(method, _noise(site, plan, request.round), patients)
     section = plan.privacy
     spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
     reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
@@ -127,6 +130,19 @@ def without_test(reply: EvaluateReply) -> EvaluateReply:
         negatives=(),
         model_sha256=reply.model_sha256,
     )
+
+
+def _refuse_beyond_plan(ledger: PrivacyBudgetLedger, request: TrainRequest, plan: Plan, method: Method) -> None:
+    """Hold a run to what its plan states: noise is drawn for so many answers, no matter of which rounds.
+
+    Raises:
+        BadInput: If the site has given as many.
+    """
+    answers = {entry.request for entry in ledger.entries if entry.run == request.run}
+    most = plan.run.rounds + method.ranks_sites
+    if len(answers) >= most:
+        problem = f"this run's plan has noise for {most} answers, and this site has given them."
+        raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
 
 
 def _refuse_beyond_budget(site: Site, protection: Protection) -> None:

@@ -4,10 +4,11 @@ import math
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from client.site.grown_models import GrownModels
-from client.site.told_figures import DIGITS, FigureSecret, bounded, by_patient, middle_of, share_of_one
+from client.site.told_figures import DIGITS, bounded, by_patient, middle_of, share_of_one
 from client.training.model_and_images import Work
 from common.metrics.multi_label import mean_auroc
 from common.models.inference import logits_of, probabilities
@@ -34,13 +35,9 @@ class ToldFigures:
             )
 
     @cached_property
-    def _secret(self) -> FigureSecret:
-        return FigureSecret(self._site.folder, durable=self._site.durable)
-
-    @cached_property
     def _grown(self) -> GrownModels:
         own = self._site.declaration.canonical
-        return GrownModels(self._work.folder.folder, self._secret, own, durable=self._site.durable)
+        return GrownModels(self._work.folder.folder, self._site.figure_secret, own, durable=self._site.durable)
 
     def note_step(self, change: Groups) -> None:
         """Note how far the site's own training went: the next model is measured by it."""
@@ -50,11 +47,22 @@ class ToldFigures:
     @property
     def tests(self) -> bool:
         """Whether the site says how good the model is on its test part: only of one that it helped to train."""
-        return self.exact or (self.grew and self._grown.trained_here())
+        return self.exact or (self._all_came and self.grew and self._grown.trained_here())
+
+    @property
+    def _all_came(self) -> bool:
+        """Whether all of the judged model may be seen outside.
+
+        Parts that never leave are trained on bare data. Behind a trunk that the coordinator chooses, each figure says
+        something of them, so none leaves where the run promises that masks or noise cover what is sent.
+        """
+        privacy = self._work.plan.privacy
+        covered = privacy.secure_aggregation or privacy.level == "update"
+        return not (covered and self._work.method.keeps_local_parts)
 
     def validation(self, found: Validation, examples: Examples) -> Validation:
         """What leaves of the validation figures that were found."""
-        if not self._site.tells("validation") or not self.grew:
+        if not self._site.tells("validation") or not self.grew or not (self.exact or self._all_came):
             return Validation()
         return found if self.exact or found.loss is None else self._blurred(found, examples)
 
@@ -63,29 +71,23 @@ class ToldFigures:
         work, patients = self._work, self._site.validation.patients
         logits, labels = logits_of(work.network, examples.images, work.plan.training.precision), examples.labels.clone()
         labels[:, self._site.hidden_rows("validation", work.network.class_names)] = math.nan
+        labels[torch.from_numpy(self._site.unsaid_images("validation"))] = math.nan
         one_class = work.network.spec.task == "multi_class"
         known = (labels == 1).any(dim=1) if one_class else ~labels.isnan().all(dim=1)
-        kept = np.flatnonzero(~self._secret.left_out(patients) & known.cpu().numpy())
+        kept = np.flatnonzero(~self._site.figure_secret.left_out(patients) & known.cpu().numpy())
         if not len(kept):
             return Validation()
         told = [work.method.loss(logits[[row]], labels[[row]], examples.annotated).item() for row in kept.tolist()]
+        model, secret = self._judged_sha256(), self._site.figure_secret
         every = by_patient(np.nan_to_num(np.array(told), nan=np.inf), patients[kept])  # one's loss counts up to a bound
-        middle = middle_of(every, self._noise("middle"))
+        middle = middle_of(every, secret.noise("middle", model))
         if not np.isfinite(middle):
             return Validation(math.inf)  # the model is broken, for some half of the patients or more
         losses, bound = bounded(every, middle, self._chance)
-        loss = losses.mean() + bound / len(losses) * self._noise("loss")
+        loss = losses.mean() + bound / len(losses) * secret.noise("loss", model)
         scores = without_gaps(probabilities(logits, work.network.spec.task)[kept].cpu().numpy())
-        return Validation(round(max(float(loss), 0.0), DIGITS), self._auroc(scores, labels[kept].cpu().numpy()))
-
-    def _auroc(self, scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float | None:
-        pairs = [(int((column == 1).sum()), int((column == 0).sum())) for column in labels.T]
-        rows = [row for row, pair in enumerate(pairs) if min(pair)]
-        value = mean_auroc(scores[:, rows], labels[:, rows])
-        if value is None:
-            return None
-        noisy = value + share_of_one([pairs[row] for row in rows]) * self._noise("auroc")
-        return round(min(max(noisy, 0.0), 1.0), DIGITS - 1)
+        auroc = _blurred_auroc(scores, labels[kept].cpu().numpy(), secret.noise("auroc", model))
+        return Validation(round(max(float(loss), 0.0), DIGITS), auroc)
 
     @property
     def _chance(self) -> float:
@@ -93,11 +95,8 @@ class ToldFigures:
         network = self._work.network
         return math.log(max(len(network.class_names), 2) if network.spec.task == "multi_class" else 2)
 
-    def _noise(self, figure: str) -> float:
-        return self._secret.noise(figure, self._model_sha256)
-
-    @cached_property
-    def _model_sha256(self) -> str:
+    def _judged_sha256(self) -> str:
+        """The hash of the model as it is now: a site that chooses between two judges both."""
         network = self._work.network
         return state_sha256(read_state(network), layout_of(network))
 
@@ -108,8 +107,18 @@ class ToldFigures:
         A coordinator could try all values that training can give to such a part, or see whether it changed.
         """
         if self.exact or not self._work.method.keeps_local_parts:
-            return self._model_sha256
+            return self._judged_sha256()
         return arrays_sha256(*(part for _, part in sorted(self._request.model.named().items())))
+
+
+def _blurred_auroc(scores: NDArray[np.float32], labels: NDArray[np.float32], noise: float) -> float | None:
+    pairs = [(int((column == 1).sum()), int((column == 0).sum())) for column in labels.T]
+    rows = [row for row, pair in enumerate(pairs) if min(pair)]
+    value = mean_auroc(scores[:, rows], labels[:, rows])
+    if value is None:
+        return None
+    noisy = value + share_of_one([pairs[row] for row in rows]) * noise
+    return round(min(max(noisy, 0.0), 1.0), DIGITS - 1)
 
 
 def without_gaps(scores: NDArray[np.floating]) -> NDArray[np.floating]:

@@ -87,17 +87,18 @@ def _trained(
     seed, masked = seed_of(plan.run.seed, request.round, site.name), plan.privacy.secure_aggregation
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
+        chosen_on = validation if figures.exact else None  # else the choice says something of these images; see Judge
         found = validated(work, validation)
-        judged = found, figures.validation(found, validation)  # as the site found, and as it tells
+        told = figures.validation(found, validation)
+        judged = (found if figures.exact else told), told  # what the site chooses a round by, and what it tells
         tested = counts_right_images(work) and not method.sequential  # else it is no model of a round
         tally = tally_of(work) if tested else NOT_TESTED
         examples, received, notes = work.examples("train"), request.statistics, work.memory.notes
         local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
         # Sites that mask together do the same; what each counts for itself is the coordinator's word.
         if (request.round == 1) if masked else (request.counted == 0):
-            warm_up(work, validation, generator)
-        judged_by = None if request.ranks else validation
-        trained, optimizer = fine_tune(work, local, judged_by, generator, request.round, shield.epoch)
+            warm_up(work, chosen_on, generator)
+        trained, optimizer = fine_tune(work, request, local, chosen_on, generator, shield.epoch)
         state = shield.outcome(network, work.received, trained.last_loss, optimizer, site.tell if masked else None)
         few = few_of_rows(site.train, network.class_names, site.policy)
         own = local.statistics(network, trained.losses)
@@ -106,8 +107,8 @@ def _trained(
     return judged, tally, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
 
 
-def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> None:
-    """Train neck and head with the backbone frozen; keep the epoch with the lowest validation loss (specs 1.4)."""
+def warm_up(work: Work, validation: Examples | None, generator: torch.Generator) -> None:
+    """Train neck and head with the backbone frozen; keep the epoch with the lowest loss (specs 1.4; see Judge)."""
     spec, method, network = work.plan.training, work.method, work.network
     if not method.warm_up.epochs:
         return
@@ -116,8 +117,8 @@ def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> Non
     exercise = work.exercise(LocalRound(plain(minimised)), backbone_frozen=True)
     best, best_loss = read_state(network), float("inf")
     for _ in range(method.warm_up.epochs):
-        train_epoch(network, exercise, optimizer, generator)
-        loss = validate(network, validation, method.loss, spec).loss
+        losses = train_epoch(network, exercise, optimizer, generator)
+        loss = validate(network, validation, method.loss, spec).loss if validation is not None else float(losses.mean())
         if loss is None or loss < best_loss:
             best, best_loss = read_state(network), best_loss if loss is None else loss
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)
@@ -125,25 +126,21 @@ def warm_up(work: Work, validation: Examples, generator: torch.Generator) -> Non
 
 def fine_tune(
     work: Work,
+    request: TrainRequest,
     local: LocalRound,
     validation: Examples | None,
     generator: torch.Generator,
-    server_round: int,
     epoch: Epoch | None = None,
 ) -> tuple[Trained, torch.optim.Optimizer]:
-    """Train the local epochs of a round: as many as the experiment says, or until the validation loss settles.
-
-    Args:
-        validation: None for the one epoch of a ranking.
-    """
+    """Train the local epochs of a round: as many as the plan says, until the loss settles (see Judge), or one."""
     spec, method, network = work.plan.training, work.method, work.network
     unfreeze(network)
-    factor = local.lr_factor * rate_factor(spec, server_round, work.plan.run.rounds)
+    factor = local.lr_factor * rate_factor(spec, request.round, work.plan.run.rounds)
     optimizer = optimizer_for(network, spec, spec.lr * factor)
     if work.plan.keeps_optimizer:
         restore_optimizer(network, optimizer, work.memory.optimizer)
     exercise = work.exercise(local, epoch=epoch)
-    if validation is None:
+    if request.ranks:
         once = replace(exercise, spec=spec.model_copy(update={"epochs": 1}))
         return train(network, once, optimizer, generator), optimizer
     if method.settling is None:

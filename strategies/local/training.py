@@ -191,11 +191,28 @@ def train(
 
 @dataclass(frozen=True)
 class Judge:
-    """The data and the rule by which training is judged to have settled."""
+    """The data and the rule by which training is judged to have settled.
 
-    validation: Examples
+    Attributes:
+        validation: None to judge by each epoch's training loss: which epoch is kept then says nothing of other images
+            than the update itself.
+    """
+
+    validation: Examples | None
     loss: Loss
     settling: Settling
+
+    @property
+    def has_none(self) -> bool:
+        """Whether there is nothing to judge by."""
+        return self.validation is not None and not self.validation.any_known
+
+    def loss_after(self, network: SplitNetwork, losses: Losses, spec: TrainingSection) -> float:
+        """What counts as the loss after an epoch with these losses of its batches; NaN where it is no number."""
+        if self.validation is None:
+            return float(losses.mean())
+        loss = validate(network, self.validation, self.loss, spec).loss
+        return np.nan if loss is None else loss
 
 
 def train_until_settled(
@@ -205,17 +222,16 @@ def train_until_settled(
     generator: torch.Generator,
     judge: Judge,
 ) -> Trained:
-    """Train until the validation loss settles; the weights of its lowest point are put back (specs 2.4, step 4).
+    """Train until the judged loss settles; the weights of its lowest point are put back (specs 2.4, step 4).
 
-    Without a validation loss it trains the experiment's number of epochs.
+    Where there is nothing to judge by it trains the experiment's number of epochs.
     """
-    if not judge.validation.any_known:
+    if judge.has_none:
         return train(network, exercise, optimizer, generator)
     every, settling, best = list[Losses](), judge.settling, read_state(network)
     while not settling.stopped:
         every.append(train_epoch(network, exercise, optimizer, generator))
-        loss = validate(network, judge.validation, judge.loss, exercise.spec).loss
-        settling = settling.after(np.nan if loss is None else loss)
+        settling = settling.after(judge.loss_after(network, every[-1], exercise.spec))
         if settling.best_epoch == settling.epochs - 1:
             best = read_state(network)
     write_state(network, trunk=best.trunk, norm=best.norm, head=best.head)

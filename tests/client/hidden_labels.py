@@ -43,13 +43,21 @@ def one_class_an_image(classes: int, shown: int) -> Labels:
     return np.eye(classes, dtype=np.float32)[rows]
 
 
-def hospital(folder: Path, classes: Sequence[str], labels: Labels, **policy: Any) -> Site:
-    """A hospital of the level standard."""
+def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bool = False, **policy: Any) -> Site:
+    """A hospital of the level standard.
+
+    Args:
+        turned: The validation part and the test part are of other images, with the opposite labels.
+    """
     told = Policy(**{"smallest_count": FEW, "networks": ("*",), "extra_questions": None, **policy})
     parts = []
-    for seed, count in enumerate((len(labels), 16, 16)):
-        pixels = images(seed, count, ("bright", "dark"))  # of which the labels here say nothing
-        parts.append(ImageSet(pixels.stored, labels[:count], tuple(classes), pixels.patients, pixels.sources))
+    for number, count in enumerate((len(labels), 16, 16)):
+        other = turned and number > 0
+        pixels = images(number + 9 * other, count, ("bright", "dark"))  # of which the labels here say nothing
+        shown = labels[:count]
+        parts.append(
+            ImageSet(pixels.stored, 1 - shown if other else shown, tuple(classes), pixels.patients, pixels.sources)
+        )
     return Site(Declaration("site-1", tuple(classes)), *parts, folder, policy=told, durable=False)
 
 

@@ -1,5 +1,6 @@
 """Labels of hidden classes, where each image shows one class: nothing in an update without noise depends on them."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from client.training.model_and_images import unpack
 from common.config import Plan
 from common.wire.records import TrainRequest
 from strategies.registry import STRATEGIES
-from tests.client.hidden_labels import hospital, one_class_an_image, sent, several_classes_an_image
+from tests.client.hidden_labels import Labels, hospital, one_class_an_image, sent, several_classes_an_image
 from tests.client.rounds import beginning, plan, request
 
 CLASSES = ("a", "b", "c", "d")
@@ -26,10 +27,10 @@ def _flower_knows_where_it_is() -> None:
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
 
 
-def requests(method: str, **tables: Any) -> list[TrainRequest]:
+def requests(method: str, task: str = "multi_class", **tables: Any) -> list[TrainRequest]:
     """Two rounds."""
     tree = plan(method, {}, batch_size=8).model_dump(mode="json")
-    of = Plan.model_validate({**tree, **tables, "model": {**tree["model"], "task": "multi_class", "norm": "group"}})
+    of = Plan.model_validate({**tree, **tables, "model": {**tree["model"], "task": task, "norm": "group"}})
     first = request(of, beginning(of, CLASSES))
     return [replace(first, round=number + 1, counted=number, best=number - 1) for number in (0, 1)]
 
@@ -55,13 +56,50 @@ def test_nor_where_a_plan_takes_several_findings_an_image_for_one_class(tmp_path
     assert updates[0] == updates[1]
 
 
-def test_nothing_is_known_of_an_image_that_shows_a_hidden_class(tmp_path: Path) -> None:
-    """Its absence from all other classes would say as much."""
-    at = hospital(tmp_path, CLASSES, labels := one_class_an_image(4, 2))
-    examples = unpack(at, requests("surgical")[0]).examples("train")
-    known = ~examples.labels.isnan().all(dim=1).numpy()
-    assert known.tolist() == labels[:, 1:3].any(axis=1).tolist()
-    assert bool(examples.labels[:, [0, 3]].isnan().all())
+def exclusive() -> Labels:
+    return one_class_an_image(4, 2)
+
+
+def nearly_exclusive() -> Labels:
+    """One image shows two classes, and one none."""
+    labels = one_class_an_image(4, 2)
+    labels[20] = (0, 1, 1, 0)
+    labels[21] = 0
+    return labels
+
+
+def with_a_class_that_means_none_of_them() -> Labels:
+    """The second: an image shows it, or one or two of the others."""
+    labels = one_class_an_image(4, 2)
+    labels[(labels[:, 2] == 1).nonzero()[0][::3], 0] = 1
+    return labels
+
+
+KINDS = (exclusive, nearly_exclusive, with_a_class_that_means_none_of_them)
+WITH_TASK = [
+    *((method, "multi_class", exclusive) for method in METHODS),
+    *(
+        (method, "multi_label", kind)
+        for method in ("surgical", "partial_loss", "fedfixmatch", "fedmlp")
+        for kind in KINDS
+    ),
+]
+
+
+@pytest.mark.parametrize(("method", "task", "kind"), WITH_TASK)
+def test_an_update_is_that_of_a_hospital_without_the_images_that_show_hidden_classes_alone(
+    method: str, task: str, kind: Callable[[], Labels], tmp_path: Path
+) -> None:
+    """Their absence from all other classes would say what they show; so would what is done to unlabelled images."""
+    labels = kind()
+    hidden = [0, 3] if kind is not with_a_class_that_means_none_of_them else [3]
+    alone = ~np.delete(labels, hidden, axis=1).any(axis=1)
+    assert alone.any()
+    at = hospital(tmp_path / "with", CLASSES, labels)
+    hidden_there = {part: at.hides(part) for part in ("train", "validation", "test")}
+    without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=hidden_there, folder=tmp_path / "without")
+    assert {CLASSES.index(one) for one in hidden_there["train"]} == set(hidden)
+    assert sent(at, requests(method, task)) == sent(without, requests(method, task))
 
 
 MASKS: dict[str, Any] = {"privacy": {"secure_aggregation": True}}

@@ -11,11 +11,12 @@ import pytest
 from client.site.site_state import Memory, MemoryFolder
 from client.training.secure_aggregation import asked_of
 from common.config import Plan
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
+from strategies.privacy.secure_aggregation import masked_rounds
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
 from strategies.registry import method_of
-from tests.client.masked import NAMES, Hospitals, integers, masked_plan
+from tests.client.masked import NAMES, Hospitals, honest, integers, masked_plan
 
 VICTIM = "cedar"
 OTHERS = tuple(name for name in NAMES if name != VICTIM)
@@ -412,3 +413,45 @@ def test_a_masked_update_of_a_training_that_diverged_is_zero_and_no_error(tmp_pa
     assert here.refusals == []
     with pytest.raises(FloatingPointError, match="diverged"):
         here.bare(VICTIM, here.asked_to_train(of, VICTIM, 1))
+
+
+@pytest.mark.parametrize(("method", "told"), [("vanilla", True), ("pfl", False), ("fedbn", False)])
+def test_no_figure_leaves_of_parts_that_no_mask_ever_covered(method: str, told: bool, tmp_path: Path) -> None:
+    """Behind a trunk that a coordinator makes for it, scores of a hospital's own head say what the head holds."""
+    here, of = Hospitals(tmp_path), masked_plan(method)
+    here.trained(of, NAMES, 1, honest)
+    MemoryFolder(here.sites[VICTIM].folder / "memory" / "run").note_settled(1)
+    first = replace(here.asked_to_train(of, VICTIM, 1), counted=1, best=1)
+    facts = {name: value for name, value in vars(first).items() if name != "statistics"}
+    for test in (False, True):
+        asked = EvaluateRequest(**facts, test=test)
+        reply = here.asked(VICTIM, "evaluate", asked, EvaluateReply)
+        assert reply is not None, here.refusals
+        assert (reply.validation_loss is not None, reply.validation_auroc is not None) == (told, told)
+        assert bool(reply.class_names) == (told and test)
+
+
+def test_no_masked_round_is_forgotten_however_many_follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that is could be masked again without a hospital: the difference of the sums is its update."""
+    monkeypatch.setattr(masked_rounds, "KEPT", 3)
+    here, of = Hospitals(tmp_path, dict.fromkeys((*NAMES, "dogwood"), 40)), masked_plan()
+    here.opened(of)
+    for number in range(2):
+        here.opened(of, NAMES, 1, standing_apart(number), run=f"filler-{number}")
+    with pytest.raises(MaskingFailed):
+        here.opened(of, NAMES, 1, standing_apart(2), run="filler-2")
+    assert any("masks in no further run" in one for one in here.refusals)
+    with pytest.raises(MaskingFailed):
+        here.opened(of, NAMES)
+
+
+def standing_apart(number: int) -> Callable[[str, Any], Any]:
+    """From a model of its own, the same for everybody."""
+
+    def changed(name: str, asked: Any) -> Any:
+        if not isinstance(asked, TrainRequest):
+            return asked
+        assert asked.model.trunk is not None
+        return replace(asked, model=replace(asked.model, trunk=asked.model.trunk + np.float32(number + 1)))
+
+    return changed

@@ -1,5 +1,6 @@
 """A site's budget: what is written down before anything leaves, and when the site stops."""
 
+import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from client.connection.status import Status, in_words
+from client.gate.known_runs import digest
 from client.roll_call import answer
 from client.site.policy import Policy
 from client.site.site import Site
@@ -237,3 +239,26 @@ def test_no_later_round_goes_on_from_one_whose_cost_was_not_written_down(
         patched.setattr(MemoryFolder, "keep", lambda *written: None)
         fresh = second_round(alone, monkeypatch, killed=False)
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)
+
+
+def test_a_run_gets_no_more_answers_than_its_plan_has_noise_for(tmp_path: Path) -> None:
+    """Round numbers and models are the coordinator's: what its plan states holds for all of them together."""
+    at, of = private_site(tmp_path), private_plan()
+    of = of.model_copy(update={"run": of.run.model_copy(update={"rounds": 2})})
+    first_round(at, of)
+    first_round(at, of)  # the very same request
+    private_round(at, request(of, replace(beginning(of), trunk=beginning(of).trunk + np.float32(1)), 1, counted=0))
+    for server_round in (1, 2, 3):
+        with pytest.raises(BadInput, match="noise for 2 answers"):
+            private_round(at, request(of, replace(beginning(of), trunk=-beginning(of).trunk), server_round))
+    private_round(at, replace(request(of, beginning(of)), run="another-run"))
+
+
+def test_rounds_of_a_plan_with_noise_are_part_of_what_the_run_was_announced_with() -> None:
+    """The noise of each round follows from their number."""
+    for level, same in (("none", True), ("update", False), ("patient", False)):
+        plans = [
+            json.dumps({"run": {"rounds": rounds, "name": str(rounds)}, "privacy": {"level": level}})
+            for rounds in (3, 4)
+        ]
+        assert (digest(plans[0]) == digest(plans[1])) == same

@@ -95,6 +95,23 @@ def test_a_later_round_number_alone_gets_no_second_test(tmp_path: Path) -> None:
     assert reason(judges(at, model, 4, test=True)) == ""
 
 
+def test_a_training_that_cannot_be_done_gets_no_second_test(tmp_path: Path) -> None:
+    at, model = metered(tmp_path, 0), beginning(OF)
+    trains(at, model)
+    assert reason(judges(at, model, 1, test=True)) == ""
+    assert model.trunk is not None
+    assert reason_or_error(at, replace(model, trunk=model.trunk[:-1]), 2) != ""
+    assert "none after it was trained here" in reason(judges(at, another(model, 0.1), 2, test=True))
+    assert "none after it was trained here" in reason(judges(metered(tmp_path, 0), another(model, 0.1), 2, test=True))
+
+
+def reason_or_error(at: Site, model: ModelState, server_round: int) -> str:
+    try:
+        return reason(trains(at, model, server_round))
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+
+
 def test_questions_of_old_runs_are_forgotten_with_the_runs(tmp_path: Path) -> None:
     at = metered(tmp_path, 0)
     (tmp_path / FOLDER).mkdir()

@@ -4,7 +4,7 @@ import atexit
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from common.config import ExperimentFile
+from common.config import ExperimentFile, Plan
+from common.errors import BadInput
 from common.security.audit import Audit
 from common.security.audit_check import check
 from common.wire.canonical_bytes import record_sha256
@@ -28,9 +29,9 @@ from common.wire.roll_call import RollCall, RollCallAnswer
 from server.simulation.backends.inline import InlineGrid
 from strategies.base.checkpoint import of_bytes, to_bytes
 from strategies.base.state import FederationState
-from strategies.registry import STRATEGIES
+from strategies.registry import STRATEGIES, method_named, method_of
 from strategies.rounds.strategy import FederatedAveraging
-from tests.client.hidden_labels import hospital, sent, several_classes_an_image
+from tests.client.hidden_labels import IMAGES, hospital, sent, several_classes_an_image
 from tests.federations import Traffic, experiment, needs_of, of_type, overheard
 from tests.strategies.leading import POOLED, Ran, lead
 
@@ -85,6 +86,45 @@ def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Pa
     assert updates(1) == updates(3)
     if method != "individual":  # which sends nothing
         assert updates(1, train_hidden_classes=True) != updates(3, train_hidden_classes=True)
+
+
+@pytest.mark.parametrize("method", sorted(set(STRATEGIES) - {"centralised", "server_only"}))
+def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: Path) -> None:
+    """Nor on their labels, but where the hospital tells exact figures and the method chooses an epoch by them."""
+    ran, traffic = whole(method).ran, whole(method).traffic
+    classes = ran.strategy.sites.known(1, {}).contract.sites["site-1"]
+    down = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
+    rounds = {one.round: one for one in down if set(classes) <= set(one.class_names)}
+    warmed, chooses = with_warm_up(rounds.values())
+    labels = (np.random.default_rng(0).random((IMAGES, len(classes))) < 0.75).astype(np.float32)
+
+    def updates(*, turned: bool, **policy: Any) -> list[dict[str, bytes]]:
+        at = hospital(tmp_path / f"{turned}{len(policy)}", classes, labels, turned=turned, smallest_count=2, **policy)
+        return sent(at, warmed)
+
+    assert updates(turned=False) == updates(turned=True)
+    # individual sends nothing; where other sites' classes count as absent, they outweigh this site's own here
+    if chooses and method != "individual" and how_missing(warmed[0]) == "masked":
+        assert updates(turned=False, exact_figures=True) != updates(turned=True, exact_figures=True)
+
+
+def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], bool]:
+    """The same with some epochs of warm-up, where the method has any; and whether an epoch is chosen in one of them."""
+    plans = [Plan.model_validate_json(one.plan) for one in requests]
+    method = {**plans[0].method, "warm_up_epochs": 4, "warm_up_lr": 0.02}
+    try:
+        method_named(plans[0].run.method, method, plans[0].model.task)
+    except BadInput:
+        if method_of(plans[0]).settling is None:
+            return list(requests), False
+        method = {**plans[0].method, "missing": "masked", "epoch_cap": 6}
+    changed = [plan.model_copy(update={"method": method}).model_dump_json() for plan in plans]
+    return [replace(one, plan=plan) for one, plan in zip(requests, changed, strict=True)], True
+
+
+def how_missing(request: TrainRequest) -> str:
+    method = method_of(Plan.model_validate_json(request.plan))
+    return getattr(method.parameters, "missing", method.missing)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))

@@ -7,6 +7,8 @@ one sum. So two sums of one round have the same sites, or none in common.
 
 The same holds for two rounds, of one run or two, that begin with one model: where training draws nothing by chance,
 their updates are the same.
+
+No run is forgotten: a round of one that is could be masked again, among fewer sites.
 """
 
 import json
@@ -21,7 +23,7 @@ from strategies.privacy.secure_aggregation.crypto import SecretsError
 from strategies.privacy.secure_aggregation.segments import threshold
 
 KEPT = 5_000
-"""Runs; each costs a coordinator a round of training before a file is written."""
+"""Runs; each costs a coordinator a round of training before a file is written. None is forgotten, see above."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,11 @@ class MaskedRounds:
         return replace(done, noise=str(found[0].get("noise", "")))
 
     def note(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
-        """Write down what is about to be done."""
+        """Write down what is about to be done.
+
+        Raises:
+            SecretsError: If it would be one run more than the site remembers.
+        """
         if self._folder is None:
             return
         path, before = self._path(run), self._rounds(run)
@@ -120,7 +126,7 @@ class MaskedRounds:
         if before.get(str(server_round)) == noted:
             return
         if not path.exists():
-            self._forget_old()
+            self._refuse_beyond_kept()
         write_atomically(path, json.dumps({**before, str(server_round): noted}).encode(), durable=self._durable)
 
     def _rounds(self, run: str) -> dict[str, Any]:
@@ -135,8 +141,7 @@ class MaskedRounds:
         assert self._folder is not None, "checked before"
         return self._folder / f"{run}.json"
 
-    def _forget_old(self) -> None:
+    def _refuse_beyond_kept(self) -> None:
         assert self._folder is not None, "checked before"
-        paths = sorted(self._folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-        for path in paths[: max(len(paths) - KEPT + 1, 0)]:
-            path.unlink()
+        if len(list(self._folder.glob("*.json"))) >= KEPT:
+            raise SecretsError(f"it has masked in {KEPT:,} runs; it forgets none of them, and masks in no further run")

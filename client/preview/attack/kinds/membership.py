@@ -106,7 +106,7 @@ class _Shadows:
 
     def reply(self, number: int, images: ImageSet, plan: Plan, start: ModelState) -> TrainReply | None:
         policy = Policy.model_validate({"level": "open", "smallest_count": 0})
-        site = replace(self._at.site, train=images, policy=policy, hidden={"train": frozenset()})
+        site = replace(self._at.site, train=images, policy=policy, hidden={"train": frozenset()}, unsaid={})
         shadow = Adversary(site, self._folder / str(number), self._at.honest)
         return shadow.trains(plan, start)
 
