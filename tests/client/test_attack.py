@@ -1,6 +1,7 @@
 """A hospital that attacks itself: what each attack finds under each level, and that no field is left out."""
 
 import json
+import re
 import stat
 import tempfile
 from dataclasses import replace
@@ -91,14 +92,18 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
     assert found.of == 12
     assert least <= found.recovered <= most
     assert len(found.pictures) == found.recovered or found.recovered < 12
-    assert not found.refusals  # strict takes part, with noise
+    assert not found.said.refusals  # strict takes part, with noise
 
 
 def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
     site = hospital(tmp_path, "standard", masked_only=True)
     found = imprinted(adversary(training_on(site, drawn(site.train, 12))), size=60)
     assert figures(found) == (0, 12)
-    assert "policy.masked_only" in found.refusals[0]
+    assert "policy.masked_only" in found.said.refusals[0]
+    assert found.declined
+    assert "nothing was tried" in found.sentence
+    page = write_page(site, adversary(site).honest, [found], tmp_path / "page.html").read_text()
+    assert re.search(r"<td[^>]*>declined</td>", page)
 
 
 # ---------------------------------------------------------------------- counts
@@ -192,7 +197,7 @@ def test_repeated_questions(level: Level, expected: int, tmp_path: Path) -> None
 def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
     found = round_the_budget(adversary(hospital(tmp_path, "strict")))
     assert figures(found) == (0, 1)
-    assert "policy.epsilon" in found.refusals[0]
+    assert "policy.epsilon" in found.said.refusals[0]
 
 
 # ---------------------------------------------------------------------- the page

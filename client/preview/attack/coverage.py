@@ -47,7 +47,7 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "validation_auroc": (REPEATED, BUDGET),
         "seconds": "depends on the number of images, which is told, and on the machine; 0 in a run with privacy",
         "update": (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, TRUNK, PERSONS),
-        "epochs": "the plan's; of a method that trains until its loss settles, a number of that loss",
+        "epochs": "the plan's, or a number of training losses; with exact_figures one of validation losses",
         "statistics": "by name, below",
         "test_images": _TOLD_COUNT,
         "test_correct": (FAILURES,),
@@ -125,7 +125,8 @@ BY_STATISTIC: Mapping[str, tuple[str, ...] | str] = {
 }
 NOT_TRIED = (
     "Hospitals that the coordinator makes up: without `peers` their part can be taken off a masked sum.",
-    "Plans that ask for masks, or for little noise, so that a site answers otherwise: tests of the product try those.",
+    "Plans that ask for masks: a site with `masked_only` declines all of these attacks, and is not asked under masks. "
+    "Plans with little noise. Tests of the product try both.",
     "Attacks on the sum of several hospitals' masked updates, and on the models that a run ends with.",
     "Attacks by another hospital of the federation, and by somebody who has taken over this machine.",
     "Statistics of single methods (prototypes, relations, indicators, difficulty), score histograms, plug-ins.",

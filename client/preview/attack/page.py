@@ -33,7 +33,8 @@ def as_json(site: Site, plan: Plan, found: Sequence[Attempt]) -> dict[str, Any]:
                 "by_chance": one.by_chance,
                 "notes": list(one.notes),
                 "stops": one.stops,
-                "refusals": list(one.refusals),
+                "declined": one.declined,
+                "refusals": list(one.said.refusals),
                 "seconds": round(one.seconds, 1),
             }
             for one in found

@@ -14,6 +14,7 @@ import numpy as np
 from flwr.app import Context, Message, RecordDict
 
 from client.app import client_app
+from client.preview.attack.kinds.attempt import Said
 from client.site.site import Site
 from common.config import Plan
 from common.data.base.image_set import ImageSet
@@ -36,13 +37,13 @@ class Adversary:
     Attributes:
         site: The copy, in a folder that is removed afterwards.
         honest: The plan that the hospital was asked to take part in.
-        refusals: What the site said instead of answers, each reason once.
+        said: What the site answered.
     """
 
     site: Site
     folder: Path
     honest: Plan
-    refusals: list[str] = field(default_factory=list)
+    said: Said = field(default_factory=Said)
 
     def __post_init__(self) -> None:
         act_as(1, 1)  # read by Message()
@@ -122,11 +123,12 @@ class Adversary:
         if reply.has_error():
             self._refused(str(reply.error.reason))
             return None
+        self.said.records += 1
         return decode(reply.content, expected)
 
     def _refused(self, reason: str) -> None:
-        if reason not in self.refusals:
-            self.refusals.append(reason)
+        if reason not in self.said.refusals:
+            self.said.refusals.append(reason)
 
 
 def drawn(images: ImageSet, most: int, seed: int = 0) -> ImageSet:

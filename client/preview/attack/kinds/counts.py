@@ -77,7 +77,7 @@ def from_losses(at: Adversary) -> Attempt:
         len(sought),
         "counts that the site does not tell",
         STOPS,
-        refusals=at.refusals,
+        said=at.said,
     )
 
 
@@ -129,7 +129,7 @@ def from_digits(at: Adversary) -> Attempt:
         len(set(at.rows) - at.site.hides("test")) if step > 1 and len(test) else 0,
         "counts that `round_counts_to` rounds",
         "`exact_figures = false`; `test_metrics = false`",
-        refusals=at.refusals,
+        said=at.said,
     )
 
 

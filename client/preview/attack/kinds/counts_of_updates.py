@@ -153,4 +153,4 @@ def _attempt(
     hidden = sum(at.rows[count.row] in at.site.hides(count.part) for count in sought)
     notes = [f"{hidden} of them are of classes that `smallest_count` hides"]
     things = "counts that the site does not tell"
-    return Attempt(name, title, tried, recovered, len(sought), things, stops, notes=notes, refusals=at.refusals)
+    return Attempt(name, title, tried, recovered, len(sought), things, stops, notes=notes, said=at.said)

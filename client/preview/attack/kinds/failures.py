@@ -50,7 +50,7 @@ def failures(at: Adversary, wanted: Sought) -> Attempt:
         "`training_figures = false`, `test_metrics = false`",
         by_chance=len(present) * wrong / strangers if strangers else 0.0,
         notes=[f"{wrong} of {strangers} pictures of neither part were placed wrongly"],
-        refusals=at.refusals,
+        said=at.said,
     )
 
 

@@ -67,7 +67,7 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
         '`level = "strict"` (noise: `epsilon`, `privacy_unit`); `masked_only` with `peers` leaves a sum of several '
         "hospitals. Clipping (`maximum_update_norm`) alone does not stop it, nor does the meter of requests.",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
-        refusals=at.refusals,
+        said=at.said,
         pictures=_pictures(_seen(train, plan.model), found, best, place),
     )
 
@@ -165,7 +165,7 @@ def inverted(at: Adversary) -> Attempt:
         "training images",
         'more images in a step; `masked_only` with `peers`; `level = "strict"`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
-        refusals=at.refusals,
+        said=at.said,
         pictures=_pictures(truth, found, best, place),
     )
 

@@ -75,7 +75,7 @@ def _attempt(name: str, tried: str, scores: Floats, inside: NDArray[np.bool_], a
         '`level = "strict"` (noise that hides patients); `masked_only` with `peers`; more images, fewer epochs.',
         by_chance=FALSE_ALARMS * members,
         notes=[f"AUROC {auroc or 0.5:.3f}; 0.5 is guessing"],
-        refusals=at.refusals,
+        said=at.said,
     )
 
 

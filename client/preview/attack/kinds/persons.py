@@ -74,7 +74,7 @@ def persons(at: Adversary, wanted: Sought) -> Attempt:
         "(a test only of models that grew here, rounded to one image) or `test_metrics = false`",
         notes=[f"in {part}: {by_part[part]} of {list(wanted.parts).count(part)}" for part in sorted(by_part)]
         + ([f"{wrong} placed wrongly"] if wrong else []),
-        refusals=at.refusals,
+        said=at.said,
     )
 
 

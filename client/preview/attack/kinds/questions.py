@@ -33,7 +33,7 @@ def repeated(at: Adversary) -> Attempt:
         ASKED - 1,
         "answers with a figure that the round did not need",
         "`extra_questions`; `training_figures = false`",
-        refusals=at.refusals,
+        said=at.said,
     )
 
 
@@ -54,5 +54,5 @@ def round_the_budget(at: Adversary) -> Attempt:
         int(budget),
         "requests",
         "`epsilon` is asked at every request",
-        refusals=at.refusals,
+        said=at.said,
     )
