@@ -23,6 +23,7 @@ from strategies.base.checkpoint import of_bytes as state_of_bytes
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
 from strategies.registry import method_of
+from strategies.unifed.passing import SequentialPassing
 
 
 class Altered(Exception):
@@ -105,9 +106,11 @@ class Replay:
             yield one
 
     def _move(self, server_round: int, known: RoundContext, replies: dict[str, TrainReply]) -> None:
-        if self.method.sequential:
-            for reply in replies.values():
-                self.model = passed_on(self.model, reply)
+        if isinstance(self.method, SequentialPassing):
+            passed, left = self.model, self.experiment.run.rounds - server_round
+            for hops, reply in enumerate(replies.values(), start=1):
+                passed = passed_on(passed, reply)
+                self.model = self.method.after_hop(left, hops, self.model, passed)
             return
         means = means_by(self.method, known, self.model, replies)
         self.model, self.moments = moved_by(self.method, server_round, means, self.moments)

@@ -11,6 +11,7 @@ from common.plugins import PLUGIN
 from common.system.files import is_file
 
 CLASSES: Mapping[str, str] = {
+    "polyclinic": "strategies.unifed.polyclinic:Polyclinic",
     "surgical": "strategies.surgical:SurgicalAggregation",
     "fedsld": "strategies.fedsld.method:FedSLD",
     "fedmlp": "strategies.fedmlp.method:FedMLP",

@@ -7,6 +7,7 @@ hospital, as in FedAvg, but one hospital after the other. The deadline of a roun
 import time
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -21,6 +22,7 @@ from strategies.base.aggregator import passed_on
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import CoordinatorRound, FederationValidation, RunStopped
 from strategies.base.state import after_round, with_judgement
+from strategies.local.losses import Missing
 from strategies.rounds.guard.odd_updates import Signs, impossible
 from strategies.rounds.guard.verdict import ABSURD, odd
 from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
@@ -34,12 +36,14 @@ class Pass:
 
     Attributes:
         model: The last good one.
+        result: What the round would end with after the last hop.
         replies: Of whom it has passed through, in that order.
         absent: Whom it could not, with the reasons.
         lengths: Of the updates that counted.
     """
 
     model: ModelState
+    result: ModelState
     replies: dict[str, TrainReply] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     lengths: dict[str, Lengths] = field(default_factory=dict)
@@ -51,7 +55,7 @@ class SequentialPassing(FederatedAveraging):
     """One model is passed on from hospital to hospital, round by round: averaging over cohorts of one."""
 
     sequential = True
-    missing = "negative"
+    missing: ClassVar[Missing] = "negative"
     own: OwnTraining | None = None
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
@@ -71,6 +75,17 @@ class SequentialPassing(FederatedAveraging):
     def order(self, server_round: int) -> tuple[str, ...]:
         """The sites of a round in the order in which the model passes through them: by name."""
         return tuple(self.sites.drawn(server_round, self.state.guard.excluded))
+
+    def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
+        """What a round would end with after one more hop: the model as it was passed on.
+
+        Args:
+            left: Rounds that follow this one.
+            hops: In this round, this one included.
+            result: The same after the hop before; the model that the round began with before the first.
+            passed: The model after this hop.
+        """
+        return passed
 
     def image_faults(self, own: Splits | None) -> list[Fault]:
         """A coordinator that trains needs images of its own."""
@@ -132,7 +147,7 @@ class SequentialPassing(FederatedAveraging):
         self.begin(server_round, grid)
         done = self._passed(grid, server_round, timeout)
         arrived, before, validated = time.monotonic(), self.state, self.last_validation
-        model, moments, coordinator = self._with_own_training(done.model, server_round)
+        model, moments, coordinator = self._with_own_training(done.result, server_round)
         self.state = after_round(
             before,
             server_round,
@@ -167,7 +182,11 @@ class SequentialPassing(FederatedAveraging):
         Raises:
             TooFewSites: As soon as it cannot pass through ``min_sites``.
         """
-        order, done, given = self.order(server_round), Pass(self.state.model), self.given(server_round)
+        order, done, given = (
+            self.order(server_round),
+            Pass(self.state.model, self.state.model),
+            self.given(server_round),
+        )
         needed, harmful = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
             self.new_requests(server_round)
@@ -196,6 +215,8 @@ class SequentialPassing(FederatedAveraging):
             done.lengths[site] = lengths_of(reply.update)
             done.replies[site] = reply
             done.model = passed_on(done.model, reply)
+            left = self.plan.run.rounds - reply.round
+            done.result = self.after_hop(left, len(done.replies), done.result, done.model)
 
     def _harm_of(self, done: Pass, reply: TrainReply) -> str:
         """Why a hop cannot be what the site trained; a plausible one shows in the sites' losses after the round."""

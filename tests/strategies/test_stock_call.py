@@ -55,7 +55,7 @@ def started(folder: Path, classes: tuple[str, ...] = DIGITS, run: Run = in_this_
 
 
 def test_every_method_is_a_flower_strategy() -> None:
-    assert len(STRATEGIES) == 22
+    assert len(STRATEGIES) == 23
     assert all(issubclass(one, Strategy) and isinstance(one(), Strategy) for one in STRATEGIES.values())
 
 
