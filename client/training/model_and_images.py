@@ -58,7 +58,7 @@ class Work:
     def exercise(self, local: LocalRound, *, backbone_frozen: bool = False, epoch: Epoch | None = None) -> Exercise:
         """What is trained on, and how."""
         frozen = Frozen(norm=self.method.frozen_norm, backbone=backbone_frozen)
-        examples, plan = local.part or self.examples("train"), self.plan
+        examples, plan = self.examples("train"), self.plan
         return Exercise(examples, local.objective, plan.training, plan.augmentation, frozen, epoch)
 
 

@@ -47,14 +47,12 @@ class LocalRound:
         statistics: What is told besides the update, of the trained network and the losses of all its batches.
         notes: What the site keeps for the method's next round, on its own disk, once the network is trained.
         lr_factor: The learning rate is multiplied by it.
-        part: What of the training part is trained on; None for all of it.
     """
 
     objective: Objective
     statistics: Callable[[SplitNetwork, Losses], Arrays] = lambda network, losses: NO_ARRAYS
     notes: Callable[[SplitNetwork], Arrays] = lambda network: NO_ARRAYS
     lr_factor: float = 1.0
-    part: Examples | None = None
 
 
 LocalHalf = Callable[[Situation], LocalRound]

@@ -1,22 +1,18 @@
 """Our own method against sequential training, and each of its changes by itself, on real digits."""
 
 import json
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from common.wire.codec import decode
 from common.wire.records import TrainReply, TrainRequest
 from server.runs.verify import verify
-from strategies.local.training import Examples
-from strategies.unifed.polyclinic import part_of
 from tests.federations import experiment, federation, finished, of_type, overheard
 from tests.strategies.leading import lead
 
-PLAIN = ("method.parts=1", 'method.order="name"', "method.mean_rounds=0")
+PLAIN = ('method.order="name"', "method.mean_rounds=0")
 RUN = ("run.method=polyclinic", "run.rounds=3", "partition.shared=2", "training.batch_size=128")
 
 
@@ -25,7 +21,7 @@ def test_without_its_changes_it_is_sequential_training_that_leaves_missing_label
     assert finished(*RUN, *PLAIN)[1]["model_sha256"] == finished(*sequential)[1]["model_sha256"]
 
 
-@pytest.mark.parametrize("change", ["method.parts=2", 'method.order="drawn"', "method.mean_rounds=1"])
+@pytest.mark.parametrize("change", ['method.order="drawn"', "method.mean_rounds=1"])
 def test_each_change_ends_in_another_model(change: str) -> None:
     assert finished(*RUN, *PLAIN, change)[1]["model_sha256"] != finished(*RUN, *PLAIN)[1]["model_sha256"]
 
@@ -50,7 +46,7 @@ def test_the_last_rounds_end_with_the_mean_of_the_models_after_each_stop(
 ) -> None:
     """Added up from what was on the wire: a stop begins with the model that left the one before."""
     traffic = overheard(monkeypatch)
-    ran = lead(experiment(tmp_path, *RUN, "method.mean_rounds=1"), tmp_path / "run", 3)
+    ran = lead(experiment(tmp_path, *RUN), tmp_path / "run", 3)
     asked = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     for server_round in (1, 2, 3):
@@ -70,23 +66,3 @@ def test_a_run_can_be_made_again_from_the_updates_that_it_kept(tmp_path: Path) -
     found = verify(tmp_path / "run" / "receipt.json")
     assert found.faults == []
     assert "round 3" in " ".join(found.right)
-
-
-def test_in_as_many_rounds_as_parts_each_image_is_trained_on_once_and_then_they_are_divided_anew() -> None:
-    labels = torch.arange(23, dtype=torch.float32)[:, None]
-    images = torch.arange(23, dtype=torch.uint8)[:, None, None, None].expand(23, 1, 2, 2)
-    examples = Examples(images, labels, torch.ones(1, dtype=torch.bool))
-    rounds = [part_of(examples, 3, server_round) for server_round in range(1, 7)]
-    for one in rounds:
-        assert one.images[:, 0, 0, 0].tolist() == one.labels[:, 0].tolist()
-        assert len(one) in (7, 8)
-    for three in (rounds[:3], rounds[3:]):
-        counted = Counter(row for one in three for row in one.labels[:, 0].tolist())
-        assert counted == Counter(range(23))
-    assert rounds[0].labels.tolist() != rounds[3].labels.tolist()
-
-
-def test_a_site_with_too_few_images_for_parts_trains_on_all() -> None:
-    few = Examples(torch.zeros(5, 1, 2, 2, dtype=torch.uint8), torch.zeros(5, 1), torch.ones(1, dtype=torch.bool))
-    assert part_of(few, 3, 1) is few
-    assert len(part_of(few, 2, 1)) == 3
