@@ -132,7 +132,7 @@ def why_undefined(result: ClassMetrics | None) -> str:
     if result.positives is None:
         return "no site tells: each has too few patients with it, or without, or its policy keeps such figures"
     if not result.positives and not result.negatives:
-        return "no test image has a known label"
+        return "no test image has a known label, or no site tells its results"
     if not result.positives:
         return "no positive test image"
     return "the model has no output for it" if result.negatives else "no negative test image"
