@@ -1,12 +1,12 @@
 """Whether a model followed from the last one of its run, as training makes it: figures leave only of those.
 
-Measured is the distance from the last model that followed, part by part (trunk, batch normalisation, own head rows),
-beside the longest change that this site's own training made in the run. A mean of updates is no longer than the longest
-of them; sites are unlike, a pass adds the updates of many, a coordinator's optimiser lengthens them: therefore
-:data:`STEPS` times as long is allowed for each round that lies between.
+Measured is the distance from the last model that the site trained from, part by part (trunk, batch normalisation, own
+head rows), beside the longest such distance so far. :data:`STEPS` times as long is allowed for each round that lies
+between. Only what the coordinator sent is compared: a bound that follows from the own training would say how far
+that went, which masks and noise hide.
 
-What it does not stop: a plan with a large learning rate makes the own change long, and the first model of a run follows
-from nothing. docs/privacy.md says what is left.
+What it does not stop: the first model of a run follows from nothing, and the second one may be anywhere. It is against
+mistakes more than against an attacker; docs/privacy.md says what is left.
 
 A model is kept as a sketch: 512 sums of its numbers with random signs, drawn from the site's secret. The distance
 between two sketches is that between the models to within some percent (count sketch, Charikar et al., ICALP 2002).
@@ -40,22 +40,34 @@ class Grown:
     Attributes:
         round: Of the last model that followed.
         last: Its parts, as sketches.
-        steps: Part -> the longest change that this site's training made; empty before it trained.
+        steps: Part -> the longest distance between two models in a row, by round; none before the second.
+        trained: Whether the site has trained.
     """
 
     round: int
     last: Sketches
     steps: Mapping[str, float]
+    trained: bool = False
+
+    def distances(self, model: Sketches, server_round: int) -> dict[str, float]:
+        """How far each part of a model is from the last one, by round; 0 for one that was only read again."""
+        rounds, found = max(abs(server_round - self.round), 1), dict[str, float]()
+        for name, sketch in model.items():
+            if name in self.last:
+                distance = float(np.linalg.norm(sketch - self.last[name]))
+                found[name] = distance / rounds if distance > SLIP * np.linalg.norm(self.last[name]) else 0.0
+        return found
 
     def follows(self, model: Sketches, server_round: int) -> bool:
         """Whether a model is near enough to the last one."""
-        rounds = max(abs(server_round - self.round), 1)
-        return all(self._near(name, sketch, rounds) for name, sketch in model.items() if name in self.last)
+        found = self.distances(model, server_round).items()
+        return all(distance <= STEPS * self.steps.get(name, np.inf) for name, distance in found)
 
-    def _near(self, name: str, sketch: NDArray[np.float64], rounds: int) -> bool:
-        before = self.last[name]
-        allowed = STEPS * rounds * self.steps.get(name, 0.0) + SLIP * float(np.linalg.norm(before))
-        return bool(np.linalg.norm(sketch - before) <= allowed)
+    def then(self, model: Sketches, server_round: int) -> "Grown":
+        """After a model that followed, from which training starts."""
+        found = self.distances(model, server_round).items()
+        longest = {name: max(distance, self.steps.get(name, 0.0)) for name, distance in found if distance}
+        return replace(self, round=server_round, last={**self.last, **model}, steps={**self.steps, **longest})
 
 
 class GrownModels:
@@ -76,21 +88,19 @@ class GrownModels:
             return True
         near = known.follows(found, server_round)
         if near and trains:
-            self._keep(replace(known, round=server_round, last={**known.last, **found}))
+            self._keep(known.then(found, server_round))
         return near
 
     def trained_here(self) -> bool:
         """Whether this site has trained in the run."""
         known = self._known()
-        return known is not None and bool(known.steps)
+        return known is not None and known.trained
 
-    def note_step(self, change: Groups) -> None:
-        """Note how far this site's own training went."""
+    def note_trained(self) -> None:
+        """Note that this site trained."""
         known = self._known()
-        if known is not None:
-            lengths = {name: _length(part) for name, part in _parts(change, self._own).items()}
-            longest = {name: max(length, known.steps.get(name, 0.0)) for name, length in lengths.items()}
-            self._keep(replace(known, steps={**known.steps, **longest}))
+        if known is not None and not known.trained:
+            self._keep(replace(known, trained=True))
 
     def _sketches(self, model: Groups) -> Sketches:
         return {name: self._sketch(name, part) for name, part in _parts(model, self._own).items()}
@@ -108,12 +118,13 @@ class GrownModels:
             return None
         last = {name.removeprefix("last/"): array for name, array in arrays.items() if name.startswith("last/")}
         steps = {name.removeprefix("step/"): float(a[0]) for name, a in arrays.items() if name.startswith("step/")}
-        return Grown(int(arrays["round"][0]), last, steps)
+        return Grown(int(arrays["round"][0]), last, steps, bool(arrays.get("trained", np.zeros(1))[0]))
 
     def _keep(self, known: Grown) -> None:
         arrays = {f"last/{name}": sketch for name, sketch in known.last.items()}
+        facts = {"round": np.array([known.round]), "trained": np.array([known.trained])}
         arrays |= {f"step/{name}": np.array([length]) for name, length in known.steps.items()}
-        write_atomically(self._path, save({**arrays, "round": np.array([known.round])}), durable=self._durable)
+        write_atomically(self._path, save({**arrays, **facts}), durable=self._durable)
 
 
 def _parts(groups: Groups, own: tuple[str, ...]) -> dict[str, NDArray[np.float32]]:

@@ -98,6 +98,10 @@ class PrivacyBudgetLedger:
         write_atomically(self._reply_path, _saved(reply, entry.request), durable=self._durable)
         self._add(entry)
 
+    def note_failure(self, entry: BudgetEntry) -> None:
+        """Write down the cost of an error in the place of an answer: it can hang on the noise, and is asked again."""
+        self._add(entry)
+
     def note_again(self, entry: BudgetEntry) -> None:
         """Write down what the reply on the disk costs, unless that is done: it may have been cut off before."""
         entries = self.entries

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from client.gate.time_limit import OutOfTime
 from client.site.site import Site
 from client.training.evaluate_round import evaluate_round
 from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
@@ -11,6 +12,7 @@ from client.training.train_round import train_round
 from common.config import Plan
 from common.errors import BadInput, Fault
 from common.system.seeds import seed_of
+from common.wire.errors import WireError
 from common.wire.records import (
     EvaluateReply,
     EvaluateRequest,
@@ -73,7 +75,13 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     shield = protection.shield(method, _noise(site, plan, request.round), patients)
     section = plan.privacy
     spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
-    reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
+    try:
+        reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
+    except (BadInput, WireError):
+        raise  # of the request, before any noise is drawn
+    except (Exception, OutOfTime):
+        ledger.note_failure(entry)  # that it failed may be an answer too
+        raise
     if not site.policy.metrics_outside_privacy:
         reply = without_figures(reply, plan.training.epochs)
     elif not site.policy.training_figures:
@@ -138,9 +146,8 @@ def _refuse_beyond_plan(ledger: PrivacyBudgetLedger, request: TrainRequest, plan
     Raises:
         BadInput: If the site has given as many.
     """
-    answers = {entry.request for entry in ledger.entries if entry.run == request.run}
-    most = plan.run.rounds + method.ranks_sites
-    if len(answers) >= most:
+    answers, most = sum(entry.run == request.run for entry in ledger.entries), plan.run.rounds + method.ranks_sites
+    if answers >= most:
         problem = f"this run's plan has noise for {most} answers, and this site has given them."
         raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
 

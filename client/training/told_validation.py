@@ -1,5 +1,6 @@
 """What a site tells about a model and its validation images, or its test images: exactly, blurred, or nothing."""
 
+import json
 import math
 from functools import cached_property
 
@@ -13,7 +14,7 @@ from client.training.model_and_images import Work
 from common.metrics.multi_label import mean_auroc
 from common.models.inference import logits_of, probabilities
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
-from common.wire.records import Groups, Request, TrainRequest
+from common.wire.records import Request, TrainRequest
 from strategies.local.training import Examples, Validation
 
 
@@ -39,10 +40,10 @@ class ToldFigures:
         own = self._site.declaration.canonical
         return GrownModels(self._work.folder.folder, self._site.figure_secret, own, durable=self._site.durable)
 
-    def note_step(self, change: Groups) -> None:
-        """Note how far the site's own training went: the next model is measured by it."""
+    def note_trained(self) -> None:
+        """Note that the site trained: it tests models of this run then."""
         if not self.exact:
-            self._grown.note_step(change)
+            self._grown.note_trained()
 
     @property
     def tests(self) -> bool:
@@ -78,16 +79,25 @@ class ToldFigures:
         if not len(kept):
             return Validation()
         told = [work.method.loss(logits[[row]], labels[[row]], examples.annotated).item() for row in kept.tolist()]
-        model, secret = self._judged_sha256(), self._site.figure_secret
+        asked, secret = self._question(), self._site.figure_secret
         every = by_patient(np.nan_to_num(np.array(told), nan=np.inf), patients[kept])  # one's loss counts up to a bound
-        middle = middle_of(every, secret.noise("middle", model))
+        middle = middle_of(every, secret.noise("middle", asked))
         if not np.isfinite(middle):
             return Validation(math.inf)  # the model is broken, for some half of the patients or more
         losses, bound = bounded(every, middle, self._chance)
-        loss = losses.mean() + bound / len(losses) * secret.noise("loss", model)
+        loss = losses.mean() + bound / len(losses) * secret.noise("loss", asked)
         scores = without_gaps(probabilities(logits, work.network.spec.task)[kept].cpu().numpy())
-        auroc = _blurred_auroc(scores, labels[kept].cpu().numpy(), secret.noise("auroc", model))
+        auroc = _blurred_auroc(scores, labels[kept].cpu().numpy(), secret.noise("auroc", asked))
         return Validation(round(max(float(loss), 0.0), DIGITS), auroc)
+
+    def _question(self) -> str:
+        """All that a figure is a function of beside the images: noise that two functions share would cancel out.
+
+        It is no function of the images itself: then equal answers would say that two models do the same to them.
+        """
+        plan, network = self._work.plan, self._work.network
+        judged = plan.run.method, plan.method, plan.training.precision, network.class_names
+        return json.dumps([self._judged_sha256(), plan.model.model_dump(mode="json"), *judged], sort_keys=True)
 
     @property
     def _chance(self) -> float:

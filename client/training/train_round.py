@@ -44,7 +44,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     figures = ToldFigures(work, request)
     (found, told), tally, result = _trained(work, request, shield, figures)
     update = Groups() if request.ranks else update_of(work, result.state)
-    figures.note_step(update)
+    figures.note_trained()
     statistics = result.statistics
     if shield.reply is not None:
         update, statistics = shield.reply(update, statistics)
@@ -99,7 +99,8 @@ def _trained(
         if (request.round == 1) if masked else (request.counted == 0):
             warm_up(work, chosen_on, generator)
         trained, optimizer = fine_tune(work, request, local, chosen_on, generator, shield.epoch)
-        state = shield.outcome(network, work.received, trained.last_loss, optimizer, site.tell if masked else None)
+        hides = masked or not (shield.epoch is None or figures.exact)
+        state = shield.outcome(network, work.received, trained.last_loss, optimizer, site.tell if hides else None)
         few = few_of_rows(site.train, network.class_names, site.policy)
         own = local.statistics(network, trained.losses)
         statistics = told_statistics(own, method.traffic.statistics, few, site.policy)

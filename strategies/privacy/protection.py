@@ -53,13 +53,13 @@ class Shield:
         optimizer: torch.optim.Optimizer,
         instead: Callable[[str], None] | None,
     ) -> ModelState:
-        """What training made; where it diverged and the update is masked, the model as received.
+        """What training made; where it diverged, and masks or noise have to hide that, the model as received.
 
         A reply that fails names this site, and a model can be made that diverges on one patient's images alone. A
-        change of zero disappears in the sum.
+        change of zero disappears in the sum; of noisy steps it is one more result, and paid for.
 
         Args:
-            instead: Receives a line about it, where the update is masked.
+            instead: Receives a line about it, where that has to be hidden.
 
         Raises:
             FloatingPointError: If training diverged and nothing has to hide that.
@@ -70,7 +70,7 @@ class Shield:
         except FloatingPointError as error:
             if instead is None:
                 raise
-            instead(f"nothing of this round is in the masked update: {error}")
+            instead(f"nothing of this round is in the update: {error}")
             write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
             optimizer.state.clear()
             return received

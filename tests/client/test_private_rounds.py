@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from client.connection.status import Status, in_words
 from client.gate.known_runs import digest
+from client.gate.time_limit import OutOfTime
 from client.roll_call import answer
 from client.site.policy import Policy
 from client.site.site import Site
@@ -262,3 +263,33 @@ def test_rounds_of_a_plan_with_noise_are_part_of_what_the_run_was_announced_with
             for rounds in (3, 4)
         ]
         assert (digest(plans[0]) == digest(plans[1])) == same
+
+
+@pytest.mark.parametrize("level", ["sample", "patient"])
+def test_noisy_steps_that_diverge_are_an_answer_that_is_paid_for(level: str, tmp_path: Path) -> None:
+    """A step can be made that overflows if noise lies on one side: whether it did is one more noisy answer."""
+    at, of = private_site(tmp_path), private_plan(level)
+    of = of.model_copy(update={"training": of.training.model_copy(update={"lr": 1e38, "epochs": 2})})
+    reply = private_round(at, request(of, beginning(of)))
+    assert not any(array.any() for array in reply.update.named().values())
+    assert len(PrivacyBudgetLedger(tmp_path).entries) == 1
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), OutOfTime()])
+def test_a_private_training_that_fails_costs_what_an_answer_costs(
+    failure: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The same request comes again, with new noise: failures for free would be answers for free."""
+    at, of = private_site(tmp_path), private_plan()
+    of = of.model_copy(update={"run": of.run.model_copy(update={"rounds": 3})})
+
+    def fails(*anything: Any) -> None:
+        raise failure
+
+    monkeypatch.setattr("client.training.private_round.train_round", fails)
+    for answers in (1, 2, 3):
+        with pytest.raises(type(failure)):
+            first_round(at, of)
+        assert len(PrivacyBudgetLedger(tmp_path).entries) == answers
+    with pytest.raises(BadInput, match="noise for 3 answers"):
+        first_round(at, of)

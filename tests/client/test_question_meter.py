@@ -11,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from client.gate.question_meter import FOLDER, KEPT
 from client.site.policy import Policy
 from client.site.site import Site
+from common.config import Plan
 from common.models.state import ModelState
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply
@@ -142,24 +143,50 @@ def test_the_first_model_of_a_run_has_a_loss_and_no_test_and_one_that_jumped_has
     at, model = standard(tmp_path), beginning(OF)
     first = said(judges(at, model, test=True))
     assert (first.validation_loss is not None, first.class_names) == (True, ())
-    trained = decode(trains(at, model, 1).content, TrainReply)
-    near = replace(model, trunk=model.trunk + trained.update.trunk)
-    far = replace(model, trunk=model.trunk + np.float32(100) * trained.update.trunk)
     told = []
-    for number, model_of_round in ((2, far), (3, near)):
-        trains(at, model, number)
-        told.append(said(judges(at, model_of_round, number, test=True)))
+    for number, model_of_round in ((1, model), (2, another(model, 1e-4)), (3, another(model, 2e-4))):
+        trains(at, model_of_round, number)
+    for number, by in ((3, 1.0), (4, 3e-4)):
+        trains(at, another(model, 2e-4), number)
+        told.append(said(judges(at, another(model, by), number, test=True)))
     assert [one.validation_loss is not None for one in told] == [False, True]
     assert [bool(one.class_names) for one in told] == [False, True]
 
 
 def test_a_crafted_model_does_not_become_the_one_that_the_next_is_measured_by(tmp_path: Path) -> None:
-    at, of = standard(tmp_path), plan("surgical", {}, lr=1e-5, batch_size=64)
-    asked(at, "train", encode(request(of, beginning(of), 1)))
-    crafted = replace(beginning(of), trunk=np.zeros_like(beginning(of).trunk))
-    for server_round in (2, 3):
-        told = decode(asked(at, "train", encode(request(of, crafted, server_round))).content, TrainReply)
+    at = standard(tmp_path)
+    for server_round in (1, 2):
+        trains(at, another(beginning(OF), server_round * 1e-5), server_round)
+    crafted = replace(beginning(OF), trunk=np.zeros_like(beginning(OF).trunk))
+    for server_round in (3, 4):
+        told = decode(trains(at, crafted, server_round).content, TrainReply)
         assert (told.validation_loss, told.validation_auroc, told.train_loss) == (None, None, None)
+
+
+def test_whether_figures_leave_says_nothing_of_how_far_the_own_training_went(tmp_path: Path) -> None:
+    """Own training moves models by its learning rate, from nothing to far; judged models are in between."""
+    told = set()
+    for rate in (1e-12, 1e-3, 1e-1):
+        at, of = standard(tmp_path / str(rate)), plan("surgical", {}, lr=rate, batch_size=64, optimizer="sgd")
+        for server_round, by in ((1, 0.0), (2, 1e-3)):
+            asked(at, "train", encode(request(of, another(beginning(of), by), server_round)))
+        judged = [evaluation(of, another(beginning(of), by), 2, 2, -1) for by in (2e-3, 9e-3, 1e-1, 1.0, 10.0)]
+        replies = [said(asked(at, "evaluate", encode(replace(one, test=False)))) for one in judged]
+        told.add(tuple(one.validation_loss is not None for one in replies))
+    assert told == {(True, True, False, False, False)}
+
+
+def test_noise_of_two_functions_of_one_model_does_not_cancel_out(tmp_path: Path) -> None:
+    """A plan that shows the same network other pixels, or judges it otherwise, asks something else."""
+    at, model = standard(tmp_path), beginning(OF)
+    model.trunk[:], model.head.weight[:], model.head.bias[:] = 0, 0, 0  # so that pixels make no difference
+    losses = [said(judges(at, model)).validation_loss]
+    tree = OF.model_dump(mode="json")
+    for number, changed in enumerate(({"mean": [0.3]}, {"std": [0.2]})):
+        of = Plan.model_validate({**tree, "model": {**tree["model"], **changed}})
+        wanted = replace(evaluation(of, model, 1, 0, -1), run=f"other-{number}", test=False)
+        losses.append(said(asked(at, "evaluate", encode(wanted))).validation_loss)
+    assert len(set(losses)) == 3
 
 
 def test_the_loss_of_a_model_that_is_sure_of_a_class_is_no_count_and_the_same_each_time(tmp_path: Path) -> None:
