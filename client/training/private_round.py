@@ -1,6 +1,7 @@
 """A round at a site that counts what it tells: within the budget, with noise, and without figures that none covers."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 from client.gate.time_limit import OutOfTime
@@ -21,7 +22,7 @@ from common.wire.records import (
 )
 from strategies.base.method import Method
 from strategies.privacy.noise import NoiseSource, from_the_system, seeded
-from strategies.privacy.protection import Protection, protection_of
+from strategies.privacy.protection import Protection, Shield, protection_of
 from strategies.registry import method_of
 
 
@@ -75,13 +76,8 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     shield = protection.shield(method, _noise(site, plan, request.round), patients)
     section = plan.privacy
     spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])
-    try:
-        reply = replace(train_round(site, request, shield), epsilon=spent if math.isfinite(spent) else None)
-    except (BadInput, WireError):
-        raise  # of the request, before any noise is drawn
-    except (Exception, OutOfTime):
-        ledger.note_failure(entry)  # that it failed may be an answer too
-        raise
+    reply = _trained(site, request, shield, lambda: ledger.note_failure(entry))
+    reply = replace(reply, epsilon=spent if math.isfinite(spent) else None)
     if not site.policy.metrics_outside_privacy:
         reply = without_figures(reply, plan.training.epochs)
     elif not site.policy.training_figures:
@@ -89,6 +85,17 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     ledger.note(entry, reply)
     _note_settled(site, request, plan)
     return reply
+
+
+def _trained(site: Site, request: TrainRequest, shield: Shield, note_failure: Callable[[], None]) -> TrainReply:
+    """Train; an error in the middle may be an answer too, and is noted."""
+    try:
+        return train_round(site, request, shield)
+    except (BadInput, WireError):
+        raise  # of the request, before any noise is drawn
+    except (Exception, OutOfTime):
+        note_failure()
+        raise
 
 
 def _note_settled(site: Site, request: TrainRequest, plan: Plan) -> None:
