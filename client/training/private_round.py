@@ -148,13 +148,13 @@ def without_test(reply: EvaluateReply) -> EvaluateReply:
 
 
 def _refuse_beyond_plan(ledger: PrivacyBudgetLedger, request: TrainRequest, plan: Plan, method: Method) -> None:
-    """Hold a run to what its plan states: noise is drawn for so many answers, no matter of which rounds.
+    """Hold a run to the epsilon that its plan states: noise is drawn for so many answers, no matter of which rounds.
 
     Raises:
         BadInput: If the site has given as many.
     """
     answers, most = sum(entry.run == request.run for entry in ledger.entries), plan.run.rounds + method.ranks_sites
-    if answers >= most:
+    if plan.privacy.epsilon is not None and answers >= most:
         problem = f"this run's plan has noise for {most} answers, and this site has given them."
         raise BadInput([Fault("run.rounds", problem, "It takes no further part.")])
 

@@ -36,6 +36,8 @@ class RoundGuard:
     def __init__(self, method: Method, plan: Plan, participation: ParticipationSection, callbacks: Callbacks) -> None:
         self.on = participation.guard == "on" and not method.shares_nothing and method.pooled == "no"
         self.sees_updates = not plan.privacy.secure_aggregation and not method.sequential
+        # A round that is done again would cost sites more than the plan states: they decline.
+        self._goes_back = plan.privacy.epsilon is None
         # Noise may make a variance negative, so with privacy none is looked at.
         self._looks_at_variances = plan.privacy.level == "none"
         self._variance_places: tuple[slice, ...] = ()
@@ -67,7 +69,7 @@ class RoundGuard:
         guard = state.guard
         jump = JUMP_SEEN if self.sees_updates else JUMP_UNSEEN
         # Where a later round was taken back, this model was judged before: to take it back too would never end.
-        judged = self.on and state.round >= max(guard.repeated, 1)
+        judged = self.on and self._goes_back and state.round >= max(guard.repeated, 1)
         because = broken(losses, absent, guard.losses, jump) if judged else ""
         if guard.held and guard.repeated == state.round and losses and not because:
             return self.condemn(

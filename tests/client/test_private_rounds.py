@@ -242,10 +242,15 @@ def test_no_later_round_goes_on_from_one_whose_cost_was_not_written_down(
     assert all(np.allclose(fresh[name], killed[name], atol=1e-6) for name in fresh)
 
 
+def stating(epsilon: float, rounds: int) -> Plan:
+    of = private_plan()
+    privacy = of.privacy.model_copy(update={"noise_multiplier": None, "epsilon": epsilon})
+    return of.model_copy(update={"run": of.run.model_copy(update={"rounds": rounds}), "privacy": privacy})
+
+
 def test_a_run_gets_no_more_answers_than_its_plan_has_noise_for(tmp_path: Path) -> None:
     """Round numbers and models are the coordinator's: what its plan states holds for all of them together."""
-    at, of = private_site(tmp_path), private_plan()
-    of = of.model_copy(update={"run": of.run.model_copy(update={"rounds": 2})})
+    at, of = private_site(tmp_path), stating(8.0, rounds=2)
     first_round(at, of)
     first_round(at, of)  # the very same request
     private_round(at, request(of, replace(beginning(of), trunk=beginning(of).trunk + np.float32(1)), 1, counted=0))
@@ -280,8 +285,7 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
     failure: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The same request comes again, with new noise: failures for free would be answers for free."""
-    at, of = private_site(tmp_path), private_plan()
-    of = of.model_copy(update={"run": of.run.model_copy(update={"rounds": 3})})
+    at, of = private_site(tmp_path), stating(8.0, rounds=3)
 
     def fails(*anything: Any) -> None:
         raise failure

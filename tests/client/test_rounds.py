@@ -48,7 +48,7 @@ def equal(left: Head, right: Head) -> bool:
     return left.class_names == right.class_names and left.weight.tobytes() == right.weight.tobytes()
 
 
-NO_WARM_UP: dict[str, dict[str, Any]] = {"fedseq": {}, "server_only": {}, "unifed": {}}
+NO_WARM_UP: dict[str, dict[str, Any]] = {"fedseq": {}, "polyclinic": {}, "server_only": {}, "unifed": {}}
 """Methods that pass the model on refuse one."""
 
 

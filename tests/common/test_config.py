@@ -44,7 +44,7 @@ def test_every_experiment_of_the_project_reads_and_names_a_method(path: Path) ->
     assert method_of(experiment).name == experiment.run.method
 
 
-AFTER_A_PAPER = [path for path in EXPERIMENTS if path.parent.name not in ("experiments", "benchmark")]
+AFTER_A_PAPER = [path for path in EXPERIMENTS if path.parent.name not in ("experiments", "benchmark", "ablation")]
 
 
 @pytest.mark.parametrize("path", AFTER_A_PAPER, ids=str)

@@ -10,7 +10,9 @@ from tests.server.commands import needs_real_data
 
 ROOT = Path(__file__).parents[2] / "experiments"
 AFTER_A_PAPER = sorted(
-    path for path in ROOT.glob("*/*.toml") if path.name != "pyproject.toml" and path.parent.name != "benchmark"
+    path
+    for path in ROOT.glob("*/*.toml")
+    if path.name != "pyproject.toml" and path.parent.name not in ("benchmark", "ablation")
 )
 
 

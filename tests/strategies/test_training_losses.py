@@ -174,7 +174,7 @@ def test_every_method_says_whether_it_takes_another_loss() -> None:
     taking = {name for name, one in STRATEGIES.items() if one.chooses_loss}
     assert taking == {
         "surgical", "vanilla", "partial_loss", "pfl", "individual", "centralised", "fedavg", "fedbn", "fedbn_plus",
-        "fedprox", "fedavg_scaled", "unifed", "fedseq", "server_only",
+        "fedprox", "fedavg_scaled", "unifed", "fedseq", "polyclinic", "server_only",
     }  # fmt: skip
 
 
