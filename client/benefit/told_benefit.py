@@ -1,7 +1,9 @@
 """What of the comparison leaves a site: figures of classes that are not hidden, rounded as its policy says.
 
 A mean over classes is rounded to a step that is no finer than what one image changes, a difference of two means to one
-twice as wide. The ends of intervals are rounded outwards: rounding never makes a difference look surer than it is.
+twice as wide. Intervals follow from the rounded figures and the told counts, as if models and classes had nothing in
+common, and their ends are rounded outwards: the resamples of the site's own page are of single images, and how wide
+they are can say whether one image is there.
 """
 
 import math
@@ -9,10 +11,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from client.site.disclosure import told_count
 from client.site.site import Site
 from client.site.told_figures import on_steps, share_of_one, step_for
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
-from common.metrics.bootstrap import Estimate
+from common.metrics.bootstrap import Estimate, score_interval
 from common.wire.benefit import BenefitReply, BenefitRequest
 
 SLIP = 1e-9
@@ -46,7 +49,19 @@ def _on_steps(site: Site, found: Benefit) -> Benefit:
     pairs = _pairs(site, found)
     step = step_for(max(int(1 / share_of_one(list(pairs.values()))), 1))
     auroc = {model: _rounded(found.auroc[model], pairs) for model in MODELS}
-    return Benefit(auroc, _stepped(found.mean, step, 0.0), _stepped(found.gain, 2 * step, -1.0), found.over)
+    counts = {name: tuple(max(told_count(one, site.policy), 1) for one in pair) for name, pair in pairs.items()}
+    reach = {model: _reach(auroc[model], counts) for model in MODELS}
+    down, up = reach["alone"]
+    gains = {one: (math.hypot(reach[one][0], up), math.hypot(reach[one][1], down)) for one in OVER_ALONE}
+    mean, gain = _stepped(found.mean, reach, step, 0.0), _stepped(found.gain, gains, 2 * step, -1.0)
+    return Benefit(auroc, mean, gain, found.over)
+
+
+def _reach(aurocs: Mapping[str, float], counts: Mapping[str, tuple[int, ...]]) -> tuple[float, float]:
+    """How far the interval of a mean over classes reaches below it and above it, by figures that are told."""
+    ends = [(value, score_interval(value, *counts[name])) for name, value in aurocs.items()]
+    below = math.hypot(*(value - low for value, (low, _) in ends))
+    return below / len(ends), math.hypot(*(high - value for value, (_, high) in ends)) / len(ends)
 
 
 def _pairs(site: Site, found: Benefit) -> dict[str, tuple[int, int]]:
@@ -61,21 +76,24 @@ def _rounded(aurocs: Mapping[str, float], pairs: Mapping[str, tuple[int, int]]) 
     return {name: value for name, value in rounded.items() if value is not None}
 
 
-def _stepped(found: Mapping[SiteModel, Estimate], step: float, least: float) -> dict[SiteModel, Estimate]:
-    """Estimates on multiples of a step, their intervals rounded outwards, between ``least`` and 1."""
+def _stepped(
+    found: Mapping[SiteModel, Estimate], reach: Mapping[SiteModel, tuple[float, float]], step: float, least: float
+) -> dict[SiteModel, Estimate]:
+    """Estimates on multiples of a step, with intervals that reach so far, rounded outwards, between ``least`` and 1."""
 
     def on(value: float, way: Callable[[float], float]) -> float:
         return min(max(round(way(value / step) * step, 12), least), 1.0)
 
+    told = {model: on(one.value, round) for model, one in found.items()}
     return {
         model: Estimate(
-            on(one.value, round),
+            value,
             (
-                on(one.interval[0], lambda steps: math.floor(steps + SLIP)),
-                on(one.interval[1], lambda steps: math.ceil(steps - SLIP)),
+                on(value - reach[model][0], lambda steps: math.floor(steps + SLIP)),
+                on(value + reach[model][1], lambda steps: math.ceil(steps - SLIP)),
             ),
         )
-        for model, one in found.items()
+        for model, value in told.items()
     }
 
 

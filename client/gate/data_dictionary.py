@@ -112,11 +112,11 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "auroc": "the AUROC of each model and class on the test images; rounded to what one image changes unless "
         "`exact_figures`",
         "mean": "the mean of these AUROCs for each model; rounded like `auroc`",
-        "mean_low": "where the 95 % interval of each mean begins; rounded outwards",
+        "mean_low": "where the 95 % interval of each mean begins; from rounded figures and counts",
         "mean_high": "where it ends",
         "gain": "how much the mean of each other model is above that of the model trained here alone; rounded to "
         "twice that",
-        "gain_low": "where the 95 % interval of each such difference begins; rounded outwards",
+        "gain_low": "where the 95 % interval of each such difference begins; from rounded figures and counts",
         "gain_high": "where it ends",
         "over_patients": "whether the data says which images are of one patient",
     },

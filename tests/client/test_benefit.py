@@ -12,10 +12,13 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.benefit import home_training
 from client.benefit.page import FIGURES, FOLDER, PAGE
+from client.benefit.told_benefit import told_benefit
 from client.site.policy import Policy
 from client.site.site import Site
 from client.training.private_round import ledger_of
 from common.config import Plan
+from common.metrics.benefit import MODELS, OVER_ALONE, Benefit
+from common.metrics.bootstrap import Estimate
 from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError
@@ -175,3 +178,19 @@ def test_a_site_that_is_killed_goes_on_from_the_round_that_it_had_finished(
         compared(at, asking())
     assert reply(compared(replace(at), asking())) == whole
     assert done == [1, 2, 0, 3, 4, 1]  # alone 1 and 2, killed, alone 3 and 4, then one to fine-tune
+
+
+def test_intervals_that_leave_follow_from_told_figures_alone(tmp_path: Path) -> None:
+    """Where a model ties all images but one, resamples vary with that image only: their width would tell of it."""
+    at = site(tmp_path, exact_figures=False, smallest_count=0)
+    names = at.declaration.canonical
+    told = set()
+    for width in (0.0, 0.01, 0.4):
+        some = {model: Estimate(0.52, (0.52 - width, 0.52 + width)) for model in MODELS}
+        gain = {model: Estimate(0.0, (-width, width)) for model in OVER_ALONE}
+        found = Benefit({model: dict.fromkeys(names, 0.52) for model in MODELS}, some, gain, "images")
+        told.add(told_benefit(at, wanted(asking()), found))
+    (one,) = told
+    for low, value, high in zip(one.gain_low, one.gain, one.gain_high, strict=True):
+        assert low < value - 0.1
+        assert high > value + 0.1
