@@ -67,7 +67,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "seconds": "how long the round took; 0 in a run with privacy",
         "update": "how training changed the numbers of the network: `trunk`, `norm` (batch normalisation: also means "
         "and spreads of features) and `head` (a row a class), as far as the method averages them and `parts` allows it",
-        "epochs": "how many times it went over the training images",
+        "epochs": "how many times it went over the training images; in `unifed` until the training loss settled "
+        "(with `exact_figures` the validation loss)",
         "statistics": "the method's statistics, by name; see below",
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
