@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from client.gate.known_runs import Runs, digest
 from client.gate.plan_text import PlanRefused, read_plan, refused
 from client.gate.policy_rules import Verdict, method_fault, of_request
-from client.gate.question_meter import QuestionMeter, question_of
+from client.gate.question_meter import Question, QuestionMeter, question_of
 from client.gate.requested_work import RequestedWork
 from client.gate.time_limit import at_most
 from client.site.site import Site
@@ -34,6 +34,7 @@ class Incoming:
         self._run = str(fields.get("run", ""))
         self._runs = Runs(site.folder, durable=site.durable)
         self._known = self._runs.known(self._run)
+        self._question: Question | None = None
 
     def judged(self) -> tuple[RequestedWork | None, Verdict]:
         """What is asked, and whether the site takes part in it."""
@@ -61,8 +62,8 @@ class Incoming:
 
     def _metered(self) -> Verdict:
         """Whether the run may ask this, beside what it has asked."""
-        question = question_of(self._fields, self._content)
-        return ALLOWED if question is None else self._meter.verdict(self._policy, question)
+        self._question = question_of(self._fields, self._content)
+        return ALLOWED if self._question is None else self._meter.verdict(self._policy, self._question)
 
     @property
     def _meter(self) -> QuestionMeter:
@@ -70,9 +71,8 @@ class Incoming:
 
     def note_answered(self) -> None:
         """Note that the work was done and its answer may leave."""
-        question = question_of(self._fields, self._content) if self._known else None
-        if question is not None and self._policy.extra_questions is not None:
-            self._meter.note_answered(question)
+        if self._question is not None and self._policy.extra_questions is not None:
+            self._meter.note_answered(self._question)
 
     @contextmanager
     def within_its_time(self) -> Iterator[None]:

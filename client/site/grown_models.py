@@ -134,9 +134,3 @@ def _parts(groups: Groups, own: tuple[str, ...]) -> dict[str, NDArray[np.float32
         head = groups.head.rows([name for name in own if name in groups.head.class_names])
         parts["head"] = np.concatenate([head.weight.ravel(), head.bias])
     return {name: part for name, part in parts.items() if part is not None and part.size}
-
-
-def _length(part: NDArray[np.float32]) -> float:
-    """Euclidean length; of an update that diverged, float32 squares would be beyond the largest number."""
-    largest = float(np.abs(part).max())
-    return largest * float(np.linalg.norm(part / np.float32(largest))) if 0 < largest < np.inf else largest

@@ -108,16 +108,18 @@ class Site:
             return images
         return without_labels(images, self.hides(part), self.unsaid_images(part), plan.model.task)
 
-    def kept_rows(self, part: str, plan: Plan) -> NDArray[np.intp] | None:
-        """Rows of the images of one part that a run sees; None for all.
+    def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
+        """Rows of training images that a run sees; None for all.
 
         A training image that lost all its labels for what it shows is left out: what a method does with unlabelled
         images would say that it is one of them. Where none would be left, all stay.
+
+        Args:
+            labelled: Of :meth:`trained_on`.
         """
-        if part != "train":
+        if labelled is self.train:
             return None
-        labels = self.trained_on(part, plan).labels
-        emptied = np.asarray(np.isnan(labels).all(axis=1) & ~np.isnan(self.train.labels).all(axis=1))
+        emptied = np.asarray(np.isnan(labelled.labels).all(axis=1) & ~np.isnan(self.train.labels).all(axis=1))
         return np.flatnonzero(~emptied) if emptied.any() and not emptied.all() else None
 
     def tells(self, part: str) -> bool:

@@ -60,6 +60,7 @@ def put_best(work: Work, request: Request, figures: ToldFigures, found: Validati
     else:
         best = parts_in_best_round(memory, request, memory.parts) or memory.parts
     put(work.network, best)
+    figures.other_parts_put()
 
 
 def scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:

@@ -45,7 +45,7 @@ class Work:
         """Images of ``train`` or ``validation`` with the labels of the rows the network has; made once a request."""
         if part not in self._examples:
             images, seen = self.site.trained_on(part, self.plan), self.seen(part)
-            if (kept := self.site.kept_rows(part, self.plan)) is not None:
+            if part == "train" and (kept := self.site.kept_rows(images)) is not None:
                 images, seen = images.rows(kept), at_rows(seen, kept)
             self._examples[part] = examples_of(images, seen, self.network.class_names)
         return self._examples[part]

@@ -71,8 +71,8 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
         return same
     _refuse_beyond_plan(ledger, request, plan, method)
     _refuse_beyond_budget(site, protection)
-    patients, kept = site.train.patients, site.kept_rows("train", plan)
-    patients = patients if kept is None else patients[kept]
+    kept = site.kept_rows(site.trained_on("train", plan))
+    patients = site.train.patients if kept is None else site.train.patients[kept]
     shield = protection.shield(method, _noise(site, plan, request.round), patients)
     section = plan.privacy
     spent = ledger.epsilon_of_run(request.run, section.delta, section.accountant, [cost])

@@ -97,7 +97,7 @@ class ToldFigures:
         """
         plan, network = self._work.plan, self._work.network
         judged = plan.run.method, plan.method, plan.training.precision, network.class_names
-        return json.dumps([self._judged_sha256(), plan.model.model_dump(mode="json"), *judged], sort_keys=True)
+        return json.dumps([self._judged_sha256, plan.model.model_dump(mode="json"), *judged], sort_keys=True)
 
     @property
     def _chance(self) -> float:
@@ -105,10 +105,15 @@ class ToldFigures:
         network = self._work.network
         return math.log(max(len(network.class_names), 2) if network.spec.task == "multi_class" else 2)
 
+    @cached_property
     def _judged_sha256(self) -> str:
-        """The hash of the model as it is now: a site that chooses between two judges both."""
+        """The hash of the model as it is now."""
         network = self._work.network
         return state_sha256(read_state(network), layout_of(network))
+
+    def other_parts_put(self) -> None:
+        """Forget the hash: a site that chooses between two models judges both."""
+        vars(self).pop("_judged_sha256", None)
 
     @property
     def told_model_sha256(self) -> str:
@@ -117,7 +122,7 @@ class ToldFigures:
         A coordinator could try all values that training can give to such a part, or see whether it changed.
         """
         if self.exact or not self._work.method.keeps_local_parts:
-            return self._judged_sha256()
+            return self._judged_sha256
         return arrays_sha256(*(part for _, part in sorted(self._request.model.named().items())))
 
 

@@ -7,7 +7,6 @@ hospital, as in FedAvg, but one hospital after the other. The deadline of a roun
 import time
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import ClassVar
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -22,7 +21,6 @@ from strategies.base.aggregator import passed_on
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import CoordinatorRound, FederationValidation, RunStopped
 from strategies.base.state import after_round, with_judgement
-from strategies.local.losses import Missing
 from strategies.rounds.guard.odd_updates import Signs, impossible
 from strategies.rounds.guard.verdict import ABSURD, odd
 from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
@@ -55,7 +53,7 @@ class SequentialPassing(FederatedAveraging):
     """One model is passed on from hospital to hospital, round by round: averaging over cohorts of one."""
 
     sequential = True
-    missing: ClassVar[Missing] = "negative"
+    missing = "negative"
     own: OwnTraining | None = None
 
     def use_images(self, own: Splits, class_names: tuple[str, ...], device: str) -> None:
@@ -182,11 +180,8 @@ class SequentialPassing(FederatedAveraging):
         Raises:
             TooFewSites: As soon as it cannot pass through ``min_sites``.
         """
-        order, done, given = (
-            self.order(server_round),
-            Pass(self.state.model, self.state.model),
-            self.given(server_round),
-        )
+        order, given = self.order(server_round), self.given(server_round)
+        done = Pass(self.state.model, self.state.model)
         needed, harmful = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
             self.new_requests(server_round)

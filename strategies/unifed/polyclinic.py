@@ -42,7 +42,6 @@ class Polyclinic(SequentialPassing):
     name = "polyclinic"
     table = PolyclinicParameters
     parameters: PolyclinicParameters
-    missing = "masked"
 
     def order(self, server_round: int) -> tuple[str, ...]:
         """The sites in an order that follows from the run's seed and the round."""

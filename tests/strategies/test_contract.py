@@ -68,20 +68,25 @@ def whole(method: str) -> Whole:
         return Whole(lead(unlike(method, folder), folder / "run", 2), traffic, folder / "run" / "sites")
 
 
+def asked_of_one_site(method: str) -> tuple[tuple[str, ...], list[TrainRequest]]:
+    """Classes that a site has in a whole run, and a request of each round that fits a site with these."""
+    classes = whole(method).ran.strategy.sites.known(1, {}).contract.sites["site-1"]
+    down = [decode(content, TrainRequest) for content in of_type(whole(method).traffic.down, "train")]
+    rounds = {one.round: one for one in down if set(classes) <= set(one.class_names)}
+    assert len(rounds) >= 2
+    return classes, list(rounds.values())
+
+
 @pytest.mark.parametrize("method", sorted(set(STRATEGIES) - {"centralised", "server_only"}))
 def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Path) -> None:
     """The requests of a whole run, to two hospitals that differ in nothing else."""
-    ran, traffic = whole(method).ran, whole(method).traffic
-    classes = ran.strategy.sites.known(1, {}).contract.sites["site-1"]
-    down = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    rounds = {one.round: one for one in down if set(classes) <= set(one.class_names)}
-    assert len(rounds) >= 2
+    classes, requests = asked_of_one_site(method)
 
     def updates(shown: int, **policy: Any) -> list[dict[str, bytes]]:
         labels = several_classes_an_image(len(classes), shown)
         at = hospital(tmp_path / f"{shown}{len(policy)}", classes, labels, **policy)
         assert at.hides("train") == set(classes[-2:])
-        return sent(at, rounds.values())
+        return sent(at, requests)
 
     assert updates(1) == updates(3)
     if method != "individual":  # which sends nothing
@@ -91,11 +96,9 @@ def test_no_update_depends_on_labels_of_hidden_classes(method: str, tmp_path: Pa
 @pytest.mark.parametrize("method", sorted(set(STRATEGIES) - {"centralised", "server_only"}))
 def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: Path) -> None:
     """Nor on their labels, but where the hospital tells exact figures and the method chooses an epoch by them."""
-    ran, traffic = whole(method).ran, whole(method).traffic
-    classes = ran.strategy.sites.known(1, {}).contract.sites["site-1"]
-    down = [decode(content, TrainRequest) for content in of_type(traffic.down, "train")]
-    rounds = {one.round: one for one in down if set(classes) <= set(one.class_names)}
-    warmed, chooses = with_warm_up(rounds.values())
+    classes, requests = asked_of_one_site(method)
+    warmed, chooses = with_warm_up(requests)
+    missing = method_of(Plan.model_validate_json(warmed[0].plan)).counts_missing_as
     labels = (np.random.default_rng(0).random((IMAGES, len(classes))) < 0.75).astype(np.float32)
 
     def updates(*, turned: bool, **policy: Any) -> list[dict[str, bytes]]:
@@ -104,7 +107,7 @@ def test_no_update_depends_on_validation_or_test_images(method: str, tmp_path: P
 
     assert updates(turned=False) == updates(turned=True)
     # individual sends nothing; where other sites' classes count as absent, they outweigh this site's own here
-    if chooses and method != "individual" and how_missing(warmed[0]) == "masked":
+    if chooses and method != "individual" and missing == "masked":
         assert updates(turned=False, exact_figures=True) != updates(turned=True, exact_figures=True)
 
 
@@ -120,11 +123,6 @@ def with_warm_up(requests: Iterable[TrainRequest]) -> tuple[list[TrainRequest], 
         method = {**plans[0].method, "missing": "masked", "epoch_cap": 6}
     changed = [plan.model_copy(update={"method": method}).model_dump_json() for plan in plans]
     return [replace(one, plan=plan) for one, plan in zip(requests, changed, strict=True)], True
-
-
-def how_missing(request: TrainRequest) -> str:
-    method = method_of(Plan.model_validate_json(request.plan))
-    return getattr(method.parameters, "missing", method.missing)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
