@@ -25,7 +25,7 @@ from google.protobuf.message import DecodeError
 
 from client.connection.exit_codes import ExitCode, Refused, Unreachable
 from client.site.statements import OtherName, Statements
-from common.security.call_signatures import ANOTHER_PROCESS, headers, key_bytes
+from common.security.call_signatures import ANOTHER_PROCESS, WAIT, headers, key_bytes
 from common.security.signatures import SignatureFault, is_signed
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
 from common.wire.fleet_protocol import (
@@ -227,10 +227,17 @@ class Link:
 
     # ------------------------------------------------------------------ messages
 
-    def receive(self) -> bytes | None:
-        """The next message for this site, without its content, in the form that :meth:`message` takes; or None."""
+    def receive(self, wait_s: float = 0.0) -> bytes | None:
+        """The next message for this site, without its content, in the form that :meth:`message` takes; or None.
+
+        Only a process that has no message asks: one that was handed out before and is not answered comes again.
+
+        Args:
+            wait_s: How long the coordinator may hold the call until there is a message.
+        """
+        request, wait = PullMessagesRequest(node=self._node), ((WAIT, f"{wait_s:g}"),)
         with _translated():
-            answer = self._call(self._fleet["PullMessages"], PullMessagesRequest(node=self._node))
+            answer = self._call(self._fleet["PullMessages"], request, more_headers=wait)
         self._came_along = named(answer.small_contents)
         answer.ClearField(SMALL_CONTENTS)
         return cast(bytes, answer.SerializeToString()) if answer.messages_list else None
@@ -380,8 +387,15 @@ class Link:
     def _node(self) -> Node:
         return Node(node_id=self.node_id)
 
-    def _call(self, method: Callable[..., Any], request: Any, timeout: float = CALL_TIMEOUT_S) -> Any:
-        return method(request, timeout=timeout, metadata=headers(self._key, self._public_key, self._process))
+    def _call(
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        timeout: float = CALL_TIMEOUT_S,
+        more_headers: tuple[tuple[str, str], ...] = (),
+    ) -> Any:
+        said = (*headers(self._key, self._public_key, self._process), *more_headers)
+        return method(request, timeout=timeout, metadata=said)
 
 
 def _calls(channel: grpc.Channel) -> Mapping[str, Any]:

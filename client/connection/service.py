@@ -52,7 +52,11 @@ from common.wire.errors import WireError, WireVersionError
 from common.wire.roll_call import Refusal
 from strategies.privacy.secure_aggregation.site import Identity
 
+WAIT_S = 5.0
+"""How long the coordinator may hold a call for a message; what the thread that gives signs of life has heard is looked
+at afterwards."""
 POLL_S, MAX_POLL_S = 0.03, 1.0
+"""Between two calls for a message where the coordinator holds none: its room is full, or it is an older one."""
 BEAT_ENDS_S = 0.5
 """How long a closing connection waits for a sign of life that is on its way; its thread ends with the process."""
 DROP_SIGNAL = signal.SIGUSR1
@@ -202,11 +206,13 @@ class Service:
             if self._refusal:
                 raise self._refusal
             self.status.state, self.status.phase = "waiting", ""
-            received = link.receive()
+            asked = time.monotonic()
+            received = link.receive(WAIT_S)
             self.status.last_contact = time.time()
             if received is None:
-                time.sleep(wait_s)
-                wait_s = min(wait_s * 1.2, MAX_POLL_S)
+                if time.monotonic() - asked < WAIT_S / 2:
+                    time.sleep(wait_s)
+                    wait_s = min(wait_s * 1.2, MAX_POLL_S)
                 continue
             if not self._in_hand.take(received):
                 self._failed(f"no room on the disk of {self.settings.state}: free some")
@@ -242,6 +248,8 @@ class Service:
         except (RunOver, NotThere) as error:
             self._failed(f"a message is no longer wanted: {error}")
             self._in_hand.done()
+            with contextlib.suppress(NotThere):
+                link.let_go(received)  # else it would come again
             return
         except WorkDropped:
             self.tell(f"run {self.status.run} ended; the work on it is dropped")

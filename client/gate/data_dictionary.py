@@ -64,7 +64,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "(`metrics_outside_privacy`)",
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
-        "seconds": "how long the round took; 0 in a run with privacy",
+        "seconds": "how long the round took; 0 in a run with privacy and under secure aggregation",
         "update": "how training changed the numbers of the network: `trunk`, `norm` (batch normalisation: also means "
         "and spreads of features) and `head` (a row a class), as far as the method averages them and `parts` allows it",
         "epochs": "how many times it went over the training images; in `unifed` until the training loss settled "

@@ -130,6 +130,6 @@ def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
         server_round if isinstance(server_round, int) else 0,
         bool(fields.get("test", False)),
         len(names) if isinstance(names, list) else len(site.declaration.canonical),
-        len(site.train),
+        site.train_samples + site.policy.round_counts_to - 1,  # which plans fit must not say the last digits
         site.device,
     )

@@ -121,7 +121,7 @@ def _clipping(policy: Policy, asked: RequestedWork) -> str:
 
 
 def _masked(policy: Policy, asked: RequestedWork) -> str:
-    bare = policy.masked_only and bool(asked.parts) and not asked.plan.privacy.secure_aggregation
+    bare = policy.masked_only and not asked.plan.privacy.secure_aggregation
     return "it is true, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
 
 

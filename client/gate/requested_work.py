@@ -15,7 +15,7 @@ class RequestedWork:
         round: 0 at the roll call.
         test: Whether the model is to be tested, too.
         rows: Of the model's head: the site's own classes at the roll call, later those of the request.
-        images: Of the site's training part.
+        images: At least as many as the site's training part has; it follows from the number that the site tells.
         device: The site's: ``cpu`` or ``cuda``.
     """
 

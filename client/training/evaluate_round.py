@@ -7,10 +7,9 @@ import numpy as np
 
 from client.site.disclosure import told_metrics
 from client.site.site import Site
-from client.training.correct_counts import NOT_TESTED, counts_right_images, tally_of
 from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import loss_here, parts_in_best_round
-from client.training.score_release import of_test, of_validation, told_scores
+from client.training.score_release import NOT_TESTED, counts_right_images, of_test, of_validation, tally_of, told_scores
 from client.training.told_validation import ToldFigures, without_gaps
 from common.metrics.multi_label import ClassMetrics, per_class
 from common.metrics.plugin import metrics_of

@@ -1,12 +1,15 @@
-"""How the final model's scores are spread over a site's images: what its policy lets out of it."""
+"""How the final model's scores are spread over a site's images, and how many it gets right: what may leave of it."""
 
 from collections.abc import Collection, Sequence
 from typing import TypedDict
 
 import numpy as np
 
+from client.site.disclosure import told_count
 from client.site.policy import Policy
+from client.training.model_and_images import Work
 from common.metrics.score_histograms import Floats, ScoreHistogram, score_histogram
+from common.models.inference import label_matrix, scores_of
 from common.wire.records import ScoreCounts, no_scores
 
 
@@ -60,3 +63,37 @@ def _positives(told: dict[str, ScoreHistogram]) -> ScoreCounts:
 
 def _negatives(told: dict[str, ScoreHistogram]) -> ScoreCounts:
     return np.concatenate([no_scores(), *(of_class.negatives for of_class in told.values())])
+
+
+class TestCounts(TypedDict):
+    """How many images of the site's test part there are, and how many the network puts into the right class."""
+
+    test_images: int | None
+    test_correct: int | None
+
+
+NOT_TESTED = TestCounts(test_images=None, test_correct=None)
+
+
+def counts_right_images(work: Work) -> bool:
+    """Whether the experiment asks for that every round, and the site's policy lets it be told.
+
+    That goes with exact figures only: of every model that is judged it leaves, and noise on each would average out.
+    """
+    policy = work.site.policy
+    return work.plan.evaluation.test_each_round and policy.test_metrics and policy.exact_figures
+
+
+def tally_of(work: Work) -> TestCounts:
+    """Count them, unless the test part is of few patients."""
+    site, test, network = work.site, work.site.test, work.network
+    if not site.tells("test"):
+        return NOT_TESTED
+    labels = label_matrix(test, network.class_names).nan_to_num().numpy()
+    known = labels.any(axis=1)
+    if not known.any():
+        return TestCounts(test_images=0, test_correct=0)
+    scores = scores_of(network, work.seen("test"), work.plan.training.precision)
+    right = scores.argmax(axis=1) == labels.argmax(axis=1)
+    images, correct = (told_count(int(count), site.policy) for count in (known.sum(), (right & known).sum()))
+    return TestCounts(test_images=images, test_correct=correct)

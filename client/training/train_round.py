@@ -1,21 +1,23 @@
 """The hospital's half of a round: evaluate what came, train, answer with new minus received."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 
 from client.site.disclosure import few_of_rows, told_statistics
 from client.site.site import Site
-from client.training.correct_counts import NOT_TESTED, TestCounts, counts_right_images, tally_of
 from client.training.model_and_images import Work, unpack, validated
 from client.training.personal_parts import Kept, keep
+from client.training.score_release import NOT_TESTED, counts_right_images, tally_of
 from client.training.told_validation import ToldFigures
+from client.training.trained_here import Answer, TrainedHere, trained_or_nothing
 from common.models.network import unfreeze
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
-from common.wire.records import Arrays, Groups, TrainReply, TrainRequest
+from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.base.method import Method
 from strategies.local.clipping import clipped
 from strategies.local.compression import compressed
@@ -26,7 +28,6 @@ from strategies.local.training import (
     Examples,
     Judge,
     Trained,
-    Validation,
     plain,
     reproducible,
     train,
@@ -42,7 +43,9 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     began = time.monotonic()
     work = unpack(site, request)
     figures = ToldFigures(work, request)
-    (found, told), tally, result = _trained(work, request, shield, figures)
+    hides = work.plan.privacy.secure_aggregation or not (shield == BARE or figures.exact)
+    trained = partial(_trained, work, request, shield, figures, hides=hides)
+    (found, told), tally, result = trained_or_nothing(work, request, trained, hides=hides)
     update = Groups() if request.ranks else update_of(work, result.state)
     figures.note_trained()
     statistics = result.statistics
@@ -59,7 +62,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
         train_loss=loss_told(result.last_loss) if figures.exact else None,
         validation_loss=loss_told(told.loss),
         validation_auroc=told.mean_auroc,
-        seconds=time.monotonic() - began,
+        seconds=0.0 if work.plan.privacy.secure_aggregation else time.monotonic() - began,
         update=update,
         epochs=result.epochs,
         statistics=statistics,
@@ -67,22 +70,12 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     )
 
 
-@dataclass(frozen=True)
-class TrainedHere:
-    """What training made: ``notes`` stay here for the next round, ``statistics`` leave beside the update."""
+def _trained(work: Work, request: TrainRequest, shield: Shield, figures: ToldFigures, *, hides: bool) -> Answer:
+    """Judge the received model, then train it; every random number is drawn from the round's own seed.
 
-    state: ModelState
-    last_loss: float
-    epochs: int
-    optimizer: torch.optim.Optimizer
-    notes: Arrays
-    statistics: Arrays
-
-
-def _trained(
-    work: Work, request: TrainRequest, shield: Shield, figures: ToldFigures
-) -> tuple[tuple[Validation, Validation], TestCounts, TrainedHere]:
-    """Judge the received model, then train it; every random number is drawn from the round's own seed."""
+    Args:
+        hides: Whether masks or noise have to hide that training diverged.
+    """
     site, plan, method, network = work.site, work.plan, work.method, work.network
     seed, masked = seed_of(plan.run.seed, request.round, site.name), plan.privacy.secure_aggregation
     with reproducible(seed, plan.training.threads) as generator:
@@ -99,7 +92,6 @@ def _trained(
         if (request.round == 1) if masked else (request.counted == 0):
             warm_up(work, chosen_on, generator)
         trained, optimizer = fine_tune(work, request, local, chosen_on, generator, shield.epoch)
-        hides = masked or not (shield.epoch is None or figures.exact)
         state = shield.outcome(network, work.received, trained.last_loss, optimizer, site.tell if hides else None)
         few = few_of_rows(site.train, network.class_names, site.policy)
         own = local.statistics(network, trained.losses)

@@ -5,6 +5,7 @@ Flower's, so that Flower's own programs understand it; the code is ours, because
 """
 
 import datetime as dt
+import re
 from collections.abc import Sequence
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -16,6 +17,8 @@ PUBLIC_KEY, SIGNATURE, TIME = "flwr-public-key-bin", "flwr-signature-bin", "flwr
 PROCESS, LONGEST_PROCESS = "polyclinic-process", 64
 """The header that says which process calls: two with one key must not both take part. It is not signed: only someone
 with the key of the TLS connection could change it on the way. Flower's own programs do not send it."""
+WAIT, LONGEST_WAIT_S = "polyclinic-wait", 20.0
+"""The header of a call for a message by a process that has none: for how many seconds it would wait for one."""
 ANOTHER_PROCESS = "another process has signed on with this site's key since"
 
 
@@ -46,3 +49,8 @@ def signed_by(public_key: bytes, time: str, signature: bytes) -> bool:
     except (InvalidSignature, ValueError, TypeError, UnsupportedAlgorithm):
         return False
     return True
+
+
+def wait_of(said: str) -> float | None:
+    """The seconds in the header :data:`WAIT`, at most :data:`LONGEST_WAIT_S`; None where there is no such number."""
+    return min(float(said), LONGEST_WAIT_S) if re.fullmatch(r"\d{1,3}(\.\d{1,3})?", said, re.ASCII) else None

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from common.config import BY_STEP, Experiment, Plan, PrivacySection, TrainingSection
 from common.errors import Fault
 from common.models.network import BATCH_NORM, SplitNetwork
-from common.models.state import ModelState, read_state, write_state
+from common.models.state import Head, ModelState, read_state, write_state
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import ModelSpec
 from strategies.base.method import Method
@@ -55,8 +55,9 @@ class Shield:
     ) -> ModelState:
         """What training made; where it diverged, and masks or noise have to hide that, the model as received.
 
-        A reply that fails names this site, and a model can be made that diverges on one patient's images alone. A
-        change of zero disappears in the sum; of noisy steps it is one more result, and paid for.
+        A reply that fails names this site, and a model can be made that diverges on one patient's images alone, or
+        whose change is longer than a number can be. A change of zero disappears in the sum; of noisy steps it is one
+        more result, and paid for.
 
         Args:
             instead: Receives a line about it, where that has to be hidden.
@@ -67,6 +68,8 @@ class Shield:
         state = read_state(network)
         try:
             self.refuse_diverged(state, loss)
+            if instead is not None:
+                refuse_diverged(_change(state, received), 0.0)
         except FloatingPointError as error:
             if instead is None:
                 raise
@@ -75,6 +78,14 @@ class Shield:
             optimizer.state.clear()
             return received
         return state
+
+
+def _change(trained: ModelState, received: ModelState) -> ModelState:
+    """New minus received: infinite where the two are further apart than a float32 reaches."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight, bias = trained.head.weight - received.head.weight, trained.head.bias - received.head.bias
+        head = Head(trained.head.class_names, weight, bias)
+        return replace(trained, trunk=trained.trunk - received.trunk, norm=trained.norm - received.norm, head=head)
 
 
 BARE: Final = Shield()

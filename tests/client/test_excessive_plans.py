@@ -33,7 +33,7 @@ from common.wire.roll_call import RollCall
 from strategies.registry import method_of
 from strategies.rounds.participation.roll_call import ROLL_CALL
 from tests.client.gates import asked, judged, log, trained
-from tests.client.rounds import beginning, plan, request, site
+from tests.client.rounds import beginning, images, plan, request, site
 
 WITHIN_S = 1.0
 LITTLE_BYTES = 16 * 2**20
@@ -375,3 +375,18 @@ def test_what_a_run_leaves_on_the_disk_is_counted() -> None:
     at = Policy(maximum_disk_gb=5 * model / 1e9), Policy(maximum_disk_gb=4 * model / 1e9)
     verdicts = [of_request(policy, RequestedWork(ORDINARY, method_of(ORDINARY), rows=2, images=8)) for policy in at]
     assert [verdict.rule for verdict in verdicts] == ["policy", "policy.maximum_disk_gb"]
+
+
+def test_which_plans_are_too_large_says_no_more_of_the_number_of_images_than_the_site_tells(tmp_path: Path) -> None:
+    """Plans of all sizes, one after the other, would else find the number to the image."""
+    policy = Policy(round_counts_to=10, maximum_memory_gb=0.01, smallest_count=10)
+    least, most = (replace(site(tmp_path), policy=policy, train=images(1, count)) for count in (40, 49))
+    assert least.train_samples == most.train_samples == 40
+    verdicts = []
+    for size in range(16, 65):
+        of = changed(ORDINARY, {"model.image_size": size, "training.batch_size": 4096})
+        fields = {"plan": of, "wire.version": WIRE_VERSION}
+        found = [of_request(policy, work).allowed for at in (least, most) if (work := asked_of(fields, at))]
+        assert found[0] == found[1], size
+        verdicts += found
+    assert {True, False} == set(verdicts)

@@ -110,6 +110,15 @@ def test_a_run_that_the_policy_does_not_allow_is_declined_at_the_roll_call_and_a
     assert not (tmp_path / "memory").exists()
 
 
+@pytest.mark.parametrize("method", STRATEGIES)
+def test_a_site_that_sends_masked_updates_only_takes_part_in_no_bare_run(method: str, tmp_path: Path) -> None:
+    """Also in none that averages nothing: behind a made-up trunk, figures of what was trained here show images."""
+    at, of = under(tmp_path, masked_only=True), plan(method, {})
+    for reply in (called(at, of), trained(at, of), judged(at, of)):
+        assert reply.has_error()
+        assert "policy.masked_only" in reply.error.reason
+
+
 def test_a_run_within_the_bounds_is_taken_part_in(tmp_path: Path) -> None:
     bounds = {"methods": ("surgical",), "maximum_rounds": 20, "statistics": (), "maximum_update_norm": 0.5}
     at, of = under(tmp_path, **bounds), plan("surgical", CLIPPED)

@@ -39,10 +39,11 @@ import client.connection.service
 from client.connection.exit_codes import ExitCode, Refused
 from client.connection.fleet_client import expired
 from client.connection.pending_message import MAX_ATTEMPTS, InHand
-from client.connection.service import Service
+from client.connection.service import WAIT_S, Service
 from client.connection.status import Status
 from client.site.init import prepare
 from client.site.settings import open_site, read_settings
+from common.security.call_signatures import WAIT, wait_of
 from common.security.identity import SiteKit, read_request
 from common.wire.fleet_protocol import names_in
 from common.wire.flower_objects import message_of
@@ -142,6 +143,8 @@ class Desk(FleetServicer):
         self._came: dict[str, bytes] = {}
         self.confirmed: list[str] = []
         self.trouble: dict[str, list[grpc.StatusCode]] = {}
+        self.lost = False  # whether the content of the message is gone
+        self.waits: list[str] = []
 
     @property
     def replies(self) -> list[Message]:
@@ -163,12 +166,15 @@ class Desk(FleetServicer):
         return SendNodeHeartbeatResponse(success=True)
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> PullMessagesResponse:
+        self.waits += [str(value) for name, value in context.invocation_metadata() if name == WAIT]
         if not self._waiting:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "timestamp")
         return self._waiting.pop()
 
     def PullObject(self, request: Any, context: grpc.ServicerContext) -> PullObjectResponse:
         self._perhaps_fail("PullObject", context)
+        if self.lost:
+            return PullObjectResponse(object_found=False)
         content = self._contents[request.object_id]
         return PullObjectResponse(object_found=True, object_available=True, object_content=content)
 
@@ -366,6 +372,15 @@ def test_work_for_a_run_that_has_ended_meanwhile_is_forgotten(hospital_of: Hospi
     hospital.desk.trouble["PullObject"] = [grpc.StatusCode.PERMISSION_DENIED] * 9
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
+
+
+def test_a_message_whose_content_is_gone_is_let_go_so_that_it_does_not_come_again(hospital_of: HospitalOf) -> None:
+    message = train()
+    hospital = hospital_of(message)
+    hospital.desk.lost = True
+    assert hospital.start() == ExitCode.CLOCK
+    assert (hospital.begun, hospital.desk.confirmed, hospital.left) == (0, [message.object_id], None)
+    assert [wait_of(said) for said in hospital.desk.waits] == [WAIT_S, WAIT_S]
 
 
 def test_a_reply_that_did_not_get_through_is_sent_over_the_next_connection_without_more_work(

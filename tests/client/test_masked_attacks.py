@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import client.training.train_round
 from client.site.site_state import Memory, MemoryFolder
 from client.training.secure_aggregation import asked_of
+from client.training.train_round import train_round
 from common.config import Plan
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
@@ -17,6 +19,7 @@ from strategies.privacy.secure_aggregation import masked_rounds
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
 from strategies.registry import method_of
 from tests.client.masked import NAMES, Hospitals, honest, integers, masked_plan
+from tests.client.rounds import plan
 
 VICTIM = "cedar"
 OTHERS = tuple(name for name in NAMES if name != VICTIM)
@@ -455,3 +458,62 @@ def standing_apart(number: int) -> Callable[[str, Any], Any]:
         return replace(asked, model=replace(asked.model, trunk=asked.model.trunk + np.float32(number + 1)))
 
     return changed
+
+
+HIGHEST, FAR = float(np.finfo(np.float32).max), 1e35
+
+
+def leaning(asked: TrainRequest, bias: float) -> TrainRequest:
+    """The same request with a model that sees nothing, and is as sure of one class as this says."""
+    head = asked.model.head
+    assert head is not None
+    biases = np.full_like(head.bias, -50)
+    biases[0] = bias
+    return replace(
+        asked, model=replace(asked.model, head=replace(head, weight=np.zeros_like(head.weight), bias=biases))
+    )
+
+
+def test_a_masked_update_that_is_longer_than_a_number_is_zero_and_no_error(tmp_path: Path) -> None:
+    """Received and trained are finite, their difference is not. Here decay does it; one image's gradient can, too."""
+    eight = tuple("abcdefgh")  # as many as are multiplied and added at once, without rounding in between
+    here = Hospitals(tmp_path, class_names=dict.fromkeys(NAMES, eight))
+    far = masked_plan(weight_decay=1.0)
+    far = far.model_copy(update={"training": far.training.model_copy(update={"lr": HIGHEST / FAR + 0.5})})
+    unmasked = here.sites[VICTIM].policy.model_copy(update={"masked_only": False, "peers": None})
+    bare = far.model_copy(update={"privacy": Plan.model_validate(plan("vanilla", {})).privacy})
+    asked = leaning(here.asked_to_train(bare, VICTIM, 1), FAR)
+    with pytest.warns(RuntimeWarning, match="overflow"):  # the control: this is what would be masked
+        update = train_round(replace(here.sites[VICTIM], folder=tmp_path / "control", policy=unmasked), asked).update
+    assert np.isneginf(update.head.bias[0] if update.head else 0)
+    opened = here.opened(far, change=lambda name, one: leaning(one, FAR) if isinstance(one, TrainRequest) else one)
+    assert not opened.integers.any()
+    assert here.refusals == []
+
+
+@pytest.mark.parametrize("where", ["fine_tune", "warm_up", "validated", "tally_of"])
+def test_a_masked_training_that_fails_in_any_other_way_is_a_change_of_zero_too(
+    where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    here = Hospitals(tmp_path, policy={"exact_figures": True})
+    of = masked_plan("surgical", {"warm_up_epochs": 1, "warm_up_lr": 0.1})
+    of = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"test_each_round": True})})
+    real = getattr(client.training.train_round, where)
+
+    def fails(work: Any, *others: Any) -> Any:
+        if work.site.name == VICTIM:
+            raise RuntimeError("out of memory on one image")
+        return real(work, *others)
+
+    told = list[str]()
+    here.sites[VICTIM] = replace(here.sites[VICTIM], tell=told.append)
+    here.start([VICTIM])
+    monkeypatch.setattr(client.training.train_round, where, fails)
+    others = sum(integers(here.plain(of, name), 1 / 3, 16.0) for name in OTHERS)
+    assert here.opened(of).integers.tolist() == (np.asarray(others) % 2**32).tolist()
+    assert (here.refusals, told) == ([], ["nothing of this round is in the update: out of memory on one image"])
+
+
+def test_how_long_a_masked_round_took_stays_at_home(tmp_path: Path) -> None:
+    replies = Hospitals(tmp_path).trained(masked_plan(), NAMES, 1, honest)
+    assert [reply.seconds for reply in replies.values()] == [0.0] * 3

@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,13 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes
 @pytest.fixture
 def port(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]:
     """The port for hospitals, as the SuperLink's program opens it."""
+    with opened(link, certificates) as found:
+        yield found
+
+
+@contextmanager
+def opened(link: Link, certificates: tuple[bytes, bytes, bytes]) -> Iterator[Port]:
+    """Open the port for hospitals."""
     guard = Guard(Limits(1000, 256))
     server, number = serve_hospitals("127.0.0.1:0", link.storage, certificates, link.folder, guard)
     found = Port(link, f"127.0.0.1:{number}", certificates[0])

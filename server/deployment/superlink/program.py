@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     hospitals, _ = serve_hospitals(given.fleet, storage, certificates, state, guard)
     programs, _ = serve_loopback(given.loopback, storage, certificates, secret)
     stop.wait()
+    storage.messages.arrivals.close()
     for ended in [server.stop(GRACE_S) for server in (hospitals, programs)]:
         ended.wait()
     guard.stop()

@@ -15,7 +15,16 @@ from typing import Any, NoReturn
 
 import grpc
 
-from common.security.call_signatures import LONGEST_PROCESS, PROCESS, PUBLIC_KEY, SIGNATURE, TIME, signed_by
+from common.security.call_signatures import (
+    LONGEST_PROCESS,
+    PROCESS,
+    PUBLIC_KEY,
+    SIGNATURE,
+    TIME,
+    WAIT,
+    signed_by,
+    wait_of,
+)
 from server.deployment.superlink.fleet.refused_calls import RefusedCall, RefusedCalls
 from server.deployment.superlink.port_guard.call_limits import NoRequest
 from server.deployment.superlink.port_guard.guard import Guard
@@ -39,12 +48,14 @@ class Caller:
         name: Under which it was admitted.
         key: Its public key in Flower's form.
         process: Its process that calls, as it says; empty for Flower's own programs, which do not say it.
+        wait_s: For how long it would wait for a message, as it says; None for one that has not said that it has none.
     """
 
     node_id: int
     name: str
     key: bytes
     process: str = ""
+    wait_s: float | None = None
 
 
 class CallRefused(Exception):
@@ -164,7 +175,7 @@ class Door:
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
         if not _is_now(when):
             raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid timestamp")
-        return replace(caller, process=_process(metadata))
+        return replace(caller, process=_process(metadata), wait_s=wait_of(_said(metadata, WAIT)))
 
     def _abort(self, context: Any, caller: Caller | None, name: str, refused: CallRefused) -> NoReturn:
         if caller is not None and refused.noted:
@@ -201,10 +212,15 @@ def _process(metadata: Any) -> str:
     Raises:
         CallRefused: If that is too long to be true.
     """
-    said = next((value for name, value in metadata or () if name == PROCESS), "")
+    said = _said(metadata, PROCESS)
     if len(said) > LONGEST_PROCESS:
         raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid process")
-    return str(said)
+    return said
+
+
+def _said(metadata: Any, header: str) -> str:
+    """The value of a header, empty where it is not there."""
+    return str(next((value for name, value in metadata or () if name == header), ""))
 
 
 def _is_now(when: str) -> bool:

@@ -6,6 +6,7 @@ messages. Flower's own servicer takes all of that from the body of the request.
 """
 
 import hashlib
+import threading
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
@@ -36,9 +37,12 @@ from server.deployment.superlink.fleet.bundle import BUNDLE, BUNDLE_SHA256
 from server.deployment.superlink.fleet.one_process import OneProcess
 from server.deployment.superlink.objects.files import is_name
 from server.deployment.superlink.objects.service import Answers, Push
-from server.deployment.superlink.storage.messages import Acceptance, reply_from, told
+from server.deployment.superlink.storage.messages import Acceptance, StoredMessage, reply_from, told
 from server.deployment.superlink.storage.storage import Storage
 
+WAIT_AT_ONCE = 500
+"""Calls that wait for a message at a time, half of those that are answered at a time; others are told at once that
+there is none, and ask again."""
 SHORTEST_INTERVAL_S = 10
 """Between two signs of life, as in Flower."""
 MOST_OBJECTS = 10_000
@@ -66,6 +70,7 @@ class Fleet:
         self._folder, self.one_process = folder, OneProcess()
         self._sites, self._runs, self._messages = storage.sites, storage.runs, storage.messages
         self._admitted, self._answers = admitted, Answers(storage.files)
+        self._room = threading.Semaphore(WAIT_AT_ONCE)
 
     # ------------------------------------------------------------------ presence
 
@@ -109,11 +114,28 @@ class Fleet:
     def pull_messages(self, caller: Caller, request: Any) -> Any:
         """Hand the calling site its next message."""
         self._refuse_another(caller, request.node.node_id)
-        if (message := self._messages.next_for(caller.node_id)) is None:
+        if (message := self._next(caller)) is None:
             return PullMessagesResponse()
         proto, tree = told(message)
         small = self._messages.small_contents(tree)
         return PullMessagesResponse(messages_list=[proto], message_object_trees=[tree], small_contents=small)
+
+    def _next(self, caller: Caller) -> StoredMessage | None:
+        """The next message for the calling site, as soon as there is one; None where none comes while it waits."""
+        node, again = caller.node_id, caller.wait_s is not None
+        number = self._messages.arrivals.number(node)
+        found = self._messages.next_for(node, again=again)
+        if found is not None or not caller.wait_s or not self._room.acquire(blocking=False):
+            return found
+        try:
+            self._messages.arrivals.wait(node, number, caller.wait_s)
+        finally:
+            self._room.release()
+        # Meanwhile another process may have taken its place, or its key may have been revoked.
+        self.one_process.refuse_an_earlier_one(caller)
+        if self._admitted.caller(caller.key) is None:
+            raise CallRefused(grpc.StatusCode.UNAUTHENTICATED, "Invalid signature")
+        return self._messages.next_for(node, again=again)
 
     def push_messages(self, caller: Caller, request: Any) -> Any:
         """Take the calling site's one reply to a message that was handed to it."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from common.wire.fleet_protocol import Envelope, ObjectTree, names_in, small_ones
 from server.deployment.superlink.objects.files import ObjectFiles
+from server.deployment.superlink.storage.arrivals import Arrivals
 from server.deployment.superlink.storage.database import Database
 from server.deployment.superlink.storage.runs import LedRuns
 from server.deployment.superlink.storage.sites import Sites
@@ -72,6 +73,10 @@ class StoredMessage:
     def __post_init__(self) -> None:
         self.names = frozenset(map(sys.intern, names_in(ObjectTree.FromString(self.tree))))
 
+    def is_due(self, *, again: bool) -> bool:
+        """Whether a request is to be handed to its site: the first time, or ``again`` as long as it has no reply."""
+        return not self.handed or (again and not self.partner and not self.released)
+
     @property
     def row(self) -> tuple[Any, ...]:
         """The message as a row of the database."""
@@ -108,6 +113,9 @@ class Messages:
 
     Args:
         clock: The steady clock.
+
+    Attributes:
+        arrivals: Wakes a site's call that waits for a message.
     """
 
     database: Database
@@ -115,6 +123,7 @@ class Messages:
     runs: LedRuns
     files: ObjectFiles
     clock: Callable[[], float]
+    arrivals: Arrivals = field(default_factory=Arrivals)
     _by_root: dict[str, StoredMessage] = field(default_factory=dict)
     _of_site: dict[tuple[int, bool], dict[str, StoredMessage]] = field(default_factory=dict)
     _needed: Counter[str] = field(default_factory=Counter)  # object -> messages that are not released and name it
@@ -144,7 +153,10 @@ class Messages:
             self.database.write(*((_KEEP, one.row) for one in new))
             for one in new:
                 self._remember(one)
-            return [one.root for one in taken], self._missing(taken)
+            missing = self._missing(taken)
+        for one in new:
+            self.arrivals.note(one.node)
+        return [one.root for one in taken], missing
 
     def replies(self, run: int, roots: Collection[str]) -> Iterator[StoredMessage | tuple[str, Lack]]:
         """What has come of a run's requests: replies that were announced, or why there will be none.
@@ -179,18 +191,27 @@ class Messages:
 
     # ------------------------------------------------------------------ the site's side
 
-    def next_for(self, node: int) -> StoredMessage | None:
-        """Hand a site its oldest request that it does not have yet."""
+    def next_for(self, node: int, *, again: bool = False) -> StoredMessage | None:
+        """Hand a site its oldest request that it does not have yet.
+
+        Args:
+            again: Whether the site has said that it has no request: one that was handed out before and is not
+                answered was lost on its way, and is handed out once more.
+        """
         waiting = self._of_site.get((node, False))
-        if not waiting or all(one.handed for one in list(waiting.values())):
+        if not waiting or not any(one.is_due(again=again) for one in list(waiting.values())):
             return None  # without the lock: sites ask all the time
         with self.database.lock:
             for one in waiting.values():
-                if not one.handed and self._is_wanted(one):
-                    self.database.write(("UPDATE messages SET handed = 1 WHERE root = ?", (one.root,)))
-                    one.handed, one.size = True, sum(map(self.files.size, one.names))
+                if one.is_due(again=again) and self._is_wanted(one):
+                    self._hand(one)
                     return one
         return None
+
+    def _hand(self, request: StoredMessage) -> None:
+        if not request.handed:
+            self.database.write(("UPDATE messages SET handed = 1 WHERE root = ?", (request.root,)))
+            request.handed, request.size = True, sum(map(self.files.size, request.names))
 
     def small_contents(self, tree: Any) -> list[bytes]:
         """The contents of a request's small objects, as far as they are written."""
