@@ -30,7 +30,7 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
         class_names=site.declaration.canonical,
         train_samples=site.train_samples,
         validation_samples=told_count(len(site.validation), site.policy) if site.tells("validation") else UNKNOWN_COUNT,
-        patients=told_count(patients_in(site.train), site.policy),
+        patients=told_count(patients_in(site.told_train), site.policy),
         layout=layout.signature,
         version=__version__,
         positives=positives,
@@ -42,7 +42,7 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
 
 def label_counts(site: Site) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Training images with and without each class, in the site's own order; hidden classes stay unknown."""
-    labels, hidden = site.train.labels, site.hides("train")
+    labels, hidden = site.told_train.labels, site.hides("train")
     positives, negatives = (
         tuple(
             UNKNOWN_COUNT if name in hidden else told_count(count, site.policy)

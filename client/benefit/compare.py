@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from client.benefit.home_training import HomeTraining, plan_at_home
 from client.benefit.page import FOLDER, write_page
 from client.benefit.told_benefit import no_figures, told_benefit
+from client.site.policy import Policy
 from client.site.site import Site
 from client.training.evaluate_round import put_best, scored
 from client.training.model_and_images import Work, unpack, validated
 from client.training.told_validation import ToldFigures, without_gaps
+from common.config import Plan
 from common.data.base.image_set import are_known
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
 from common.metrics.bootstrap import paired_means
@@ -90,13 +92,13 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * most_epochs(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
-    figures = ToldFigures(work, request)
+    figures, figures_leave = ToldFigures(work, request), _may_leave(site.policy, plan)
     if not len(site.test):
         write_page(site, request.run, request.epochs, None)
         return no_figures(site, request)
     seed = plan.run.seed
     try:
-        found = _scored(work, request, figures)
+        found = _scored(work, request, figures, figures_leave=figures_leave)
         exact = found.benefit(site, seed)
     except Exception as error:
         if site.policy.exact_figures:
@@ -105,20 +107,26 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         site.tell(f"the comparison with training alone failed: {error}")
         return no_figures(site, request)
     write_page(site, request.run, request.epochs, exact)
-    outside = plan.privacy.level != "none" and not site.policy.metrics_outside_privacy
-    masked = plan.privacy.secure_aggregation and not site.policy.exact_figures  # what masks cover these would tell
-    if outside or masked or not site.policy.test_metrics or not figures.tests:
+    if not figures_leave or not figures.tests:
         return no_figures(site, request)
     hidden = site.hides("test")  # without any the same figures are told, not found a second time
     return told_benefit(site, request, found.benefit(site, seed, hidden) if hidden else exact)
 
 
-def _scored(work: Work, request: BenefitRequest, figures: ToldFigures) -> Scored:
+def _may_leave(policy: Policy, plan: Plan) -> bool:
+    """Whether figures of models that are trained here, on bare data, may leave in such a run."""
+    outside = plan.privacy.level != "none" and not policy.metrics_outside_privacy
+    masked = plan.privacy.secure_aggregation and not policy.exact_figures  # what masks cover these would tell
+    return policy.test_metrics and not (outside or masked)
+
+
+def _scored(work: Work, request: BenefitRequest, figures: ToldFigures, *, figures_leave: bool) -> Scored:
     """Score the test part with all four models; two of them are trained here."""
     site, plan, method = work.site, work.plan, work.method
     federated, model, held = _federated(work, request, figures)
     tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
-    home, rounds = site.for_itself(site.folder / FOLDER, plan), math.ceil(request.epochs / plan.training.epochs)
+    home = site.for_itself(site.folder / FOLDER, plan, figures_leave=figures_leave)
+    rounds = math.ceil(request.epochs / plan.training.epochs)
     whole = plan_at_home(plan, method, rounds, warm_up=True)
     short = plan_at_home(plan, method, max(rounds // FINE_TUNED_SHARE, 1), warm_up=False)
     alone, names = HomeTraining(home, whole, request.initial).scores(home.folder / "model", request.contract)

@@ -28,6 +28,10 @@ SENT = (
 _RUN = "the run's identifier, as the coordinator gave it"
 _SITE = "this site's name"
 _ROUND = "the round's number, as the coordinator gave it"
+_TRAIN_SAMPLES = (
+    "how many training images there are (`round_counts_to`), without those that are left out for showing hidden "
+    "classes alone"
+)
 _VALIDATION_LOSS = (
     "how wrong the model as received is on this site's validation images: one number, blurred unless `exact_figures`"
 )
@@ -41,7 +45,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "site": _SITE,
         "names": "the classes that this site annotates, in its own words",
         "class_names": "the classes that this site annotates, in the federation's words",
-        "train_samples": "how many training images there are (`round_counts_to`)",
+        "train_samples": _TRAIN_SAMPLES,
         "validation_samples": "how many validation images there are; -1 where they are of few patients "
         "(`smallest_count`)",
         "patients": "how many patients the training images are of (`round_counts_to`)",
@@ -58,7 +62,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "run": _RUN,
         "round": _ROUND,
         "site": _SITE,
-        "train_samples": "how many training images there are (`round_counts_to`)",
+        "train_samples": _TRAIN_SAMPLES,
         "train_loss": "how wrong the network was on the training images in the last epoch, on average: one number; "
         "only with `exact_figures`, and not in a run with privacy, like every loss and test result "
         "(`metrics_outside_privacy`)",

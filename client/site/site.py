@@ -26,6 +26,7 @@ from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_of
+from common.models.zoo.spec import Task
 from strategies.privacy.secure_aggregation.site import Identity
 
 
@@ -69,7 +70,16 @@ class Site:
     @cached_property
     def train_samples(self) -> int:
         """How many training images the site says it has."""
-        return told_count(len(self.train), self.policy)
+        return told_count(len(self.told_train), self.policy)
+
+    @cached_property
+    def told_train(self) -> ImageSet:
+        """The training images that are counted in what the site says: those that an update is made of without masks.
+
+        An update can say how many that are. A site that counted all of them would say with it how many it left out.
+        """
+        kept = self.kept_rows(self._without_hidden("train", "multi_label"))
+        return self.train if kept is None else self.train.rows(kept)
 
     @cached_property
     def frozen_parts(self) -> FrozenParts:
@@ -101,12 +111,17 @@ class Site:
         plan alone says covers nothing: its noise may be none, and the other sites of a sum made up. The policy has to
         set a budget, or to name the peers.
         """
-        images: ImageSet = getattr(self, part)
         masked = plan.privacy.secure_aggregation and bool(self.policy.peers)
         covered = self.policy.epsilon is not None or masked
-        if covered or self.policy.train_hidden_classes or not self.hides(part):
+        images: ImageSet = getattr(self, part)
+        return images if covered else self._without_hidden(part, plan.model.task)
+
+    def _without_hidden(self, part: str, task: Task) -> ImageSet:
+        """The images of one part without labels of hidden classes, unless the policy has them trained on."""
+        images: ImageSet = getattr(self, part)
+        if self.policy.train_hidden_classes or not self.hides(part):
             return images
-        return without_labels(images, self.hides(part), self.unsaid_images(part), plan.model.task)
+        return without_labels(images, self.hides(part), self.unsaid_images(part), task)
 
     def kept_rows(self, labelled: ImageSet) -> NDArray[np.intp] | None:
         """Rows of training images that a run sees; None for all.
@@ -139,19 +154,25 @@ class Site:
     def _hidden(self) -> dict[str, frozenset[str]]:
         return {}
 
-    def for_itself(self, folder: Path, plan: Plan) -> "Site":
+    def for_itself(self, folder: Path, plan: Plan, *, figures_leave: bool) -> "Site":
         """This site with the same images, for the comparison with training alone: no class is hidden from itself.
 
-        It trains on the labels that the run trains on, and chooses by the same figures: rounded figures of these models
-        may leave.
+        It trains on the labels that the run trains on, and chooses by the same figures.
 
         Args:
             folder: Where that work keeps its memory and its models.
+            figures_leave: Whether rounded figures of these models may leave. Nothing covers them, so they are then
+                trained without labels of hidden classes, also where noise or masks cover the run's update.
         """
+        task = plan.model.task
+        train, validation = (
+            self._without_hidden(part, task) if figures_leave else self.trained_on(part, plan)
+            for part in ("train", "validation")
+        )
         inner = replace(
             self,
-            train=self.trained_on("train", plan),
-            validation=self.trained_on("validation", plan),
+            train=train,
+            validation=validation,
             folder=folder,
             policy=Policy(**{**WITHOUT_LIMITS, "smallest_count": 0, "exact_figures": self.policy.exact_figures}),
             hidden={},

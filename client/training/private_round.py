@@ -92,7 +92,7 @@ def _trained(site: Site, request: TrainRequest, shield: Shield, note_failure: Ca
     try:
         return train_round(site, request, shield)
     except (BadInput, WireError):
-        raise  # of the request, before any noise is drawn
+        raise  # of the request
     except (Exception, OutOfTime):
         note_failure()
         raise

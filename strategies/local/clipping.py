@@ -19,5 +19,6 @@ def clipped(update: Groups, bound: float) -> Groups:
     length = norm_of(update)
     if length <= bound:
         return update
-    factor = np.float32(bound / length)
+    if (factor := np.float32(bound / length)) < np.finfo(np.float32).tiny:  # too coarse: the length would be off
+        return update.changed(lambda array: (array * np.float64(bound / length)).astype(np.float32))
     return update.changed(lambda array: array * factor)

@@ -62,7 +62,7 @@ def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bo
 
 
 def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:
-    """All arrays and numbers about training in each reply; figures of validation images are the meter's."""
+    """What each reply says of training, and by how many images it weighs; validation figures are the meter's."""
     found = []
     for request in requests:
         message = asked(at, "train", encode(request))
@@ -70,5 +70,5 @@ def sent(at: Site, requests: Iterable[TrainRequest]) -> list[dict[str, bytes]]:
         reply = decode(message.content, TrainReply)
         arrays = {**reply.update.named(), **reply.statistics}
         found.append({name: array.tobytes() for name, array in arrays.items()})
-        found[-1]["epochs"] = str(reply.epochs).encode()
+        found[-1] |= {"epochs": str(reply.epochs).encode(), "train_samples": str(reply.train_samples).encode()}
     return found

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 from flwr.supercore.task_identity import TaskIdentity
 
+from client.benefit.compare import compare
+from client.benefit.page import FOLDER
+from client.roll_call import label_counts
 from client.training.model_and_images import unpack
 from common.config import Plan
-from common.wire.records import TrainRequest
+from common.wire.benefit import BenefitRequest
+from common.wire.records import Groups, TrainRequest
 from strategies.registry import STRATEGIES
 from tests.client.hidden_labels import Labels, hospital, one_class_an_image, sent, several_classes_an_image
-from tests.client.rounds import beginning, plan, request
+from tests.client.rounds import beginning, evaluation, plan, request
 
 CLASSES = ("a", "b", "c", "d")
 METHODS = sorted(
@@ -100,6 +104,59 @@ def test_an_update_is_that_of_a_hospital_without_the_images_that_show_hidden_cla
     without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=hidden_there, folder=tmp_path / "without")
     assert {CLASSES.index(one) for one in hidden_there["train"]} == set(hidden)
     assert sent(at, requests(method, task)) == sent(without, requests(method, task))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("policy", [{}, {"epsilon": 8.0}, {"masked_only": True}, {"peers": {"south": "key"}}])
+def test_what_a_hospital_says_of_itself_counts_only_images_that_an_update_without_masks_is_made_of(
+    policy: dict[str, Any], kind: Callable[[], Labels], tmp_path: Path
+) -> None:
+    """How many those are can be read off one update; what is said in other runs must not count the others either."""
+    labels = kind()
+    hidden = [0, 3] if kind is not with_a_class_that_means_none_of_them else [3]
+    alone = ~np.delete(labels, hidden, axis=1).any(axis=1)
+    at = hospital(tmp_path, CLASSES, labels, label_counts=True, **policy)
+    there = {part: at.hides(part) for part in ("train", "validation", "test")}
+    without = replace(at, train=at.train.rows(np.flatnonzero(~alone)), hidden=there)
+    facts = [
+        (one.train_samples, len(one.told_train), label_counts(one), sorted(set(one.told_train.patients)))
+        for one in (at, without)
+    ]
+    assert facts[0] == facts[1]
+    assert facts[0][0] == (~alone).sum() < len(labels)
+
+
+def test_a_hospital_that_trains_on_hidden_classes_counts_all_its_images(tmp_path: Path) -> None:
+    at = hospital(tmp_path, CLASSES, one_class_an_image(4, 2), train_hidden_classes=True)
+    assert at.train_samples == len(at.train)
+
+
+@pytest.mark.parametrize(("leaves", "same"), [(True, True), (False, False)])
+def test_models_of_a_comparison_whose_figures_leave_do_not_depend_on_hidden_labels_in_a_private_run_either(
+    leaves: bool, same: bool, tmp_path: Path
+) -> None:
+    """The run's noise does not cover them."""
+    tree = plan("surgical", {}, batch_size=8).model_dump(mode="json")
+    tree["run"]["rounds"], tree["model"]["norm"] = 4, "group"
+    tree |= {"evaluation": {"alone": True, "result": "last"}, "privacy": {"level": "update", "noise_multiplier": 1e4}}
+    of = Plan.model_validate(tree)
+    first = beginning(of, CLASSES)
+    facts = {name: value for name, value in vars(evaluation(of, first, 4, 0, -1)).items() if name != "test"}
+    models = []
+    for shown in (1, 3):
+        labels = several_classes_an_image(4, shown)
+        policy = {"epsilon": 8.0, "metrics_outside_privacy": leaves, "exact_figures": True}
+        at = hospital(tmp_path / str(shown), CLASSES, labels, **policy)
+        assert at.hides("train") == {"c", "d"}
+        compare(at, BenefitRequest(**facts, initial=Groups.of_model(first), epochs=4))
+        folder = at.folder / FOLDER
+        models.append([path.read_bytes() for name in ("model", "fine-tuned") for path in weights_in(folder / name)])
+    assert len(models[0]) == 2
+    assert (models[0] == models[1]) == same
+
+
+def weights_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.safetensors"))
 
 
 MASKS: dict[str, Any] = {"privacy": {"secure_aggregation": True}}

@@ -17,7 +17,8 @@ _GIVEN = "the coordinator's own words, given back"
 _KEYS = "of secure aggregation: random numbers, or keys made for one round; tests/client/test_masked_attacks.py"
 _DECLARED = "what the hospital declares about itself, before any image is looked at"
 _TOLD_COUNT = (
-    "a count that the policy tells as it is, under smallest_count and round_counts_to: nothing is left to find"
+    "a count that the policy tells as it is, under smallest_count and round_counts_to; images that are left out of "
+    "training are not in it"
 )
 _COMPARED = "not tried by itself: of test images, rounded like the AUROC of the test; three of the models never leave"
 
@@ -130,7 +131,7 @@ NOT_TRIED = (
     "Attacks on the sum of several hospitals' masked updates, and on the models that a run ends with.",
     "Attacks by another hospital of the federation, and by somebody who has taken over this machine.",
     "Statistics of single methods (prototypes, relations, indicators, difficulty), score histograms, plug-ins.",
-    "How long an answer takes, and when it comes; whether training diverges.",
+    "How long an answer takes, and when it comes; whether training diverges; errors and declined requests as answers.",
     "The figures of the comparison with training alone: only whether a picture makes it fail.",
     "Attacks over hundreds of rounds: blurred figures add up, and who may ask for years finds more than stands here.",
     "What nobody has published yet: 0 here means that these attacks found nothing, not that nothing can be found.",
