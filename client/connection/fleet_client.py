@@ -370,7 +370,7 @@ class Link:
         request = ConfirmMessageReceivedRequest(
             node=self._node, run_id=metadata.run_id, message_object_id=metadata.message_id
         )
-        with _translated(), suppress(RunOver):  # with its run it is gone by itself
+        with suppress(RunOver), _translated():  # with its run it is gone by itself
             self._call(self._fleet["ConfirmMessageReceived"], request)
 
     def _bundle_fault(self, run_id: int) -> str:

@@ -194,6 +194,7 @@ class Desk(FleetServicer):
         return PushObjectResponse(stored=True)
 
     def ConfirmMessageReceived(self, request: Any, context: grpc.ServicerContext) -> ConfirmMessageReceivedResponse:
+        self._perhaps_fail("ConfirmMessageReceived", context)
         self.confirmed.append(request.message_object_id)
         return ConfirmMessageReceivedResponse()
 
@@ -370,6 +371,7 @@ def test_work_for_a_run_that_has_ended_meanwhile_is_forgotten(hospital_of: Hospi
     hospital.work = ended
     hospital.start()
     hospital.desk.trouble["PullObject"] = [grpc.StatusCode.PERMISSION_DENIED] * 9
+    hospital.desk.trouble["ConfirmMessageReceived"] = [grpc.StatusCode.PERMISSION_DENIED]
     assert hospital.start() == ExitCode.CLOCK
     assert (hospital.begun, hospital.desk.replies, hospital.left) == (1, [], None)
 
