@@ -17,6 +17,7 @@ from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
 from strategies.base.method import Method
+from strategies.privacy.gradients import pack_size
 
 FLOAT32 = 4
 COPIES_AT_WORK = 5
@@ -140,10 +141,11 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
         device: ``cpu`` or ``cuda``, where activations may be half as wide.
     """
     size, training = footprint(plan.model, rows), plan.training
-    batch = min(training.batch_size, images)
+    private = plan.privacy.level in BY_STEP
+    batch = pack_size(training.batch_size) if private else min(training.batch_size, images)
     narrow = training.precision != "float32" and (device == "cuda" or training.precision == "bf16")
     of_batch = batch * size.activations // (2 if narrow else 1)
-    if plan.privacy.level in BY_STEP:
+    if private:
         # a gradient an image; at "patient" also their sum for each patient
         of_batch += batch * size.trained * FLOAT32 * (1 + (plan.privacy.level == "patient"))
     moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS

@@ -12,7 +12,7 @@ from client.training.model_and_images import Work, unpack, validated
 from client.training.personal_parts import Kept, keep
 from client.training.score_release import NOT_TESTED, counts_right_images, tally_of
 from client.training.told_validation import ToldFigures
-from client.training.trained_here import Answer, TrainedHere, trained_or_nothing
+from client.training.trained_here import Answer, JudgedModel, TrainedHere, judged_or_nothing, trained_or_nothing
 from common.models.network import unfreeze
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
@@ -43,9 +43,9 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     began = time.monotonic()
     work = unpack(site, request)
     figures = ToldFigures(work, request)
-    hides = work.plan.privacy.secure_aggregation or not (shield == BARE or figures.exact)
+    hides = work.plan.privacy.secure_aggregation or shield.reply is not None
     trained = partial(_trained, work, request, shield, figures, hides=hides)
-    (found, told), tally, result = trained_or_nothing(work, request, trained, hides=hides)
+    ((found, told), tally), result = trained_or_nothing(work, request, trained, hides=hides)
     update = Groups() if request.ranks else update_of(work, result.state)
     figures.note_trained()
     statistics = result.statistics
@@ -74,30 +74,35 @@ def _trained(work: Work, request: TrainRequest, shield: Shield, figures: ToldFig
     """Judge the received model, then train it; every random number is drawn from the round's own seed.
 
     Args:
-        hides: Whether masks or noise have to hide that training diverged.
+        hides: Whether masks or noise on the update have to hide that training diverged.
     """
     site, plan, method, network = work.site, work.plan, work.method, work.network
     seed, masked = seed_of(plan.run.seed, request.round, site.name), plan.privacy.secure_aggregation
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
         chosen_on = validation if figures.exact else None  # else the choice says something of these images; see Judge
-        found = validated(work, validation)
-        told = figures.validation(found, validation)
-        judged = (found if figures.exact else told), told  # what the site chooses a round by, and what it tells
-        tested = counts_right_images(work) and not method.sequential  # else it is no model of a round
-        tally = tally_of(work) if tested else NOT_TESTED
+        judged = judged_or_nothing(work, partial(_judged, work, figures, validation))
         examples, received, notes = work.examples("train"), request.statistics, work.memory.notes
         local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
         # Sites that mask together do the same; what each counts for itself is the coordinator's word.
         if (request.round == 1) if masked else (request.counted == 0):
             warm_up(work, chosen_on, generator)
         trained, optimizer = fine_tune(work, request, local, chosen_on, generator, shield.epoch)
+        hides |= not (shield.epoch is None or figures.exact)  # noisy steps have to hide it, too
         state = shield.outcome(network, work.received, trained.last_loss, optimizer, site.tell if hides else None)
         few = few_of_rows(site.train, network.class_names, site.policy)
         own = local.statistics(network, trained.losses)
         statistics = told_statistics(own, method.traffic.statistics, few, site.policy)
     kept = local.notes(network)
-    return judged, tally, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
+    return judged, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
+
+
+def _judged(work: Work, figures: ToldFigures, validation: Examples) -> JudgedModel:
+    """Judge the received model on the validation part, and on the test part where the plan asks for that."""
+    found = validated(work, validation)
+    told = figures.validation(found, validation)
+    tested = counts_right_images(work) and not work.method.sequential  # else it is no model of a round
+    return (found if figures.exact else told, told), tally_of(work) if tested else NOT_TESTED
 
 
 def warm_up(work: Work, validation: Examples | None, generator: torch.Generator) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -30,13 +31,31 @@ class TrainedHere:
     statistics: Arrays
 
 
-Answer = tuple[tuple[Validation, Validation], TestCounts, TrainedHere]
-"""What the site chooses a round by, what it tells about the received model, how many test images it gets right; and
-what training made of it."""
+JudgedModel = tuple[tuple[Validation, Validation], TestCounts]
+"""What the site chooses a round by and what it tells about the received model; how many test images that gets right."""
+Answer = tuple[JudgedModel, TrainedHere]
+NOT_JUDGED: Final[JudgedModel] = (Validation(), Validation()), NOT_TESTED
+
+
+def judged_or_nothing(work: Work, judge: Callable[[], JudgedModel]) -> JudgedModel:
+    """Judge the received model; one that cannot be judged has no figures.
+
+    Raises:
+        Exception: What judging raised, in a run without masks and noise at a site that tells exact figures.
+    """
+    try:
+        return judge()
+    except Exception as error:
+        if work.site.policy.exact_figures and not work.plan.privacy.covers:
+            raise
+        work.site.tell(f"the model could not be judged: {error}")
+        return NOT_JUDGED
 
 
 def trained_or_nothing(work: Work, request: TrainRequest, train: Callable[[], Answer], *, hides: bool) -> Answer:
-    """Train; where masks or noise have to hide that it failed, return what stands for it.
+    """Train; where masks or noise on the update have to hide that it failed, return what stands for it.
+
+    Noise in the steps does not cover a change of zero: there a failure is an error, which costs what an answer costs.
 
     Raises:
         BadInput, WireError: If the request cannot be trained by, no matter on which images.
@@ -67,4 +86,4 @@ def _nothing(work: Work, request: TrainRequest) -> Answer:
         statistics = told_statistics(own, method.traffic.statistics, few, work.site.policy)
     optimizer = optimizer_for(network, plan.training, plan.training.lr)
     result = TrainedHere(received, 0.0, plan.training.epochs, optimizer, work.memory.notes, statistics)
-    return (Validation(), Validation()), NOT_TESTED, result
+    return NOT_JUDGED, result

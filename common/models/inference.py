@@ -1,7 +1,7 @@
 """From pixels to logits, and from labels to the rows of a head: the same on both sides."""
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precisi
     parts = []
     for batch in _batches(images):
         with autocast(batch.device, precision):
-            parts.append(network(batch.float()).float())
+            parts.append(_never_alone(network, batch.float()).float())
     return torch.cat(parts)
 
 
@@ -50,9 +50,14 @@ def features_and_logits(
     features = []
     for batch in _batches(images):
         with autocast(batch.device, precision):
-            features.append(network.features(batch.float()).float())
+            features.append(_never_alone(network.features, batch.float()).float())
     seen = torch.cat(features)
     return seen, network.head(seen)
+
+
+def _never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+    """What a network makes of a batch; of one image, as of two: some layers fail on a single value a channel."""
+    return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 
 
 def _batches(images: Tensor | Pixels) -> Iterable[Tensor]:

@@ -5,6 +5,7 @@ McMahan, Ramage, Talwar, Zhang, "Learning Differentially Private Recurrent Langu
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from common.wire.records import Groups
 
@@ -19,6 +20,11 @@ def clipped(update: Groups, bound: float) -> Groups:
     length = norm_of(update)
     if length <= bound:
         return update
-    if (factor := np.float32(bound / length)) < np.finfo(np.float32).tiny:  # too coarse: the length would be off
-        return update.changed(lambda array: (array * np.float64(bound / length)).astype(np.float32))
-    return update.changed(lambda array: array * factor)
+    return update.changed(lambda array: times(array, bound / length))
+
+
+def times(array: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+    """The product. As a float32 a very small factor is too coarse: what is shortened by it would be too long."""
+    if factor < np.finfo(np.float32).tiny:
+        return (array * np.float64(factor)).astype(np.float32)
+    return array * np.float32(factor)

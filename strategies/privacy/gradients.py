@@ -10,6 +10,10 @@ What training draws for an image (augmentation, dropout) comes from the same sec
 knows the run's seed: of numbers that follow from it, one patient more shifts those of all others, and the sum then
 changes by more than one clipped gradient.
 
+What a network does with a batch must not follow from how many images are in it: of one image some layers can make
+nothing, and whether training fails would say whether one patient was drawn. So images go through it in packs of one
+size, filled up with repetitions that count for nothing; and before any image does, a pack of zeros is tried.
+
 An image's loss is that of a batch of this image alone. Where some labels of a batch are unknown, that weighs its
 entries otherwise than the mean over all known entries of the batch does, which no image may influence for another.
 """
@@ -30,6 +34,14 @@ from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
 from strategies.local.training import Batch, Exercise, Losses
 from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
+
+PACK = 16
+"""Images that go through a network at a time; fewer where a batch has fewer."""
+
+
+def pack_size(batch_size: int) -> int:
+    """Images that go through a network at a time where a batch has so many on average."""
+    return min(batch_size, PACK)
 
 
 @dataclass(frozen=True)
@@ -67,6 +79,7 @@ class PrivateEpochs:
         rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
         with refused_draws(device), secret_dropout(network, self.noise), gradients_by_image(network) as learning:
+            self._try(network, exercise, learning, generator)
             for step in range(self.steps):
                 drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
                 sums, losses[step] = self._sums(network, exercise, drawn, generator)
@@ -93,11 +106,28 @@ class PrivateEpochs:
         learning = [parameter for parameter in network.parameters() if parameter.requires_grad]
         sums = [torch.zeros_like(parameter, dtype=torch.float64) for parameter in learning]
         loss, images = 0.0, sum(map(len, drawn))
-        for pack in packs(drawn, exercise.spec.batch_size):
+        for pack in packs(drawn, pack_size(exercise.spec.batch_size)):
             losses, each = self._gradients(network, exercise, pack, learning, generator)
             loss += losses
             sums = [before + more for before, more in zip(sums, clipped_sum(each, self._grid), strict=True)]
         return sums, loss / max(images, 1)
+
+    def _try(
+        self, network: SplitNetwork, exercise: Exercise, learning: Sequence[nn.Parameter], generator: torch.Generator
+    ) -> None:
+        """Have a pack of zeros go through the network: one that fails on this fails no matter which images there are.
+
+        Raises:
+            Exception: What the network raised.
+        """
+        examples = exercise.examples
+        rows = torch.zeros(pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
+        nothing = torch.zeros_like(examples.images[rows])
+        facts = examples.labels[rows], examples.annotated, lambda images: images, exercise.spec.precision, generator
+        batch = Batch(rows, nothing, *facts)
+        batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
+        for parameter in learning:
+            _taken_gradients(parameter)
 
     def _gradients(
         self,
@@ -110,11 +140,13 @@ class PrivateEpochs:
         """The losses of a pack added up, and the gradient of each of its owners, parameter by parameter."""
         loss, each = 0.0, list[Tensor]()
         rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(one) for one in pack]))
-        for part, whose in zip(*(torch.split(one, exercise.spec.batch_size) for one in (rows, owner)), strict=True):
-            losses = self._losses(network, exercise, part, generator)
+        size = pack_size(exercise.spec.batch_size)
+        for part, whose in zip(*(torch.split(one, size) for one in (rows, owner)), strict=True):
+            filled = torch.cat([part, part[-1:].expand(size - len(part))])
+            losses = self._losses(network, exercise, filled, generator)[: len(part)]
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
-            taken = [_taken_gradients(parameter) for parameter in learning]
+            taken = [_taken_gradients(parameter)[: len(part)] for parameter in learning]
             if len(rows) == len(pack):  # an image each
                 return loss, taken
             each = each or [
@@ -172,7 +204,8 @@ def packs(drawn: Sequence[Tensor], size: int) -> Iterator[list[Tensor]]:
 def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
     """Sum over images or patients of gradients, each shortened to the grid's longest where it is longer.
 
-    A gradient that is not finite counts as 0: else one image could make the whole sum so.
+    A gradient that is not finite counts as 0: else one image could make the whole sum so. So does one that is 1e38
+    times as long as it may be.
 
     Args:
         gradients: One a parameter, ``(images, *its shape)``; an image's length runs over all of them.
@@ -183,7 +216,8 @@ def clipped_sum(gradients: Sequence[Tensor], grid: Grid) -> list[Tensor]:
     lengths = torch.stack([_lengths(gradient) for gradient in gradients]).square().sum(dim=0).sqrt()  # (images,)
     factors = (SHRUNK * grid.longest / lengths.clamp(min=1e-12)).clamp(max=1.0)
     finite = lengths.isfinite()
-    factors = factors.where(finite, 0.0).float()
+    # As a float32 a factor below its smallest normal number is too coarse: what it shortens would be too long.
+    factors = factors.where(finite & (factors >= torch.finfo(torch.float32).tiny), 0.0).float()
     return [_sum_of_steps(gradient, factors, grid, all_finite=bool(finite.all())) for gradient in gradients]
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from common.wire.records import Arrays, Groups
-from strategies.local.clipping import clipped
+from strategies.local.clipping import clipped, times
 from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
 
 Array = NDArray[np.float32]
@@ -52,8 +52,7 @@ class NoisyReply:
         return grid.released(steps, self.noise).numpy()
 
 
-def shortened(arrays: Mapping[str, Array], bound: float) -> dict[str, Array]:
+def shortened(arrays: Mapping[str, Array], bound: float) -> Mapping[str, Array]:
     """Arrays as one vector, at most so long; its direction stays."""
     length = float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays.values())))
-    factor = np.float32(min(1.0, bound / length)) if length else np.float32(1.0)
-    return {name: array * factor for name, array in arrays.items()}
+    return arrays if length <= bound else {name: times(array, bound / length) for name, array in arrays.items()}

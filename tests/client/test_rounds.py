@@ -225,3 +225,28 @@ def test_a_site_receives_the_rows_it_holds_in_its_own_order() -> None:
     sent = groups_for(model, OWN).head
     assert sent is not None
     np.testing.assert_array_equal(sent.weight, model.head.weight[[1, 0]])
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_model_that_cannot_be_judged_is_an_answer_without_figures_where_figures_are_blurred(
+    exact: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Whether it fails, and how, can hang on one patient's image."""
+
+    def fails(*anything: object) -> None:
+        raise ValueError("Expected more than 1 value per channel")
+
+    of = plan("surgical", {})
+    at, model = site(tmp_path, exact_figures=exact), beginning(of)
+    monkeypatch.setattr("client.training.evaluate_round.validated", fails)
+    monkeypatch.setattr("client.training.train_round.validated", fails)
+    asked, training = evaluation(of, model, 1, 0, -1), request(of, model)
+    if exact:
+        for work, record in ((evaluate_round, asked), (train_round, training)):
+            with pytest.raises(ValueError, match="more than 1"):
+                work(at, record)  # type: ignore[operator]
+        return
+    judged, trained = evaluate_round(at, asked), train_round(at, training)
+    assert (judged.validation_loss, judged.class_names) == (trained.validation_loss, ()) == (None, ())
+    assert trained.update.trunk is not None
+    assert trained.update.trunk.any()

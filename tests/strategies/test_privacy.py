@@ -114,6 +114,15 @@ def test_the_sum_does_not_depend_on_the_order_of_the_images() -> None:
     assert torch.equal(forwards, backwards)
 
 
+@pytest.mark.parametrize("share", [0.51, 0.75, 1.0, 1.4, 1e3])
+def test_no_rounding_of_a_very_small_factor_makes_a_gradient_longer_than_the_bound(share: float) -> None:
+    longest, smallest = 3e38, 2.0**-149
+    gradient = [torch.full((1, 9), longest)]  # of length 9e38
+    bound = share * smallest * 9e38
+    (total,) = released_sum(gradient, max_norm=bound)
+    assert float(total.double().norm()) <= bound
+
+
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf])
 def test_an_image_whose_gradient_is_not_finite_adds_nothing(odd: float) -> None:
     weight = torch.tensor([[0.5, 0.1], [odd, 0.3], [0.25, 0.2]])
@@ -184,6 +193,32 @@ def test_an_empty_draw_is_a_step_of_noise() -> None:
     assert (read_state(trained).trunk != before).all()
 
 
+@pytest.mark.parametrize(("images", "owners"), [(1, 1), (15, 15), (16, 16), (17, 17), (33, 33), (33, 2), (40, 7)])
+def test_a_network_sees_batches_of_one_size_however_many_images_are_drawn(images: int, owners: int) -> None:
+    """A layer that can make nothing of one image would else say that one was left over."""
+    sizes = []
+    for rate in (1.0, 0.5, 1e-12):
+        trained, of = network(), exercise(examples(images), 16)
+        trained.register_forward_pre_hook(lambda module, given: sizes.append(len(given[0])))
+        epoch = private(1.0, 1.0, rate=rate, steps=2, images=images)
+        whose = torch.arange(images) % owners
+        replace(epoch, owners=whose)(trained, of, optimizer_for(trained, of.spec, 0.1), torch.Generator())
+    assert set(sizes) == {16}
+
+
+def test_a_network_that_fails_does_so_no_matter_whether_anybody_is_drawn() -> None:
+    def fails(*anything: object) -> None:
+        raise ValueError("Expected more than 1 value per channel")
+
+    for images, rate in ((1, 1.0), (33, 1.0), (33, 1e-12)):
+        trained, of = network(), exercise(examples(images), 16)
+        trained.register_forward_pre_hook(fails)
+        with pytest.raises(ValueError, match="more than 1"):
+            private(1.0, 1.0, rate=rate, steps=2, images=images)(
+                trained, of, optimizer_for(trained, of.spec, 0.1), torch.Generator()
+            )
+
+
 # ---------------------------------------------------------------------- noise
 
 
@@ -207,6 +242,15 @@ def test_update_and_statistics_are_each_shortened_to_their_own_bound() -> None:
     np.testing.assert_allclose(statistics["x"], [5.0, 0.0])
     _, statistics = reply(0.0, 1.0, 6.5)(UPDATE, told)
     np.testing.assert_allclose(statistics["y"], [[-6.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bound", [1e-7, 3e-7, 1e-5, 1e-3, 1.0])
+def test_what_is_as_long_as_numbers_can_be_is_shortened_to_the_bound_too(bound: float) -> None:
+    longest = np.full(3, np.finfo(np.float32).max, np.float32)
+    update, statistics = reply(0.0, bound, bound)(Groups(trunk=longest), {"x": longest * np.float32(np.inf)})
+    for array in (update.trunk, statistics["x"]):
+        assert array is not None
+        assert np.linalg.norm(array.astype(np.float64)) <= bound
 
 
 @pytest.mark.parametrize(("told", "parts"), [({}, 1), ({"x": np.zeros(100_000, np.float32)}, 2)])

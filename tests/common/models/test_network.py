@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from common.models.inference import EVALUATION_BATCH, features_and_logits, logits_of
 from common.models.network import SplitNetwork, build, freeze_backbone, freeze_batch_norm, train_mode, unfreeze
 from common.models.zoo.spec import TRAITS, Architecture, ModelSpec
 
@@ -192,3 +193,19 @@ def test_a_lone_image_is_normalised_as_in_evaluation_and_leaves_the_statistics_a
     assert int(last.get_buffer("num_batches_tracked")) == 0
     network(pixels(3, 32, batch=2))
     assert int(last.get_buffer("num_batches_tracked")) == 1
+
+
+@pytest.mark.parametrize("images", [1, EVALUATION_BATCH + 1])
+def test_an_image_that_is_left_over_is_judged_by_a_network_that_takes_no_batch_of_one(images: int) -> None:
+    """Its number modulo the batch would else show in which sites fail."""
+
+    def refuse_one(module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if len(given[0]) == 1:
+            raise ValueError("Expected more than 1 value per channel")
+
+    network = tiny()
+    pictures = pixels(network.spec.channels, 16, images)
+    plain = logits_of(network, pictures)
+    network.backbone.register_forward_pre_hook(refuse_one)
+    assert torch.equal(logits_of(network, pictures), plain)
+    assert torch.equal(features_and_logits(network, pictures)[1], plain)
