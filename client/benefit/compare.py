@@ -49,11 +49,18 @@ class Scored:
     Attributes:
         labels: ``(n, classes)``: 1, 0 or NaN for unknown.
         class_names: The columns: the classes that the site annotates.
+        patients: ``(n,)``.
     """
 
     scores: Scores
     labels: NDArray[np.floating]
     class_names: tuple[str, ...]
+    patients: NDArray[np.str_]
+
+    def rows(self, kept: NDArray[np.intp]) -> "Scored":
+        """Keep some of the images."""
+        scores = {model: values[kept] for model, values in self.scores.items()}
+        return Scored(scores, self.labels[kept], self.class_names, self.patients[kept])
 
     def benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> Benefit | None:
         """Compare the models over the classes that have both kinds of image; None where no class has."""
@@ -64,7 +71,7 @@ class Scored:
         names, labels = tuple(self.class_names[c] for c in columns), self.labels[:, columns]
         scores: Scores = {model: self.scores[model][:, columns] for model in MODELS}
         generator = np.random.default_rng(seed_of(seed, site.name, "benefit"))
-        patients = site.test.patients
+        patients = self.patients
         means, gains = paired_means([scores[model] for model in MODELS], labels, patients, generator)
         return Benefit(
             {model: _aurocs(scores[model], labels, names) for model in MODELS},
@@ -110,7 +117,10 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     if not figures_leave or not figures.tests:
         return no_figures(site, request)
     hidden = site.hides("test")  # without any the same figures are told, not found a second time
-    return told_benefit(site, request, found.benefit(site, seed, hidden) if hidden else exact)
+    if site.policy.exact_figures:
+        return told_benefit(site, request, found.benefit(site, seed, hidden) if hidden else exact)
+    counted = found.rows(figures.counted("test", np.any(~np.isnan(found.labels), axis=1)))
+    return told_benefit(site, request, counted.benefit(site, seed, hidden))
 
 
 def _may_leave(policy: Policy, plan: Plan) -> bool:
@@ -136,7 +146,7 @@ def _scored(work: Work, request: BenefitRequest, figures: ToldFigures, *, figure
         alone, federated, tuned = (without_gaps(scores) for scores in (alone, federated, tuned))
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
-    return Scored(scores, label_matrix(site.test, names).numpy(), names)
+    return Scored(scores, label_matrix(site.test, names).numpy(), names, site.test.patients)
 
 
 def _federated(

@@ -1,23 +1,28 @@
 """What of the comparison leaves a site: figures of classes that are not hidden, rounded as its policy says.
 
-A mean over classes is rounded to a step that is no finer than what one image changes, a difference of two means to one
-twice as wide. Intervals follow from the rounded figures and the told counts, as if models and classes had nothing in
+Of the secret fifth of patients nothing is in them, and noise is on each class's figure, as on a test's. A mean over
+classes is rounded to a step that is no finer than what one image changes, a difference of two means to one twice as
+wide. Intervals follow from the rounded figures and the told counts, as if models and classes had nothing in
 common, and their ends are rounded outwards: the resamples of the site's own page are of single images, and how wide
 they are can say whether one image is there.
 """
 
+import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from client.site.disclosure import told_count
 from client.site.site import Site
-from client.site.told_figures import on_steps, share_of_one, step_for
+from client.site.told_figures import MOST_OF_ONE, most_of_one, noise_on_score, on_steps, share_of_one, step_for
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
 from common.metrics.bootstrap import Estimate, score_interval
+from common.models.state import arrays_sha256
 from common.wire.benefit import BenefitReply, BenefitRequest
 
+NORMAL_95 = 1.96
 SLIP = 1e-9
 """Of a step: a figure that lies on it is not moved to the next by rounding of floats."""
 
@@ -31,7 +36,7 @@ def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> 
     """The reply with what was found over classes that are not hidden; None where there is none."""
     if found is None:
         return no_figures(site, request)
-    told = found if site.policy.exact_figures else _on_steps(site, found)
+    told = found if site.policy.exact_figures else _on_steps(site, found, _question(request))
     return BenefitReply(
         request.run,
         request.round,
@@ -44,24 +49,62 @@ def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> 
     )
 
 
-def _on_steps(site: Site, found: Benefit) -> Benefit:
-    """What was found with each figure rounded to a step no finer than what one image changes."""
+def _question(request: BenefitRequest) -> str:
+    """All that the figures are a function of beside the site's images."""
+    models = [{} if one is None else one.named() for one in (request.model, request.initial)]
+    hashes = [arrays_sha256(*(part for _, part in sorted(named.items()))) for named in models]
+    return json.dumps([request.plan, request.epochs, request.class_names, *hashes])
+
+
+def _noisy(site: Site, found: Benefit, pairs: Mapping[str, tuple[int, int]], asked: str) -> Benefit:
+    """What was found with noise on each class's figure; means and differences follow from those."""
+    widths, secret = _widths(site, pairs), site.figure_secret
+    auroc = {
+        model: {
+            name: min(max(value + widths[name] * secret.noise(model, name, asked), 0.0), 1.0)
+            for name, value in found.auroc[model].items()
+        }
+        for model in MODELS
+    }
+    means = {model: sum(values.values()) / len(values) for model, values in auroc.items()}
+    mean = {model: replace(found.mean[model], value=means[model]) for model in MODELS}
+    gain = {one: replace(found.gain[one], value=means[one] - means["alone"]) for one in OVER_ALONE}
+    return replace(found, auroc=auroc, mean=mean, gain=gain)
+
+
+def _on_steps(site: Site, found: Benefit, asked: str) -> Benefit:
+    """What was found with noise, and each figure rounded to a step no finer than what one image changes."""
     pairs = _pairs(site, found)
+    found = _noisy(site, found, pairs, asked)
     step = step_for(max(int(1 / share_of_one(list(pairs.values()))), 1))
     auroc = {model: _rounded(found.auroc[model], pairs) for model in MODELS}
     counts = {name: tuple(max(told_count(one, site.policy), 1) for one in pair) for name, pair in pairs.items()}
-    reach = {model: _reach(auroc[model], counts) for model in MODELS}
+    widths = _widths(site, pairs)
+    reach = {model: _reach(auroc[model], counts, widths) for model in MODELS}
     down, up = reach["alone"]
     gains = {one: (math.hypot(reach[one][0], up), math.hypot(reach[one][1], down)) for one in OVER_ALONE}
     mean, gain = _stepped(found.mean, reach, step, 0.0), _stepped(found.gain, gains, 2 * step, -1.0)
     return Benefit(auroc, mean, gain, found.over)
 
 
-def _reach(aurocs: Mapping[str, float], counts: Mapping[str, tuple[int, ...]]) -> tuple[float, float]:
-    """How far the interval of a mean over classes reaches below it and above it, by figures that are told."""
+def _reach(
+    aurocs: Mapping[str, float], counts: Mapping[str, tuple[int, ...]], widths: Mapping[str, float]
+) -> tuple[float, float]:
+    """How far the interval of a mean over classes reaches below it and above it, by figures that are told.
+
+    Args:
+        widths: Standard deviation of the noise on each class's figure.
+    """
     ends = [(value, score_interval(value, *counts[name])) for name, value in aurocs.items()]
-    below = math.hypot(*(value - low for value, (low, _) in ends))
-    return below / len(ends), math.hypot(*(high - value for value, (_, high) in ends)) / len(ends)
+    noise = math.hypot(*(NORMAL_95 * widths[name] for name in aurocs))
+    below, above = (math.hypot(*sides) for sides in zip(*((v - low, high - v) for v, (low, high) in ends), strict=True))
+    return math.hypot(below, noise) / len(ends), math.hypot(above, noise) / len(ends)
+
+
+def _widths(site: Site, pairs: Mapping[str, tuple[int, int]]) -> dict[str, float]:
+    """How large the noise on each class's figure is."""
+    images = min(most_of_one(site.test.patients), MOST_OF_ONE)
+    return {name: noise_on_score(*pair, images) for name, pair in pairs.items()}
 
 
 def _pairs(site: Site, found: Benefit) -> dict[str, tuple[int, int]]:

@@ -85,9 +85,9 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
         "class_names": "the classes that were tested; none unless the run ends with this model (`test_metrics`)",
-        "auroc": "the AUROC of each class on the test images; rounded to what one image changes unless `exact_figures`",
-        "average_precision": "the average precision of each class on the test images; rounded like `auroc`",
-        "balanced_accuracy": "the balanced accuracy of each class on the test images; rounded like `auroc`",
+        "auroc": "the AUROC of each class on the test images; with noise and rounded unless `exact_figures`",
+        "average_precision": "the average precision of each class on the test images; under the rules of `auroc`",
+        "balanced_accuracy": "the balanced accuracy of each class on the test images; under the rules of `auroc`",
         "positives": "how many test images show each class; -1, and no figure, for a class kept back by "
         "`smallest_count`",
         "negatives": "how many test images do not show each class; -1 under the same rule",
@@ -114,9 +114,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "class_names": "where the experiment asks for `evaluation.alone`: the classes that four models were compared "
         "on, one trained here alone, the federated one, that one fine-tuned here, and the first two together; none "
         "kept back by `smallest_count`, and none at all without `test_metrics`",
-        "auroc": "the AUROC of each model and class on the test images; rounded to what one image changes unless "
-        "`exact_figures`",
-        "mean": "the mean of these AUROCs for each model; rounded like `auroc`",
+        "auroc": "the AUROC of each model and class on the test images; with noise and rounded unless `exact_figures`",
+        "mean": "the mean of these AUROCs for each model; under the rules of `auroc`",
         "mean_low": "where the 95 % interval of each mean begins; from rounded figures and counts",
         "mean_high": "where it ends",
         "gain": "how much the mean of each other model is above that of the model trained here alone; rounded to "

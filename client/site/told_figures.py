@@ -3,11 +3,13 @@
 An exact mean gives counts away: of a model whose loss is known for each label, the loss over a part is a count.
 Rounding alone does not help: who may ask again sends a model that moves the figure to a border. Here
 
-- a fifth of the patients, chosen by a secret of this site once for all, is in no validation figure. No number of
-  questions tells more than the counts among the rest: what official statistics call a perturbation by cell key
-  (Fraser and Wooton, UNECE 2005);
+- a fifth of the patients, chosen by a secret of this site once for all, is in no figure. No number of questions tells
+  more than the counts among the rest: what official statistics call a perturbation by cell key (Fraser and Wooton,
+  UNECE 2005);
 - one patient's loss counts up to a bound, and noise as large as the most that one patient can change goes on top. It is
   drawn from the secret and the question: the same question gets the same answer;
+- of one patient at most four images are in a score (AUROC, average precision, balanced accuracy), and noise twice as
+  large as the most that one patient can change goes on top: about the sampling error of so many images;
 - a test score is rounded to a step that is no finer than what one image changes.
 """
 
@@ -25,7 +27,11 @@ from common.system.files import write_atomically
 
 FILE = "figures.key"
 LEFT_OUT = 5
-"""One of so many patients is in no validation figure."""
+"""One of so many patients is in no figure."""
+MOST_OF_ONE = 4
+"""Images of one patient that count in a score."""
+PATIENTS = 2
+"""Noise on a score is as large as so many patients can change it."""
 DIGITS = 4
 
 
@@ -39,7 +45,7 @@ class FigureSecret:
         self._key = path.read_bytes()
 
     def left_out(self, patients: NDArray[np.str_]) -> NDArray[np.bool_]:
-        """Which images ``(n,)`` are of patients that are in no validation figure."""
+        """Which images ``(n,)`` are of patients that are in no figure."""
         every = sorted(set(patients.tolist()), key=lambda patient: self._drawn("patient", patient))
         return np.isin(patients, every[: math.ceil(len(every) / LEFT_OUT)])
 
@@ -95,7 +101,32 @@ def step_for(count: int) -> float:
 def on_steps(value: float | None, count: int) -> float | None:
     """A score between 0 and 1, on the steps that a count allows."""
     step = step_for(count)
-    return None if value is None else min(round(round(value / step) * step, 12), 1.0)
+    return None if value is None else min(max(round(round(value / step) * step, 12), 0.0), 1.0)
+
+
+def of_each_few(patients: NDArray[np.str_]) -> NDArray[np.bool_]:
+    """Which images ``(n,)`` are among the first :data:`MOST_OF_ONE` of their patient."""
+    order = np.argsort(patients, kind="stable")
+    ordered = patients[order]
+    first = np.searchsorted(ordered, ordered)
+    kept = np.zeros(len(patients), np.bool_)
+    kept[order] = np.arange(len(patients)) - first < MOST_OF_ONE
+    return kept
+
+
+def most_of_one(patients: NDArray[np.str_]) -> int:
+    """The most images that one patient has."""
+    return int(np.unique(patients, return_counts=True)[1].max(initial=1))
+
+
+def noise_on_score(positives: int, negatives: int, images: int) -> float:
+    """How large the noise is on an AUROC or a balanced accuracy of which one patient has so many images."""
+    return PATIENTS * images / max(min(positives, negatives), 1)
+
+
+def noise_on_precision(positives: int, images: int) -> float:
+    """How large it is on an average precision, where an image before all others moves each of the precisions."""
+    return PATIENTS * images * (1 + math.log(max(positives, 1))) / max(positives, 1)
 
 
 def short(value: float | None) -> float | None:

@@ -5,14 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from client.site.disclosure import told_metrics
 from client.site.site import Site
 from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import loss_here, parts_in_best_round
 from client.training.score_release import NOT_TESTED, counts_right_images, of_test, of_validation, tally_of, told_scores
 from client.training.told_validation import ToldFigures, without_gaps
 from common.errors import BadInput
-from common.metrics.multi_label import ClassMetrics, per_class
+from common.metrics.multi_label import ClassMetrics
 from common.metrics.plugin import metrics_of
 from common.metrics.score_histograms import Floats, ScoreHistogram
 from common.models.inference import label_matrix, scores_of
@@ -53,7 +52,7 @@ def _judged(work: Work, request: EvaluateRequest, figures: ToldFigures) -> Evalu
             found = validated(work, validation)
             save_model(site.folder / "model", work.whole, label_contract_sha256=request.contract)
         asked = request.test and figures.tests
-        metrics, tested = _tested(work) if asked else ({}, {})
+        metrics, tested = _tested(work, figures) if asked else ({}, {})
         chosen_on = _validation_scores(work) if asked else {}
         told = figures.validation(found, validation)
     reply = _evaluation(request, site.name, told, metrics, figures.told_model_sha256)
@@ -95,7 +94,7 @@ def _validation_scores(work: Work) -> dict[str, ScoreHistogram]:
     return told_scores(site.policy, *scored(work, "validation"), site.hides("validation"))
 
 
-def _tested(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogram]]:
+def _tested(work: Work, figures: ToldFigures) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogram]]:
     """Metrics and spread of scores on the test part."""
     if not len(work.site.test) or not work.site.policy.test_metrics:
         return {}, {}
@@ -103,11 +102,7 @@ def _tested(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogr
     if not work.site.policy.exact_figures:
         own = without_gaps(own)
     hidden, policy = work.site.hides("test"), work.site.policy
-    more = metrics_of(work.plan.evaluation.metrics)
-    metrics = {
-        name: told_metrics(one, policy, hidden=name in hidden)
-        for name, one in per_class(own, labels, names, more).items()
-    }
+    metrics = figures.tested(own, labels, names, metrics_of(work.plan.evaluation.metrics))
     return metrics, told_scores(policy, own, labels, names, hidden) if work.plan.evaluation.pooled else {}
 
 

@@ -2,16 +2,32 @@
 
 import json
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from client.site.disclosure import told_metrics
 from client.site.grown_models import GrownModels
-from client.site.told_figures import DIGITS, bounded, by_patient, middle_of, share_of_one
+from client.site.told_figures import (
+    DIGITS,
+    PATIENTS,
+    bounded,
+    by_patient,
+    middle_of,
+    most_of_one,
+    noise_on_precision,
+    noise_on_score,
+    of_each_few,
+    share_of_one,
+)
 from client.training.model_and_images import Work
-from common.metrics.multi_label import mean_auroc
+from common.metrics.multi_label import ClassMetrics, mean_auroc, per_class
+from common.metrics.plugin import Metric
+from common.metrics.score_histograms import Floats
 from common.models.inference import logits_of, probabilities
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
 from common.wire.records import Request, TrainRequest
@@ -76,6 +92,7 @@ class ToldFigures:
         one_class = work.network.spec.task == "multi_class"
         known = (labels == 1).any(dim=1) if one_class else ~labels.isnan().all(dim=1)
         kept = np.flatnonzero(~self._site.figure_secret.left_out(patients) & known.cpu().numpy())
+        scored = self.counted("validation", known.cpu().numpy())
         if not len(kept):
             return Validation()
         told = [work.method.loss(logits[[row]], labels[[row]], examples.annotated).item() for row in kept.tolist()]
@@ -86,9 +103,53 @@ class ToldFigures:
             return Validation(math.inf)  # the model is broken, for some half of the patients or more
         losses, bound = bounded(every, middle, self._chance)
         loss = losses.mean() + bound / len(losses) * secret.noise("loss", asked)
-        scores = without_gaps(probabilities(logits, work.network.spec.task)[kept].cpu().numpy())
-        auroc = _blurred_auroc(scores, labels[kept].cpu().numpy(), secret.noise("auroc", asked))
+        scores = without_gaps(probabilities(logits, work.network.spec.task)[scored].cpu().numpy())
+        noise = PATIENTS * most_of_one(patients[scored]) * secret.noise("auroc", asked)
+        auroc = _blurred_auroc(scores, labels[scored].cpu().numpy(), noise)
         return Validation(round(max(float(loss), 0.0), DIGITS), auroc)
+
+    def counted(self, part: str, known: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """The images of one part that are in a score, of those ``(n,)`` of which any label is known."""
+        patients: NDArray[np.str_] = getattr(self._site, part).patients
+        rows = np.flatnonzero(~self._site.figure_secret.left_out(patients) & known)
+        return rows[of_each_few(patients[rows])]
+
+    def tested(
+        self, scores: Floats, labels: Floats, class_names: Sequence[str], more: Mapping[str, Metric]
+    ) -> dict[str, ClassMetrics]:
+        """Each class's metrics on the test part, as they may leave.
+
+        Args:
+            scores, labels: Of all images, ``(n, classes)``.
+            more: Metrics of plug-ins by name.
+        """
+        policy, hidden = self._site.policy, self._site.hides("test")
+        found = per_class(scores, labels, class_names, more) if self.exact else {}
+        if not self.exact:
+            known: NDArray[np.bool_] = np.any(~np.isnan(labels), axis=1)
+            rows = self.counted("test", known)
+            images = most_of_one(self._site.test.patients[rows])
+            blurred = per_class(without_gaps(scores[rows]), labels[rows], class_names, more)
+            for (name, one), column in zip(blurred.items(), labels.T, strict=True):
+                positives, negatives = int((column == 1).sum()), int((column == 0).sum())
+                found[name] = replace(self._noisy(name, one, images), positives=positives, negatives=negatives)
+        return {name: told_metrics(one, policy, hidden=name in hidden) for name, one in found.items()}
+
+    def _noisy(self, name: str, one: ClassMetrics, images: int) -> ClassMetrics:
+        """Metrics of a class with noise on them, of which one patient has so many images."""
+        positives, negatives = one.positives or 0, one.negatives or 0
+        asked, secret = self._question(), self._site.figure_secret
+
+        def noisy(key: str, value: float | None, width: float) -> float | None:
+            return None if value is None else value + width * secret.noise(key, name, asked)
+
+        wide = noise_on_score(positives, negatives, images)
+        return replace(
+            one,
+            auroc=noisy("auroc", one.auroc, wide),
+            balanced_accuracy=noisy("balanced_accuracy", one.balanced_accuracy, wide),
+            average_precision=noisy("average_precision", one.average_precision, noise_on_precision(positives, images)),
+        )
 
     def _question(self) -> str:
         """All that a figure is a function of beside the images: noise that two functions share would cancel out.
