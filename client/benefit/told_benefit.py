@@ -17,12 +17,12 @@ import numpy as np
 from client.site.disclosure import told_count
 from client.site.site import Site
 from client.site.told_figures import MOST_OF_ONE, most_of_one, noise_on_score, on_steps, share_of_one, step_for
+from client.training.told_validation import groups_sha256
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
 from common.metrics.bootstrap import Estimate, score_interval
-from common.models.state import arrays_sha256
+from common.metrics.curves import NORMAL_95
 from common.wire.benefit import BenefitReply, BenefitRequest
 
-NORMAL_95 = 1.96
 SLIP = 1e-9
 """Of a step: a figure that lies on it is not moved to the next by rounding of floats."""
 
@@ -51,14 +51,13 @@ def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> 
 
 def _question(request: BenefitRequest) -> str:
     """All that the figures are a function of beside the site's images."""
-    models = [{} if one is None else one.named() for one in (request.model, request.initial)]
-    hashes = [arrays_sha256(*(part for _, part in sorted(named.items()))) for named in models]
+    hashes = groups_sha256(request.model), groups_sha256(request.initial)
     return json.dumps([request.plan, request.epochs, request.class_names, *hashes])
 
 
-def _noisy(site: Site, found: Benefit, pairs: Mapping[str, tuple[int, int]], asked: str) -> Benefit:
+def _noisy(site: Site, found: Benefit, widths: Mapping[str, float], asked: str) -> Benefit:
     """What was found with noise on each class's figure; means and differences follow from those."""
-    widths, secret = _widths(site, pairs), site.figure_secret
+    secret = site.figure_secret
     auroc = {
         model: {
             name: min(max(value + widths[name] * secret.noise(model, name, asked), 0.0), 1.0)
@@ -75,11 +74,11 @@ def _noisy(site: Site, found: Benefit, pairs: Mapping[str, tuple[int, int]], ask
 def _on_steps(site: Site, found: Benefit, asked: str) -> Benefit:
     """What was found with noise, and each figure rounded to a step no finer than what one image changes."""
     pairs = _pairs(site, found)
-    found = _noisy(site, found, pairs, asked)
+    widths = _widths(site, pairs)
+    found = _noisy(site, found, widths, asked)
     step = step_for(max(int(1 / share_of_one(list(pairs.values()))), 1))
     auroc = {model: _rounded(found.auroc[model], pairs) for model in MODELS}
     counts = {name: tuple(max(told_count(one, site.policy), 1) for one in pair) for name, pair in pairs.items()}
-    widths = _widths(site, pairs)
     reach = {model: _reach(auroc[model], counts, widths) for model in MODELS}
     down, up = reach["alone"]
     gains = {one: (math.hypot(reach[one][0], up), math.hypot(reach[one][1], down)) for one in OVER_ALONE}

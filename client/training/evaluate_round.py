@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -10,7 +11,6 @@ from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import loss_here, parts_in_best_round
 from client.training.score_release import NOT_TESTED, counts_right_images, of_test, of_validation, tally_of, told_scores
 from client.training.told_validation import ToldFigures, without_gaps
-from common.errors import BadInput
 from common.metrics.multi_label import ClassMetrics
 from common.metrics.plugin import metrics_of
 from common.metrics.score_histograms import Floats, ScoreHistogram
@@ -18,7 +18,6 @@ from common.models.inference import label_matrix, scores_of
 from common.models.saved import save_model
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
-from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, EvaluateRequest, Request
 from common.wire.roll_call import UNKNOWN_COUNT
 from strategies.local.training import Validation, reproducible
@@ -28,16 +27,9 @@ def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part."""
     work = unpack(site, request)
     figures = ToldFigures(work, request)
-    try:
-        return _judged(work, request, figures)
-    except (BadInput, WireError):
-        raise
-    except Exception as error:
-        if site.policy.exact_figures and not work.plan.privacy.covers:
-            raise
-        # Whether it fails, and how, can hang on one patient's image.
-        site.tell(f"the model could not be judged: {error}")
-        return _evaluation(request, site.name, Validation(), {}, figures.told_model_sha256)
+    if (reply := figures.or_nothing(partial(_judged, work, request, figures), None)) is not None:
+        return reply
+    return _evaluation(request, site.name, Validation(), {}, figures.told_model_sha256)
 
 
 def _judged(work: Work, request: EvaluateRequest, figures: ToldFigures) -> EvaluateReply:

@@ -2,9 +2,10 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -25,13 +26,18 @@ from client.site.told_figures import (
     share_of_one,
 )
 from client.training.model_and_images import Work
+from common.errors import BadInput
 from common.metrics.multi_label import ClassMetrics, mean_auroc, per_class
 from common.metrics.plugin import Metric
 from common.metrics.score_histograms import Floats
 from common.models.inference import logits_of, probabilities
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
-from common.wire.records import Request, TrainRequest
+from common.wire.errors import WireError
+from common.wire.records import Groups, Request, TrainRequest
 from strategies.local.training import Examples, Validation
+
+Judged = TypeVar("Judged")
+Nothing = TypeVar("Nothing")
 
 
 class ToldFigures:
@@ -77,6 +83,23 @@ class ToldFigures:
         covered = privacy.secure_aggregation or privacy.level == "update"
         return not (covered and self._work.method.keeps_local_parts)
 
+    def or_nothing(self, judge: Callable[[], Judged], nothing: Nothing) -> Judged | Nothing:
+        """Judge the model; one that cannot be judged has no figures: whether it fails can hang on one patient's image.
+
+        Raises:
+            BadInput, WireError: If the request cannot be answered, no matter on which images.
+            Exception: What judging raised, in a run without masks and noise at a site that tells exact figures.
+        """
+        try:
+            return judge()
+        except (BadInput, WireError):
+            raise
+        except Exception as error:
+            if self.exact and not self._work.plan.privacy.covers:
+                raise
+            self._site.tell(f"the model could not be judged: {error}")
+            return nothing
+
     def validation(self, found: Validation, examples: Examples) -> Validation:
         """What leaves of the validation figures that were found."""
         if not self._site.tells("validation") or not self.grew or not (self.exact or self._all_came):
@@ -91,8 +114,8 @@ class ToldFigures:
         labels[torch.from_numpy(self._site.unsaid_images("validation"))] = math.nan
         one_class = work.network.spec.task == "multi_class"
         known = (labels == 1).any(dim=1) if one_class else ~labels.isnan().all(dim=1)
-        kept = np.flatnonzero(~self._site.figure_secret.left_out(patients) & known.cpu().numpy())
-        scored = self.counted("validation", known.cpu().numpy())
+        kept = self._of_the_rest("validation", known.cpu().numpy())
+        scored = kept[of_each_few(patients[kept])]
         if not len(kept):
             return Validation()
         told = [work.method.loss(logits[[row]], labels[[row]], examples.annotated).item() for row in kept.tolist()]
@@ -111,8 +134,12 @@ class ToldFigures:
     def counted(self, part: str, known: NDArray[np.bool_]) -> NDArray[np.intp]:
         """The images of one part that are in a score, of those ``(n,)`` of which any label is known."""
         patients: NDArray[np.str_] = getattr(self._site, part).patients
-        rows = np.flatnonzero(~self._site.figure_secret.left_out(patients) & known)
+        rows = self._of_the_rest(part, known)
         return rows[of_each_few(patients[rows])]
+
+    def _of_the_rest(self, part: str, known: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """The images that are not of the secret fifth of patients, of those ``(n,)`` of which any label is known."""
+        return np.flatnonzero(~self._site.figure_secret.left_out(getattr(self._site, part).patients) & known)
 
     def tested(
         self, scores: Floats, labels: Floats, class_names: Sequence[str], more: Mapping[str, Metric]
@@ -120,7 +147,7 @@ class ToldFigures:
         """Each class's metrics on the test part, as they may leave.
 
         Args:
-            scores, labels: Of all images, ``(n, classes)``.
+            scores, labels: Of all images, ``(n, classes)``; scores :func:`without_gaps` where figures are not exact.
             more: Metrics of plug-ins by name.
         """
         policy, hidden = self._site.policy, self._site.hides("test")
@@ -129,7 +156,7 @@ class ToldFigures:
             known: NDArray[np.bool_] = np.any(~np.isnan(labels), axis=1)
             rows = self.counted("test", known)
             images = most_of_one(self._site.test.patients[rows])
-            blurred = per_class(without_gaps(scores[rows]), labels[rows], class_names, more)
+            blurred = per_class(scores[rows], labels[rows], class_names, more)
             for (name, one), column in zip(blurred.items(), labels.T, strict=True):
                 positives, negatives = int((column == 1).sum()), int((column == 0).sum())
                 found[name] = replace(self._noisy(name, one, images), positives=positives, negatives=negatives)
@@ -184,7 +211,7 @@ class ToldFigures:
         """
         if self.exact or not self._work.method.keeps_local_parts:
             return self._judged_sha256
-        return arrays_sha256(*(part for _, part in sorted(self._request.model.named().items())))
+        return groups_sha256(self._request.model)
 
 
 def _blurred_auroc(scores: NDArray[np.float32], labels: NDArray[np.float32], noise: float) -> float | None:
@@ -195,6 +222,11 @@ def _blurred_auroc(scores: NDArray[np.float32], labels: NDArray[np.float32], noi
         return None
     noisy = value + share_of_one([pairs[row] for row in rows]) * noise
     return round(min(max(noisy, 0.0), 1.0), DIGITS - 1)
+
+
+def groups_sha256(groups: Groups) -> str:
+    """The hash of the groups that are there."""
+    return arrays_sha256(*(part for _, part in sorted(groups.named().items())))
 
 
 def without_gaps(scores: NDArray[np.floating]) -> NDArray[np.floating]:

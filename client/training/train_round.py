@@ -6,13 +6,18 @@ from functools import partial
 
 import torch
 
-from client.site.disclosure import few_of_rows, told_statistics
 from client.site.site import Site
-from client.training.model_and_images import Work, unpack, validated
+from client.training.model_and_images import Work, unpack
 from client.training.personal_parts import Kept, keep
-from client.training.score_release import NOT_TESTED, counts_right_images, tally_of
 from client.training.told_validation import ToldFigures
-from client.training.trained_here import Answer, JudgedModel, TrainedHere, judged_or_nothing, trained_or_nothing
+from client.training.trained_here import (
+    Answer,
+    TrainedHere,
+    judged_here,
+    own_statistics,
+    situation_of,
+    trained_or_nothing,
+)
 from common.models.network import unfreeze
 from common.models.state import Head, ModelState, read_state, write_state
 from common.system.seeds import seed_of
@@ -21,7 +26,7 @@ from common.wire.records import Groups, TrainReply, TrainRequest
 from strategies.base.method import Method
 from strategies.local.clipping import clipped
 from strategies.local.compression import compressed
-from strategies.local.objective import LocalRound, Situation
+from strategies.local.objective import LocalRound
 from strategies.local.optimisation import optimizer_for, rate_factor, restore_optimizer
 from strategies.local.training import (
     Epoch,
@@ -76,33 +81,23 @@ def _trained(work: Work, request: TrainRequest, shield: Shield, figures: ToldFig
     Args:
         hides: Whether masks or noise on the update have to hide that training diverged.
     """
-    site, plan, method, network = work.site, work.plan, work.method, work.network
+    site, plan, network = work.site, work.plan, work.network
     seed, masked = seed_of(plan.run.seed, request.round, site.name), plan.privacy.secure_aggregation
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
         chosen_on = validation if figures.exact else None  # else the choice says something of these images; see Judge
-        judged = judged_or_nothing(work, partial(_judged, work, figures, validation))
-        examples, received, notes = work.examples("train"), request.statistics, work.memory.notes
-        local = method.local_round(Situation(network, examples, received, notes, request.round, plan.training))
+        judged = judged_here(work, figures, validation)
+        local = work.method.local_round(situation_of(work, request))
         # Sites that mask together do the same; what each counts for itself is the coordinator's word.
         if (request.round == 1) if masked else (request.counted == 0):
             warm_up(work, chosen_on, generator)
         trained, optimizer = fine_tune(work, request, local, chosen_on, generator, shield.epoch)
-        hides |= not (shield.epoch is None or figures.exact)  # noisy steps have to hide it, too
-        state = shield.outcome(network, work.received, trained.last_loss, optimizer, site.tell if hides else None)
-        few = few_of_rows(site.train, network.class_names, site.policy)
-        own = local.statistics(network, trained.losses)
-        statistics = told_statistics(own, method.traffic.statistics, few, site.policy)
+        noisy_steps = not (shield.epoch is None or figures.exact)  # they have to hide it, too
+        instead = site.tell if hides or noisy_steps else None
+        state = shield.outcome(network, work.received, trained.last_loss, optimizer, instead)
+        statistics = own_statistics(work, local, trained.losses)
     kept = local.notes(network)
     return judged, TrainedHere(state, trained.last_loss, trained.epochs, optimizer, kept, statistics)
-
-
-def _judged(work: Work, figures: ToldFigures, validation: Examples) -> JudgedModel:
-    """Judge the received model on the validation part, and on the test part where the plan asks for that."""
-    found = validated(work, validation)
-    told = figures.validation(found, validation)
-    tested = counts_right_images(work) and not work.method.sequential  # else it is no model of a round
-    return (found if figures.exact else told, told), tally_of(work) if tested else NOT_TESTED
 
 
 def warm_up(work: Work, validation: Examples | None, generator: torch.Generator) -> None:

@@ -2,21 +2,23 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 
 from client.site.disclosure import few_of_rows, told_statistics
-from client.training.model_and_images import Work
-from client.training.score_release import NOT_TESTED, TestCounts
+from client.training.model_and_images import Work, validated
+from client.training.score_release import NOT_TESTED, TestCounts, counts_right_images, tally_of
+from client.training.told_validation import ToldFigures
 from common.errors import BadInput
 from common.models.state import ModelState, write_state
 from common.wire.errors import WireError
 from common.wire.records import Arrays, TrainRequest
-from strategies.local.objective import Situation
+from strategies.local.objective import LocalRound, Situation
 from strategies.local.optimisation import optimizer_for
-from strategies.local.training import Validation
+from strategies.local.training import Examples, Losses, Validation
 
 
 @dataclass(frozen=True)
@@ -37,19 +39,16 @@ Answer = tuple[JudgedModel, TrainedHere]
 NOT_JUDGED: Final[JudgedModel] = (Validation(), Validation()), NOT_TESTED
 
 
-def judged_or_nothing(work: Work, judge: Callable[[], JudgedModel]) -> JudgedModel:
-    """Judge the received model; one that cannot be judged has no figures.
+def judged_here(work: Work, figures: ToldFigures, validation: Examples) -> JudgedModel:
+    """Judge the received model on the validation part, and on the test part where the plan asks for that."""
+    return figures.or_nothing(partial(_judged, work, figures, validation), NOT_JUDGED)
 
-    Raises:
-        Exception: What judging raised, in a run without masks and noise at a site that tells exact figures.
-    """
-    try:
-        return judge()
-    except Exception as error:
-        if work.site.policy.exact_figures and not work.plan.privacy.covers:
-            raise
-        work.site.tell(f"the model could not be judged: {error}")
-        return NOT_JUDGED
+
+def _judged(work: Work, figures: ToldFigures, validation: Examples) -> JudgedModel:
+    found = validated(work, validation)
+    told = figures.validation(found, validation)
+    tested = counts_right_images(work) and not work.method.sequential  # else it is no model of a round
+    return (found if figures.exact else told, told), tally_of(work) if tested else NOT_TESTED
 
 
 def trained_or_nothing(work: Work, request: TrainRequest, train: Callable[[], Answer], *, hides: bool) -> Answer:
@@ -74,16 +73,25 @@ def trained_or_nothing(work: Work, request: TrainRequest, train: Callable[[], An
 
 def _nothing(work: Work, request: TrainRequest) -> Answer:
     """Give what a round comes to whose training failed, where masks or noise have to hide that: no change at all."""
-    plan, method, network, received = work.plan, work.method, work.network, work.received
+    plan, network, received = work.plan, work.network, work.received
     write_state(network, trunk=received.trunk, norm=received.norm, head=received.head)
     statistics: Arrays = {}
-    if method.traffic.statistics:  # of the received model; noise is on them, as on all that leaves
-        situation = Situation(
-            *(network, work.examples("train"), request.statistics, work.memory.notes, request.round, plan.training)
-        )
-        own = method.local_round(situation).statistics(network, np.zeros(plan.training.epochs, np.float32))
-        few = few_of_rows(work.site.train, network.class_names, work.site.policy)
-        statistics = told_statistics(own, method.traffic.statistics, few, work.site.policy)
+    if work.method.traffic.statistics:  # of the received model; noise is on them, as on all that leaves
+        local = work.method.local_round(situation_of(work, request))
+        statistics = own_statistics(work, local, np.zeros(plan.training.epochs, np.float32))
     optimizer = optimizer_for(network, plan.training, plan.training.lr)
     result = TrainedHere(received, 0.0, plan.training.epochs, optimizer, work.memory.notes, statistics)
     return NOT_JUDGED, result
+
+
+def situation_of(work: Work, request: TrainRequest) -> Situation:
+    """What the method's half of this round is made for."""
+    examples, notes = work.examples("train"), work.memory.notes
+    return Situation(work.network, examples, request.statistics, notes, request.round, work.plan.training)
+
+
+def own_statistics(work: Work, local: LocalRound, losses: Losses) -> Arrays:
+    """The method's statistics of the network as it is now, without what rests on few patients."""
+    few = few_of_rows(work.site.train, work.network.class_names, work.site.policy)
+    own = local.statistics(work.network, losses)
+    return told_statistics(own, work.method.traffic.statistics, few, work.site.policy)

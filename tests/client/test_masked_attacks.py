@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import client.training.train_round
+import client.training.trained_here
 from client.site.site_state import Memory, MemoryFolder
 from client.training.secure_aggregation import asked_of
 from client.training.train_round import train_round
@@ -498,7 +499,9 @@ def test_a_masked_round_that_fails_in_any_other_way_is_no_error_either(
     here = Hospitals(tmp_path, policy={"exact_figures": True})
     of = masked_plan("surgical", {"warm_up_epochs": 1, "warm_up_lr": 0.1})
     of = of.model_copy(update={"evaluation": of.evaluation.model_copy(update={"test_each_round": True})})
-    real = getattr(client.training.train_round, where)
+    judging = where in ("validated", "tally_of")
+    module = client.training.trained_here if judging else client.training.train_round
+    real = getattr(module, where)
 
     def fails(work: Any, *others: Any) -> Any:
         if work.site.name == VICTIM:
@@ -508,9 +511,8 @@ def test_a_masked_round_that_fails_in_any_other_way_is_no_error_either(
     told = list[str]()
     here.sites[VICTIM] = replace(here.sites[VICTIM], tell=told.append)
     here.start([VICTIM])
-    judging = where in ("validated", "tally_of")
     there = sum(integers(here.plain(of, name), 1 / 3, 16.0) for name in (NAMES if judging else OTHERS))
-    monkeypatch.setattr(client.training.train_round, where, fails)
+    monkeypatch.setattr(module, where, fails)
     assert here.opened(of).integers.tolist() == (np.asarray(there) % 2**32).tolist()
     what = "the model could not be judged" if judging else "nothing of this round is in the update"
     assert (here.refusals, told[-1:]) == ([], [f"{what}: out of memory on one image"])

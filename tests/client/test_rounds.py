@@ -239,7 +239,7 @@ def test_a_model_that_cannot_be_judged_is_an_answer_without_figures_where_figure
     of = plan("surgical", {})
     at, model = site(tmp_path, exact_figures=exact), beginning(of)
     monkeypatch.setattr("client.training.evaluate_round.validated", fails)
-    monkeypatch.setattr("client.training.train_round.validated", fails)
+    monkeypatch.setattr("client.training.trained_here.validated", fails)
     asked, training = evaluation(of, model, 1, 0, -1), request(of, model)
     if exact:
         for work, record in ((evaluate_round, asked), (train_round, training)):

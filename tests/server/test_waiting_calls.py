@@ -38,7 +38,7 @@ def pulled(site: Hospital, wait: str | None = "0", process: str = "one") -> list
     return [one.metadata.message_id for one in answer.messages_list]
 
 
-def held(port: Port, pool: ThreadPoolExecutor, call: Callable[[], Any]) -> "Future[Any]":
+def held(pool: ThreadPoolExecutor, call: Callable[[], Any]) -> "Future[Any]":
     """A call that is being held: begun, and not answered."""
     found = pool.submit(call)
     time.sleep(0.5)
@@ -53,8 +53,8 @@ def seconds_of(call: Callable[[], Any]) -> float:
 
 
 def test_a_held_call_is_answered_when_the_message_comes(port: Port, site: Hospital, pool: ThreadPoolExecutor) -> None:
-    call = held(port, pool, lambda: pulled(site, LONG))
-    other = held(port, pool, lambda: pulled(port.hospital("south"), "3"))
+    call = held(pool, lambda: pulled(site, LONG))
+    other = held(pool, lambda: pulled(port.hospital("south"), "3"))
     name = port.ask(site)
     began = time.monotonic()
     assert call.result() == [name]
@@ -83,7 +83,7 @@ def test_where_too_many_wait_the_others_are_answered_at_once(
     monkeypatch.setattr(service, "WAIT_AT_ONCE", 2)
     with opened(link, certificates) as port:
         site = port.hospital("north")
-        calls = [held(port, pool, lambda name=name: pulled(port.hospital(name), "4")) for name in ("south", "east")]
+        calls = [held(pool, lambda name=name: pulled(port.hospital(name), "4")) for name in ("south", "east")]
         assert seconds_of(lambda: pulled(site, LONG)) < SOON_S
         assert [call.result() for call in calls] == [[], []]
         assert seconds_of(lambda: pulled(site, "3")) >= 3.0  # there is room again
@@ -125,7 +125,7 @@ def test_a_process_that_lost_its_place_while_it_waited_gets_no_message(
 ) -> None:
     beat = SendNodeHeartbeatRequest(node=site.node, heartbeat_interval=30.0)
     assert site.stub.SendNodeHeartbeat(beat, metadata=(("polyclinic-process", "one"),)).success
-    call = held(port, pool, lambda: pulled(site, LONG))
+    call = held(pool, lambda: pulled(site, LONG))
     assert site.stub.SendNodeHeartbeat(beat, metadata=(("polyclinic-process", "two"),)).success
     name = port.ask(site)
     with pytest.raises(grpc.RpcError) as error:
@@ -137,7 +137,7 @@ def test_a_process_that_lost_its_place_while_it_waited_gets_no_message(
 def test_a_site_that_was_revoked_while_it_waited_is_refused(
     port: Port, site: Hospital, pool: ThreadPoolExecutor
 ) -> None:
-    call = held(port, pool, lambda: pulled(site, "2"))
+    call = held(pool, lambda: pulled(site, "2"))
     port.link.storage.sites.unregister(site.node_id)
     with pytest.raises(grpc.RpcError) as error:
         call.result()
@@ -145,7 +145,7 @@ def test_a_site_that_was_revoked_while_it_waited_is_refused(
 
 
 def test_nobody_waits_when_the_process_ends(port: Port, site: Hospital, pool: ThreadPoolExecutor) -> None:
-    call = held(port, pool, lambda: pulled(site, LONG))
+    call = held(pool, lambda: pulled(site, LONG))
     began = time.monotonic()
     port.link.storage.messages.arrivals.close()
     assert call.result() == []
