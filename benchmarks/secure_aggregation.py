@@ -72,13 +72,13 @@ def measure(trunk: int, features: int, sites: int) -> tuple[float, float, float,
     own = Head(CLASSES[:7], random.normal(0, 1e-3, (7, features)).astype(np.float32), np.zeros(7, np.float32))
     began = time.process_time()
     rounds = {
-        name: SiteRound(*ROUND, name, Groups(numbers, None, Head(rows[name], own.weight, own.bias)), Terms(1.0, 16.0))
+        name: SiteRound(*ROUND, name, Groups(numbers, None, Head(rows[name], own.weight, own.bias)), Terms(16.0))
         for name in names
     }
     held = time.process_time() - began
     meter = Meter(rounds)
     layout = SegmentLayout(trunk, 0, features)
-    asked = SumRequest(*ROUND, dict.fromkeys(names, 1.0), rows, CLASSES, layout, 16.0)
+    asked = SumRequest(*ROUND, rows, CLASSES, layout, 16.0)
     began = time.process_time()
     Summing(asked, meter).opened()
     coordinator = time.process_time() - began - meter.cpu_s

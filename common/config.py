@@ -174,7 +174,8 @@ class PrivacySection(Section):
         level: What the noise hides: ``sample``, whether one image was trained on (DP-SGD); ``patient``, whether all
             images of one patient were; ``update``, all data that a site has, in what it sends.
         max_grad_norm: Longest Euclidean length of one image's gradient at ``sample``; at ``patient``, of the sum over
-            one patient's images.
+            one patient's images. This and the next two are from 1e-6 to 1e6: near the ends of a float32 rounding would
+            make what is clipped longer than the bound.
         max_update_norm, max_statistics_norm: At ``update``, longest length of a site's update, and of a method's
             statistics.
         noise_multiplier: Standard deviation of the noise over how far one image, or all of a site's data, can move what
@@ -192,15 +193,15 @@ class PrivacySection(Section):
     """
 
     level: Literal["none", "sample", "patient", "update"] = "none"
-    max_grad_norm: float = Field(1.0, gt=0)
-    max_update_norm: float = Field(1.0, gt=0)
-    max_statistics_norm: float = Field(1.0, gt=0)
+    max_grad_norm: float = Field(1.0, ge=1e-6, le=1e6)
+    max_update_norm: float = Field(1.0, ge=1e-6, le=1e6)
+    max_statistics_norm: float = Field(1.0, ge=1e-6, le=1e6)
     noise_multiplier: float | None = Field(None, ge=0)
     epsilon: float | None = Field(None, gt=0)
     delta: float = Field(1e-5, gt=0, lt=1)
     accountant: Literal["rdp", "prv"] = "prv"
     secure_aggregation: bool = False
-    largest_change: float | None = Field(None, gt=0)
+    largest_change: float | None = Field(None, ge=1e-6)
     noise: Literal["local", "distributed"] = "local"
     honest_sites: int | None = Field(None, ge=2)
 

@@ -115,8 +115,8 @@ class Policy(Section):
             that this site saw grow, over told classes, blurred by what one patient can change; no training loss leaves.
         extra_questions: In one run, distinct requests beyond one training and one evaluation a round that are answered,
             and no second test of a model that was not trained further; no limit where None.
-        train_hidden_classes: Whether labels of hidden classes are trained on where neither ``epsilon`` nor ``peers``
-            makes sure that noise or masks cover the update; else nothing is known of these classes there.
+        train_hidden_classes: Whether labels of hidden classes are trained on where no ``epsilon`` makes sure that noise
+            covers the update; else nothing is known of these classes there.
         label_counts: Whether it tells how many training images show each class, where a method asks.
         score_histograms: Whether it tells how the final model's scores on its test and validation parts are spread, if
             asked.

@@ -107,14 +107,12 @@ class Site:
     def trained_on(self, part: str, plan: Plan) -> ImageSet:
         """The images of one part, with the labels that a run trains on and chooses epochs by.
 
-        An update that nothing covers shows what hidden classes' labels did to it, so it is made without them. What the
-        plan alone says covers nothing: its noise may be none, and the other sites of a sum made up. The policy has to
-        set a budget, or to name the peers.
+        An update that no noise covers shows what hidden classes' labels did to it, so it is made without them. Noise of
+        the plan alone covers nothing, it may be none: the policy has to set a budget. Nor do masks: of a sum of few
+        sites one can work out what some numbers of each were, where training makes these numbers one of a few.
         """
-        masked = plan.privacy.secure_aggregation and bool(self.policy.peers)
-        covered = self.policy.epsilon is not None or masked
         images: ImageSet = getattr(self, part)
-        return images if covered else self._without_hidden(part, plan.model.task)
+        return images if self.policy.epsilon is not None else self._without_hidden(part, plan.model.task)
 
     def _without_hidden(self, part: str, task: Task) -> ImageSet:
         """The images of one part without labels of hidden classes, unless the policy has them trained on."""

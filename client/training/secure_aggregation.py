@@ -27,7 +27,6 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.base.method import Method
-from strategies.base.state import site_weight
 from strategies.privacy.discrete_gaussian import KEY_BYTES
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
@@ -65,7 +64,6 @@ class Masks:
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = shares_of(plan, method)
         terms = Terms(
-            weight=site_weight(reply, method.parameters.weighting),
             largest=largest_change(plan, method),
             alone=site.policy.rows_alone and shares is None,
             identity=site.identity,

@@ -35,9 +35,11 @@ class KeysRequest(_Step):
 
     Attributes:
         members: The sites that are asked, sorted.
+        divisor: What each divides its update by: how many were asked in the round's first attempt.
     """
 
     members: SiteNames
+    divisor: Annotated[int, Range(1, MOST_SITES)]
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,14 @@ changes by more than one clipped gradient.
 
 What a network does with a batch must not follow from how many images are in it: of one image some layers can make
 nothing, and whether training fails would say whether one patient was drawn. So images go through it in packs of one
-size, filled up with repetitions that count for nothing; and before any image does, a pack of zeros is tried.
+size, filled up with repetitions that count for nothing; and before any image does, a pack of zeros is tried, and one
+of random images with random weights.
 
 An image's loss is that of a batch of this image alone. Where some labels of a batch are unknown, that weighs its
 entries otherwise than the mean over all known entries of the batch does, which no image may influence for another.
 """
 
 import contextlib
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +33,7 @@ from common.errors import BadInput, Fault
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
 from strategies.local.training import Batch, Exercise, Losses
+from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, taken_gradients
 from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
 
 PACK = 16
@@ -71,13 +72,15 @@ class PrivateEpochs:
         """Train; return the mean loss of each batch, 0 where it is empty.
 
         Raises:
-            BadInput: If the network draws random numbers of its own: they follow from the run's seed.
+            BadInput: If the network draws random numbers of its own, which follow from the run's seed, or mixes images.
         """
         frozen = exercise.frozen
         train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
         losses = np.zeros(self.steps, np.float32)
         rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
+        one = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
+        refuse_mixed_images(network, pack_size(exercise.spec.batch_size), one.shape[1:])
         with refused_draws(device), secret_dropout(network, self.noise), gradients_by_image(network) as learning:
             self._try(network, exercise, learning, generator)
             for step in range(self.steps):
@@ -127,7 +130,7 @@ class PrivateEpochs:
         batch = Batch(rows, nothing, *facts)
         batch.logits(network, batch.view()).sum().backward()  # type: ignore[no-untyped-call]
         for parameter in learning:
-            _taken_gradients(parameter)
+            taken_gradients(parameter, len(rows))
 
     def _gradients(
         self,
@@ -146,7 +149,7 @@ class PrivateEpochs:
             losses = self._losses(network, exercise, filled, generator)[: len(part)]
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
-            taken = [_taken_gradients(parameter)[: len(part)] for parameter in learning]
+            taken = [taken_gradients(parameter, size)[: len(part)] for parameter in learning]
             if len(rows) == len(pack):  # an image each
                 return loss, taken
             each = each or [
@@ -283,57 +286,3 @@ def refused_draws(device: torch.device) -> Iterator[None]:
     if not all(torch.equal(state, generator.get_state()) for state, generator in zip(before, generators, strict=True)):
         problem = "draws random numbers of its own in training, which follow from the run's seed, not from a secret."
         raise BadInput([Fault("model.architecture", problem, "Take a network without stochastic depth.")])
-
-
-class _Copied(nn.Module):
-    """A layer in a form that Opacus 1.6 can take.
-
-    Its output may be overwritten, as some networks do: Opacus hands out a view that may not. Its input lies channels
-    first: of a convolution's input in another order Opacus takes the wrong pixels, without a word.
-    """
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, values: Tensor) -> Tensor:
-        copied: Tensor = self.layer(values.contiguous()).clone()
-        return copied
-
-
-@contextlib.contextmanager
-def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
-    """Have every backward pass leave each image's gradient behind; yields the parameters that learn."""
-    from opacus.grad_sample import GradSampleModule
-
-    overwriting = [module for module in network.modules() if getattr(module, "inplace", False)]
-    learning = [
-        (parent, name, child)
-        for parent in network.modules()
-        for name, child in parent.named_children()
-        if any(parameter.requires_grad for parameter in child.parameters(recurse=False))
-    ]
-    for module in overwriting:
-        setattr(module, "inplace", False)  # noqa: B010 - torch's types do not know it
-    for parent, name, layer in learning:
-        setattr(parent, name, _Copied(layer))
-    hooked = GradSampleModule(network, loss_reduction="sum", strict=False)  # pixel statistics are buffers
-    try:
-        with warnings.catch_warnings():
-            # The first layer's input has no gradient, and needs none.
-            warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-            yield [parameter for parameter in network.parameters() if parameter.requires_grad]
-    finally:
-        hooked.to_standard_module()
-        for parent, name, layer in learning:
-            setattr(parent, name, layer)
-        for module in overwriting:
-            setattr(module, "inplace", True)  # noqa: B010
-
-
-def _taken_gradients(parameter: torch.nn.Parameter) -> Tensor:
-    """Each image's gradient of a parameter, and nothing left for the next batch."""
-    gradients: Tensor = parameter.grad_sample.float()  # type: ignore[attr-defined]
-    parameter.grad_sample = None  # type: ignore[attr-defined]
-    parameter.grad = None
-    return gradients

@@ -24,7 +24,7 @@ from common.wire.secure_aggregation import (
 from strategies.aggregation.mean import GivenMean, GivenRows, running_sum
 from strategies.base.method import Method
 from strategies.base.round_record import TooFewSites
-from strategies.base.state import Means, site_weight
+from strategies.base.state import Means
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
@@ -141,7 +141,6 @@ def unmasked_mean(
         TooFewSites: If too few stay to the end, or what they gave does not fit together.
     """
     replies = received.accepted
-    weights = {site: site_weight(reply, method.parameters.weighting) for site, reply in replies.items()}
     layout = SegmentLayout(
         len(model.trunk) if method.traffic.trunk else 0,
         len(model.norm) if method.sends_norm else 0,
@@ -150,27 +149,25 @@ def unmasked_mean(
     sent = {site: tuple(sorted(rows[site])) if method.traffic.head else () for site in replies}
     classes = tuple(sorted({name for names in sent.values() for name in names}))
     shares = shares_of(plan, method)
-    asked = SumRequest(
-        questions.run, questions.round, weights, sent, classes, layout, largest_change(plan, method), shares
-    )
+    asked = SumRequest(questions.run, questions.round, sent, classes, layout, largest_change(plan, method), shares)
     try:
         opened = Summing(asked, questions).opened()
     except MaskingFailed as error:
         reasons = "; ".join(f"{site}: {why}" for site, why in {**received.absent, **questions.absent}.items())
         raise TooFewSites(f"round {questions.round}, secure aggregation: {error} {reasons}".strip()) from None
-    gone = {site: questions.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.parts}
-    kept = {site: reply for site, reply in replies.items() if site in opened.parts}
+    gone = {site: questions.absent.get(site, NOT_IN_THE_SUM) for site in replies if site not in opened.survivors}
+    kept = {site: reply for site, reply in replies.items() if site in opened.survivors}
     sizes = {site: size + questions.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
     return Unmasked(Replies(kept, {**received.absent, **gone}, sizes), means_of_sum(opened, model), opened.closed)
 
 
 def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:
     """The means of the updates that are in a sum."""
-    asked, parts = opened.asked, opened.parts
+    asked, part = opened.asked, 1 / opened.divisor
     trunk, norm, weight, bias = rows_of(asked.layout, asked.classes, opened.vector)
-    whole = running_sum(parts.values())
+    whole = running_sum(part for _ in opened.survivors)
     names = model.head.class_names
-    totals = np.array([running_sum(parts[site] for site in opened.rows.get(name, ())) for name in asked.classes])
+    totals = np.array([running_sum(part for _ in opened.rows.get(name, ())) for name in asked.classes])
     divisor = np.where(totals > 0, totals, 1.0)
     rows = [names.index(name) for name in asked.classes]
     mean = np.zeros((len(names), asked.layout.features)), np.zeros(len(names)), np.zeros(len(names), np.bool_)

@@ -85,6 +85,7 @@ class Script:
         model: Number of the model that all sites start from.
         changed: Site -> what else its request to train says.
         members, relayed, letters, survivors: Site -> the sites that are named to it in each message.
+        divisors: Site -> what it is asked to divide its update by.
         forged: Site -> what is done to the statements that are relayed to it.
         restarted: Sites whose processes start anew before.
         forgetful: A site whose folder is brought back from before the first round.
@@ -98,13 +99,14 @@ class Script:
     relayed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     letters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     survivors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    divisors: Mapping[str, int] = field(default_factory=dict)
     forged: Mapping[str, str] = field(default_factory=dict)
     restarted: tuple[str, ...] = ()
     forgetful: str = ""
 
 
 CHANGED = ("trunk", "rows", "lr", "bound", "weighting", "contract", "round", "run", "counted", "statistics", "again")
-FORGED = ("weight", "plan", "members", "stranger", "twice", "earlier", "cohort")
+FORGED = ("divisor", "plan", "members", "stranger", "twice", "earlier", "cohort")
 
 
 @dataclass
@@ -146,7 +148,9 @@ class AnyCoordinator:
         about = script.run, script.round
         for name in every:
             members = script.members.get(name, every)
-            answer = self._here.asked(name, "query.masking_keys", KeysRequest(*about, members), KeysAnswer)
+            fitting = len(every) if threshold(len(every)) <= len(members) else len(members)
+            request = KeysRequest(*about, members, script.divisors.get(name, fitting))
+            answer = self._here.asked(name, "query.masking_keys", request, KeysAnswer)
             if answer is not None:
                 self._stated[name] = answer
         found.statements = {name: read_statement(one.statement) for name, one in self._stated.items()}
@@ -235,7 +239,7 @@ def _forged(how: str, to: str, chosen: list[KeysAnswer], earlier: Mapping[str, K
     for one in chosen:
         stated = read_statement(one.statement)
         changed: Mapping[str, Any] = {
-            "weight": {"weight": 1e-9},
+            "divisor": {"divisor": 7},
             "plan": {"plan": "0" * 64, "model": "0" * 64},
             "members": {"members": stated.members[:-1]},
             "cohort": {"cohort": 1, "alone": True},
@@ -276,12 +280,12 @@ def open_sums(
             owners = frozenset(site for site in sites if part == BODY or part in rows[site])
             places = {site: _place(rows[site], part) for site in owners}
             total = sum((unmasked[site][place] for site, place in places.items()), np.uint32(0))
-            parts = {site: 1 / (1 + len(attempt.fellows[site])) for site in owners}
+            by = {site: attempt.statements[site].divisor for site in owners}
             plain = sum(
-                (fixed_point(attempt.updates[s][place], parts[s], largest) for s, place in places.items()), np.uint32(0)
+                (fixed_point(attempt.updates[s][place], by[s], largest) for s, place in places.items()), np.uint32(0)
             )
             if np.array_equal(total, plain):
-                found[(part, owners)] = from_fixed_point(np.asarray(total), largest) / min(parts.values())
+                found[(part, owners)] = from_fixed_point(np.asarray(total), largest) * max(by.values())
     return found
 
 

@@ -22,7 +22,6 @@ from common.models.state import ModelState
 from common.security.identity import public_line
 from common.wire.codec import R, Record, decode, encode
 from common.wire.records import TrainReply, TrainRequest
-from strategies.base.state import site_weight
 from strategies.privacy.secure_aggregation.coordinator import Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
@@ -45,7 +44,8 @@ def honest(site: str, asked: Any) -> Any:
 
 def masked_plan(method: str = "vanilla", parameters: Mapping[str, Any] | None = None, **training: Any) -> Plan:
     """One local step of plain descent, so that what comes of it can be worked out."""
-    made = plan(method, dict(parameters or {}), optimizer="sgd", lr=0.1, batch_size=64, epochs=1, **training)
+    own = {"weighting": "uniform", **(parameters or {})}
+    made = plan(method, own, optimizer="sgd", lr=0.1, batch_size=64, epochs=1, **training)
     return made.model_copy(update={"privacy": made.privacy.model_copy(update={"secure_aggregation": True})})
 
 
@@ -143,7 +143,6 @@ class Hospitals:
         """
         method = method_of(of)
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
-        weights = {name: site_weight(reply, method.parameters.weighting) for name, reply in replies.items()}
         model = beginning(of, OWN)
         layout = SegmentLayout(len(model.trunk), len(model.norm), model.head.features)
         rows = {name: tuple(sorted(self.rows(name, of))) for name in replies}
@@ -159,7 +158,7 @@ class Hospitals:
                     yield name, answer
 
         numbers = largest_change(of, method), shares_of(of, method)
-        return Summing(SumRequest(run, server_round, weights, rows, classes, layout, *numbers), ask).opened()
+        return Summing(SumRequest(run, server_round, rows, classes, layout, *numbers), ask).opened()
 
     def plain(self, of: Plan, name: str, change: Change = honest) -> np.ndarray:
         """The update that a hospital would send without masks, as one vector."""

@@ -72,7 +72,7 @@ def test_a_hospital_that_opens_any_sum_still_remembers_what_its_noise_covered(tm
     here, of = hospitals(tmp_path, smallest_cohort=1), shared_noise()
     here.opened(of, tuple(FOUR))
     here.start(FOUR)
-    assert here.opened(of, tuple(FOUR)).parts
+    assert here.opened(of, tuple(FOUR)).survivors
     assert all((here.sites[name].folder / "masked" / "run.json").exists() for name in FOUR)
 
 
@@ -103,7 +103,7 @@ def test_a_hospital_takes_part_only_where_its_policy_trusts_so_many(
     changed = type(ash.policy).model_validate({**ash.policy.model_dump(), **policy})
     here.sites["ash"] = replace(ash, policy=changed)
     here.start(["ash"])
-    assert "ash" not in here.opened(shared_noise(), tuple(FOUR)).parts
+    assert "ash" not in here.opened(shared_noise(), tuple(FOUR)).survivors
     assert any(one.startswith("ash") and why in one for one in here.refusals)
 
 

@@ -43,7 +43,7 @@ def test_a_masked_run_goes_to_its_end(level: str, tmp_path: Path) -> None:
             return replace(asked, model=replace(asked.model, trunk=asked.model.trunk * np.float32(by)), counted=1)
 
         opened = here.opened(of, members, number, change=moved, lost=lost)
-        assert sorted(opened.parts) == [name for name in members if name not in lost]
+        assert list(opened.survivors) == [name for name in members if name not in lost]
         assert np.abs(opened.vector).max() > 0
     assert here.refusals == []
     told = [here.asked(name, "evaluate", evaluation(of, beginning(of, OWN), 4, 4, 4), EvaluateReply) for name in SIX]

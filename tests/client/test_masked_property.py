@@ -61,6 +61,7 @@ LIES: dict[str, st.SearchStrategy[object]] = {
     "relayed": told_to_some(some_of(SITES)),
     "letters": SITES_TOLD,
     "survivors": SITES_TOLD,
+    "divisors": told_to_some(st.integers(1, 7)),
     "forged": told_to_some(st.sampled_from(FORGED)),
     "restarted": st.one_of(st.just(SITES), some_of(SITES)),
     "forgetful": st.sampled_from(SITES),

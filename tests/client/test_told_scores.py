@@ -197,7 +197,10 @@ def test_a_score_has_noise_that_follows_from_the_secret_and_the_question(tmp_pat
 
 
 def test_another_model_has_other_noise(tmp_path: Path) -> None:
-    (tmp_path / "b").mkdir()
-    first = judged_at(tmp_path / "a", 0)
-    (tmp_path / "b" / "figures.key").write_bytes((tmp_path / "a" / "figures.key").read_bytes())
-    assert judged_at(tmp_path / "b", 1).auroc != first.auroc
+    told = []
+    for model in (0, 1):
+        folder = tmp_path / str(model)
+        folder.mkdir()
+        (folder / "figures.key").write_bytes(b"a secret of 32 bytes, not by luck")
+        told.append(judged_at(folder, model).auroc)
+    assert told[0] != told[1]

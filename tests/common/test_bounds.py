@@ -40,7 +40,7 @@ RECORDS: tuple[Any, ...] = (
     SPREAD,
     BenefitRequest("run", 4, "{}", "hash", ("b", "a"), 3, -1, "", MODEL, MODEL, 5),
     COMPARED,
-    KeysRequest("run", 4, ("north",)),
+    KeysRequest("run", 4, ("north",), 1),
     KeysAnswer("run", 4, "north", b"{}", b"", "line"),
     SharesRequest("run", 4, (b"{}",), (b"",), ("line",)),
     SharesAnswer("run", 4, "north", ("south",), (b"letter",)),

@@ -1,6 +1,6 @@
 """Secure aggregation without a network: sums to the bit, no matter who is lost, and what a site never does."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -24,8 +24,9 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.crypto import add_mask, agreed, public_hex
 from strategies.privacy.secure_aggregation.fixed_point import ONE, cut, fixed_point, from_fixed_point
-from strategies.privacy.secure_aggregation.segments import SegmentLayout, flat, segments_of, threshold
+from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, flat, segments_of, threshold
 from strategies.privacy.secure_aggregation.site import Identity, MaskingRefused, SiteRound, Terms
 
 LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
@@ -53,7 +54,6 @@ class Ward:
     """
 
     rows: Mapping[str, tuple[str, ...]]
-    weights: Mapping[str, float]
     lost_at: Mapping[str, int] = field(default_factory=dict)
     alone: bool = False
     sites: dict[str, SiteRound] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Ward:
 
     def __post_init__(self) -> None:
         for seed, (site, rows) in enumerate(self.rows.items()):
-            terms = Terms(self.weights[site], largest=8.0, alone=self.alone)
+            terms = Terms(largest=8.0, alone=self.alone)
             self.sites[site] = SiteRound("run", 3, site, update_of(seed, rows), terms)
 
     def __call__(self, requests: Mapping[str, Record], expected: type[R], enough: int) -> Iterator[tuple[str, R]]:
@@ -78,19 +78,17 @@ class Ward:
     @property
     def asked(self) -> SumRequest:
         classes = tuple(sorted({name for rows in self.rows.values() for name in rows}))
-        return SumRequest("run", 3, self.weights, self.rows, classes, LAYOUT, 8.0)
+        return SumRequest("run", 3, self.rows, classes, LAYOUT, 8.0)
 
     def opened(self) -> UnmaskedSum:
         return Summing(self.asked, self).opened()
 
     def plain_sum(self, opened: UnmaskedSum) -> np.ndarray:
         """The sum of the survivors' fixed-point numbers, without masks, over what was opened."""
-        took_part = [site for site in self.rows if self.lost_at.get(site, NEVER) > 1]
-        total = sum(self.weights[site] for site in took_part)
         result = np.zeros(LAYOUT.size(opened.asked.classes), np.uint32)
         for seed, (site, rows) in enumerate(self.rows.items()):
             if self.lost_at.get(site, NEVER) > 2:
-                vector = fixed_point(flat(update_of(seed, rows))[2], self.weights[site] / total, 8.0)
+                vector = fixed_point(flat(update_of(seed, rows))[2], len(self.rows), 8.0)
                 result[:7] += vector[:7]
                 for place, name in enumerate(rows):
                     if name in opened.rows:
@@ -101,18 +99,16 @@ class Ward:
 
 def ward_of(rows: Mapping[str, str], lost_at: Mapping[str, int] | None = None, *, alone: bool = False) -> Ward:
     """Sites whose classes are letters."""
-    weights = {site: float(place + 1) for place, site in enumerate(rows)}
-    return Ward({site: tuple(names) for site, names in rows.items()}, weights, lost_at or {}, alone)
+    return Ward({site: tuple(names) for site, names in rows.items()}, lost_at or {}, alone)
 
 
 @st.composite
 def wards(draw: st.DrawFn) -> Ward:
-    """Up to seven sites of any classes and weights, of whom up to a third are lost, each at any stage."""
+    """Up to seven sites of any classes, of whom up to a third are lost, each at any stage."""
     names = NAMES[: draw(st.integers(2, len(NAMES)))]
     rows = {site: tuple(sorted(draw(st.sets(st.sampled_from("abc"))))) for site in names}
-    weights = {site: draw(st.floats(0.5, 1000)) for site in names}
     lost = draw(st.permutations(names))[: draw(st.integers(0, len(names) // 3))]
-    return Ward(rows, weights, {site: draw(st.integers(0, 3)) for site in lost}, alone=draw(st.booleans()))
+    return Ward(rows, {site: draw(st.integers(0, 3)) for site in lost}, alone=draw(st.booleans()))
 
 
 def masked_vectors(ward: Ward) -> list[list[int]]:
@@ -124,7 +120,7 @@ def masked_vectors(ward: Ward) -> list[list[int]]:
 def test_masked_sums_are_plain_sums_to_the_bit_whoever_of_a_third_is_lost_at_whatever_stage(ward: Ward) -> None:
     opened = ward.opened()
     assert opened.integers.tolist() == ward.plain_sum(opened).tolist()
-    assert set(opened.parts) == {site for site in ward.rows if ward.lost_at.get(site, NEVER) > 2}
+    assert set(opened.survivors) == {site for site in ward.rows if ward.lost_at.get(site, NEVER) > 2}
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -133,26 +129,26 @@ def test_one_of_three_may_be_lost_at_any_stage(stage: int, lost: str) -> None:
     ward = ward_of({"ash": "ab", "birch": "ab", "cedar": "ab"}, {lost: stage})
     opened = ward.opened()
     assert opened.integers.tolist() == ward.plain_sum(opened).tolist()
-    assert (lost in opened.parts) == (stage == 3)
+    assert (lost in opened.survivors) == (stage == 3)
 
 
-def test_the_mean_is_the_plain_weighted_mean_within_the_stated_error() -> None:
+def test_the_mean_is_the_plain_mean_within_the_stated_error() -> None:
     ward = ward_of({"ash": "ab", "birch": "b", "cedar": "ab"})
     opened = ward.opened()
     vectors = [flat(update_of(seed, rows))[2].astype(np.float64) for seed, rows in enumerate(ward.rows.values())]
-    body = sum(weight / 6 * vector[:7] for weight, vector in zip((1, 2, 3), vectors, strict=True))
+    body = sum(vector[:7] for vector in vectors) / 3
     assert np.abs(opened.vector[:7] - body).max() <= 3 * 8.0 / 2**31
-    row_a = (1 / 6 * vectors[0][7:11] + 3 / 6 * vectors[2][7:11]) / (4 / 6)
-    share = sum(opened.parts[site] for site in opened.rows["a"])
+    row_a = (vectors[0][7:11] + vectors[2][7:11]) / 2
+    share = len(opened.rows["a"]) / opened.divisor
     assert np.abs(opened.vector[7:11] / share - row_a).max() <= 3 * 8.0 / 2**31 / share
 
 
 def test_what_is_sent_shows_nothing_of_an_update() -> None:
     ward = ward_of({"ash": "", "birch": "", "cedar": ""})
-    big = {site: SiteRound("run", 3, site, Groups(np.zeros(20_000, np.float32)), Terms(1.0, 8.0)) for site in ward.rows}
-    ward.sites, ward.weights = big, dict.fromkeys(big, 1.0)
+    big = {site: SiteRound("run", 3, site, Groups(np.zeros(20_000, np.float32)), Terms(8.0)) for site in ward.rows}
+    ward.sites = big
     layout = SegmentLayout(20_000, 0, 0)
-    opened = Summing(replace(ward.asked, layout=layout, weights=ward.weights), ward).opened()
+    opened = Summing(replace(ward.asked, layout=layout), ward).opened()
     assert not opened.integers.any()
     sent = [said.vector for _, said in ward.said if isinstance(said, MaskedAnswer)]
     # 80,000 bytes of each site: were they all alike likely, each of 256 would be there 312 times, give or take 18.
@@ -174,6 +170,57 @@ def test_a_round_makes_new_keys_and_new_masks() -> None:
 def test_two_thirds_must_stay(sites: int, stay: int) -> None:
     assert threshold(sites) == stay
     assert stay > sites / 2
+
+
+@given(st.integers(2, 200), st.data())
+def test_all_but_the_honest_sites_open_no_second_secret_of_a_site(sites: int, data: st.DataObject) -> None:
+    """The honest are told two stories, each some of them; the others answer to both."""
+    honest = data.draw(st.integers(2, sites))
+    first = data.draw(st.integers(0, honest))
+    siding, needed = sites - honest, threshold(sites, honest)
+    assert min(first, honest - first) + siding < needed
+    assert threshold(sites) <= needed <= sites
+    assert needed <= max(threshold(sites), siding + honest // 2 + 1)  # and no more than it takes
+
+
+def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> None:
+    """Else each counts by a number of its own, which the coordinator knows, and noise of the others covers it less."""
+    names = ("ash", "birch", "cedar", "elm", "fir", "oak")
+    ward = ward_of(dict.fromkeys(names, ""))
+    said = [ward.sites[site].keys(KeysRequest("run", 3, names, 6)) for site in names]
+    columns = [tuple(getattr(one, name) for one in said) for name in ("statement", "signature", "identity")]
+    letters = {site: ward.sites[site].shares(SharesRequest("run", 3, *columns)) for site in names}
+
+    def vector_of(site: str, senders: Sequence[str]) -> np.ndarray:
+        written = tuple(letters[one].letters[letters[one].recipients.index(site)] for one in senders)
+        sent = ward.sites[site].masked(MaskedRequest("run", 3, tuple(senders), written, 7)).vector
+        places = [slice(0, 7)]
+        add_mask(sent, places, ward.sites[site]._own[BODY], subtract=True)
+        for one in senders:
+            key = agreed(ward.sites[site]._masking, public_hex(ward.sites[one]._masking))
+            add_mask(sent, places, key, subtract=site < one)
+        return sent
+
+    few, all_others = vector_of("ash", ("birch", "cedar", "elm")), vector_of("birch", ("ash", *names[2:]))
+    assert few.tolist() == fixed_point(flat(update_of(0, ()))[2], 6, 8.0).tolist()
+    assert all_others.tolist() == fixed_point(flat(update_of(1, ()))[2], 6, 8.0).tolist()
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 5, 300])
+def test_a_divisor_that_does_not_fit_the_members_is_refused(divisor: int) -> None:
+    """It is at least their number, and they are two thirds of it at least."""
+    names = ("ash", "birch", "cedar")
+    with pytest.raises(MaskingRefused, match=f"of {divisor} sites, 3 are too few"):
+        ward_of(dict.fromkeys(names, "")).sites["ash"].keys(KeysRequest("run", 3, names, divisor))
+
+
+def test_hospitals_that_are_told_different_divisors_do_not_mask_together() -> None:
+    names = ("ash", "birch", "cedar")
+    ward = ward_of(dict.fromkeys(names, ""))
+    said = [ward.sites[site].keys(KeysRequest("run", 3, names, 4 if site == "ash" else 3)) for site in names]
+    columns = [tuple(getattr(one, name) for one in said) for name in ("statement", "signature", "identity")]
+    with pytest.raises(MaskingRefused, match="was asked to divide its update by another number"):
+        ward.sites["birch"].shares(SharesRequest("run", 3, *columns))
 
 
 # ---------------------------------------------------------------------- beyond the threshold
@@ -262,7 +309,7 @@ class Stages:
         return self.ward.sites["ash"]
 
 
-TERMS = Terms(1.0, 8.0)
+TERMS = Terms(8.0)
 
 
 def begun(lines: Mapping[str, Identity] | None = None, terms: Terms = TERMS) -> Stages:
@@ -275,7 +322,7 @@ def begun(lines: Mapping[str, Identity] | None = None, terms: Terms = TERMS) -> 
     }
     ward = ward_of(dict.fromkeys(names, ""))
     ward.sites = sites
-    said = [sites[site].keys(KeysRequest("run", 3, names)) for site in names]
+    said = [sites[site].keys(KeysRequest("run", 3, names, 3)) for site in names]
     shares = SharesRequest(
         "run",
         3,
@@ -377,7 +424,7 @@ def test_a_second_list_of_statements_is_refused() -> None:
 
 def test_another_round_is_refused() -> None:
     with pytest.raises(MaskingRefused, match="holds an update of round 3, not of 4"):
-        begun().site.keys(KeysRequest("run", 4, ("ash", "birch")))
+        begun().site.keys(KeysRequest("run", 4, ("ash", "birch"), 2))
 
 
 # ---------------------------------------------------------------------- who is who
@@ -400,11 +447,11 @@ def test_statements_are_signed_with_the_admitted_key_and_a_changed_one_is_refuse
 def test_a_site_that_knows_its_peers_takes_no_key_that_the_coordinator_made() -> None:
     real = {site: identity() for site in ("ash", "birch", "cedar")}
     known = {site: f"{one.line} {site}@hospital" for site, one in real.items()}
-    honest = begun(real, Terms(1.0, 8.0, peers=known))
+    honest = begun(real, Terms(8.0, peers=known))
     honest.site.shares(honest.shares)
     made = {**real, "cedar": identity()}
     with pytest.raises(MaskingRefused, match="of cedar is signed with a key that this site's policy does not know"):
-        begun(made, Terms(1.0, 8.0, peers=known))
+        begun(made, Terms(8.0, peers=known))
 
 
 def test_masks_that_do_not_fit_are_told_from_a_sum() -> None:
@@ -424,26 +471,26 @@ def test_masks_that_do_not_fit_are_told_from_a_sum() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.floats(-20, 20, width=32), min_size=1), st.floats(0, 1))
+@given(st.lists(st.floats(-20, 20, width=32), min_size=1), st.integers(1, 1000))
 def test_a_number_comes_back_within_half_a_step_and_one_beyond_the_range_at_its_end(
-    numbers: list[float], part: float
+    numbers: list[float], divisor: int
 ) -> None:
     update = np.array(numbers, np.float32)
-    back = from_fixed_point(fixed_point(update, part, 8.0), 8.0)
-    wanted = np.clip(update.astype(np.float64), -8, 8) * part
+    back = from_fixed_point(fixed_point(update, divisor, 8.0), 8.0)
+    wanted = np.clip(update.astype(np.float64), -8, 8) / divisor
     assert np.abs(back - wanted).max() <= 8.0 / ONE / 2 * (1 + 1e-6)
     assert cut(update, 8.0) == sum(abs(number) > 8 for number in numbers)
 
 
 def test_fixed_point_by_hand() -> None:
-    # r = 8, p = 0.5: one step is 8 / 2**30; 1.5 * 0.5 = 0.75 = 0.75 / 8 * 2**30 = 100663296 steps.
-    found = fixed_point(np.array([1.5, -1.5, 100.0], np.float32), 0.5, 8.0)
+    # r = 8, two sites: one step is 8 / 2**30; 1.5 * 0.5 = 0.75 = 0.75 / 8 * 2**30 = 100663296 steps.
+    found = fixed_point(np.array([1.5, -1.5, 100.0], np.float32), 2, 8.0)
     assert found.view(np.int32).tolist() == [100663296, -100663296, 2**29]
 
 
 def test_what_is_not_finite_is_not_masked() -> None:
     with pytest.raises(ValueError, match="not finite"):
-        fixed_point(np.array([np.nan], np.float32), 1.0, 8.0)
+        fixed_point(np.array([np.nan], np.float32), 1, 8.0)
 
 
 def test_stages_are_answered_by_their_own_records() -> None:

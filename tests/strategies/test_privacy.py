@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 import torch
 from opacus.accountants import PRVAccountant, RDPAccountant
+from pydantic import ValidationError
 from scipy import stats
 from torch import nn
 
-from common.config import TrainingSection
+from common.config import PrivacySection, TrainingSection
 from common.data.augmentation.spec import AugmentationSpec
 from common.errors import BadInput
 from common.models.network import SplitNetwork, build, train_mode
 from common.models.state import Head, read_state
 from common.models.zoo.spec import ModelSpec
 from common.wire.records import Groups
+from strategies.local.clipping import clipped
 from strategies.local.losses import loss_for
 from strategies.local.optimisation import optimizer_for
 from strategies.local.training import Examples, Exercise, Frozen, plain, train_epoch
@@ -25,15 +27,15 @@ from strategies.privacy.accounting import Accountant, Steps, epsilon_of, noise_m
 from strategies.privacy.gradients import (
     PrivateEpochs,
     clipped_sum,
-    gradients_by_image,
     losses_by_image,
     packs,
     rows_by_owner,
     secret_dropout,
 )
-from strategies.privacy.noise import Grid, seeded
+from strategies.privacy.image_gradients import gradients_by_image
+from strategies.privacy.noise import SHRUNK, Grid, seeded
 from strategies.privacy.protection import has_batch_norm, protection_of
-from strategies.privacy.updates import NoisyReply
+from strategies.privacy.updates import NoisyReply, shortened
 from strategies.registry import method_of
 from tests.federations import experiment, federation, given_weights
 
@@ -105,6 +107,30 @@ def test_no_gradient_is_longer_than_the_bound_in_whole_steps_of_the_grid(deviati
         squares = sum(int(step) ** 2 for total in totals for step in total.flatten().tolist())
         assert all(torch.equal(total, total.round()) for total in totals)
         assert squares <= (grid.longest / grid.step) ** 2
+
+
+@pytest.mark.parametrize("bound", [1e-6, 1e6])
+@pytest.mark.parametrize("noise_multiplier", [1e-3, 0.6, 1e6])
+@pytest.mark.parametrize("numbers", [1, 7_000, 400_000])
+def test_what_is_clipped_to_the_smallest_and_largest_bound_is_no_longer(
+    bound: float, noise_multiplier: float, numbers: int
+) -> None:
+    """All numbers alike: then rounding makes all of them longer, or none."""
+    grid = Grid(noise_multiplier * bound, bound)
+    for size in (1e-30, 1e-6, 1.0, 1e30):
+        values = torch.full((1, numbers), size)
+        (total,) = clipped_sum([values], grid)
+        assert float(total.norm()) * grid.step <= bound
+        update = clipped(Groups(values[0].numpy()), bound * SHRUNK)
+        assert np.linalg.norm(update.trunk.astype(np.float64)) <= bound  # type: ignore[union-attr]
+        assert np.linalg.norm(shortened({"one": values[0].numpy()}, bound * SHRUNK)["one"].astype(np.float64)) <= bound
+
+
+@pytest.mark.parametrize("name", ["max_grad_norm", "max_update_norm", "max_statistics_norm"])
+@pytest.mark.parametrize("bound", [1.69e-43, 5.7e-38, 9e-7, 1.1e6, 1e30])
+def test_bounds_at_which_rounding_would_count_are_refused(name: str, bound: float) -> None:
+    with pytest.raises(ValidationError, match=name):
+        PrivacySection.model_validate({"level": "patient", "noise_multiplier": 1.0, name: bound})
 
 
 def test_the_sum_does_not_depend_on_the_order_of_the_images() -> None:

@@ -34,9 +34,9 @@ def rows_that_stayed(run: Path) -> list[str]:
 def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_the_wire(
     tmp_path: Path, monkeypatch: Any
 ) -> None:
-    federation(tmp_path, *ONE_ROUND, "method.weighting=samples", out="plain")
+    federation(tmp_path, *ONE_ROUND, out="plain")
     traffic = overheard(monkeypatch)
-    federation(tmp_path, *ONE_ROUND, "method.weighting=samples", MASKED, out="masked")
+    federation(tmp_path, *ONE_ROUND, MASKED, out="masked")
 
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     assert len(replies) == len(of_type(traffic.up, "query.masked_update")) == 3
@@ -92,8 +92,10 @@ def test_a_method_that_needs_more_than_sums_is_refused_with_the_reason(
 @pytest.mark.parametrize(
     "method", ["surgical", "fedprox", "partial_loss", "vanilla", "pfl", "fedsld", *sorted(FULL_COVERAGE)]
 )
-def test_averaging_methods_can_do_with_sums(method: str) -> None:
-    assert contradictions(method_named(method, {})) == []
+def test_averaging_methods_can_do_with_sums_of_sites_that_count_alike(method: str) -> None:
+    assert contradictions(method_named(method, {"weighting": "uniform"})) == []
+    (fault,) = contradictions(method_named(method, {"weighting": "samples"}))
+    assert (fault.where, fault.remedy) == ("method.weighting", 'Set method.weighting = "uniform".')
 
 
 def test_ray_is_refused_as_its_sites_keep_nothing_in_memory(tmp_path: Path) -> None:

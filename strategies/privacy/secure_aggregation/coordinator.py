@@ -20,7 +20,6 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.aggregation.mean import running_sum
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
@@ -44,7 +43,6 @@ class SumRequest:
     """What is summed.
 
     Attributes:
-        weights: Site -> plain weight.
         rows: Site -> classes whose rows it must send, sorted.
         classes: All rows of the sum, sorted.
         shares: The noise that the sites add together; None for none.
@@ -52,7 +50,6 @@ class SumRequest:
 
     run: str
     round: int
-    weights: Mapping[str, float]
     rows: Mapping[str, tuple[str, ...]]
     classes: tuple[str, ...]
     layout: SegmentLayout
@@ -66,8 +63,9 @@ class UnmaskedSum:
 
     Attributes:
         asked: What was to be summed.
-        vector: Of numbers times parts, over the body and all rows; rows that are not opened are zero.
-        parts: Survivor -> its part of all weights that were asked for.
+        vector: Of updates divided by ``divisor``, over the body and all rows; rows that are not opened are zero.
+        survivors: The sites whose updates are in it, sorted.
+        divisor: How many sites were asked in the round's first attempt.
         rows: Class -> survivors that own it, for the rows that are opened.
         closed: Rows that too few sites were left in, which do not want them opened.
         integers: The sum before it was turned into numbers.
@@ -75,7 +73,8 @@ class UnmaskedSum:
 
     asked: SumRequest
     vector: NDArray[np.float64]
-    parts: Mapping[str, float]
+    survivors: tuple[str, ...]
+    divisor: int
     rows: Mapping[str, tuple[str, ...]]
     closed: tuple[str, ...]
     integers: Integers
@@ -89,6 +88,7 @@ class Summing:
     ask: Ask
     _statements: dict[str, Statement] = field(default_factory=dict)
     _members: tuple[str, ...] = ()
+    _divisor: int = 0
 
     def opened(self) -> UnmaskedSum:
         """Go through all stages.
@@ -111,12 +111,14 @@ class Summing:
     def _keys(self) -> SharesRequest:
         """Have the sites state their keys: those of an earlier attempt at this round, if there was one."""
         asked = self.asked
-        self._members = tuple(sorted(asked.weights))
+        self._members = tuple(sorted(asked.rows))
+        self._divisor = len(self._members)
         answers = self._stated()
-        earlier = sorted({one.members for one in self._statements.values() if one.members != self._members})
+        now = self._members, self._divisor
+        earlier = {(one.members, one.divisor) for one in self._statements.values()} - {now}
         if earlier:
-            self._members = earlier[0]
-            if missing := sorted(set(self._members) - set(asked.weights)):
+            self._members, self._divisor = min(earlier)
+            if missing := sorted(set(self._members) - set(asked.rows)):
                 problem = f"this round, or one from the same model, was masked before, among {quoted(self._members)}"
                 raise MaskingFailed(
                     f"{problem}: it can be done again with the same sites, and lacks {quoted(missing)}."
@@ -135,7 +137,7 @@ class Summing:
     def _stated(self) -> dict[str, KeysAnswer]:
         """Ask the members for their keys; keep the statements that are what was asked for."""
         asked, answers = self.asked, dict[str, KeysAnswer]()
-        request = KeysRequest(asked.run, asked.round, self._members)
+        request = KeysRequest(asked.run, asked.round, self._members, self._divisor)
         self._statements = {}
         for site, answer in self.ask(dict.fromkeys(self._members, request), KeysAnswer, 2):
             try:
@@ -144,7 +146,7 @@ class Summing:
                 continue
             if (statement.run, statement.round, statement.site) != (asked.run, asked.round, site):
                 continue
-            if (statement.rows, statement.weight) == (asked.rows[site], asked.weights[site]):
+            if statement.rows == asked.rows[site]:
                 self._statements[site], answers[site] = statement, answer
         return answers
 
@@ -236,26 +238,20 @@ class Summing:
         unopened = [name for name in asked.classes if name not in rows]
         for place in asked.layout.places(asked.classes, unopened, body=False):
             total[place] = 0
-        weight = running_sum(asked.weights[site] for site in taking_part)
-        every = {site: asked.weights[site] / weight for site in taking_part}
-        parts = {site: every[site] for site in survivors}
-        return UnmaskedSum(asked, self._numbers(total, list(every.values())), parts, rows, tuple(sorted(closed)), total)
+        vector, sites = self._numbers(total), tuple(sorted(survivors))
+        return UnmaskedSum(asked, vector, sites, self._divisor, rows, tuple(sorted(closed)), total)
 
-    def _numbers(self, total: Integers, parts: list[float]) -> NDArray[np.float64]:
-        """The sum as it was before it was turned into integers.
-
-        Args:
-            parts: Of all that took part, survivors or not.
-        """
-        grid = self.asked.shares.grid(parts) if self.asked.shares else None
-        if not (grid.plausible(total) if grid else plausible(total, len(parts))):
+    def _numbers(self, total: Integers) -> NDArray[np.float64]:
+        """The sum as it was before it was turned into integers."""
+        grid = self.asked.shares.grid(self._divisor) if self.asked.shares else None
+        if not (grid.plausible(total) if grid else plausible(total, self._divisor)):
             raise MaskingFailed("the sum is not one of updates: a site's masks do not fit what it stated.")
         return grid.values(total) if grid else from_fixed_point(total, self.asked.largest)
 
     @property
     def _shares(self) -> int:
         """How many shares make a secret."""
-        return threshold(len(self._members))
+        return threshold(len(self._members), self.asked.shares.honest if self.asked.shares else 0)
 
     @property
     def _needed(self) -> int:

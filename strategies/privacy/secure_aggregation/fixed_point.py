@@ -1,9 +1,9 @@
 """Updates as integers modulo 2**32, whose sums are exact in any order.
 
-A site counts by its part p of the weights of all that take part, parts sum to one, and each number u of its update is
-cut to [-r, r] and becomes round(u * p * 2**30 / r). So no sum leaves [-2**30 - n/2, 2**30 + n/2] for n sites: what does
-is no sum of updates but what is left of a mask. The mean errs by at most r * n / 2**31, divided by the parts that
-survive.
+All sites count alike: weights that differ and are known would tell in a sum which part is whose. Of n sites each number
+u of an update is cut to [-r, r] and becomes round(u * 2**30 / (r * n)). So no sum leaves [-2**30 - n/2, 2**30 + n/2]:
+what does is no sum of updates but what is left of a mask. The mean errs by at most r * n / 2**31, divided by the part
+of the sites that survives.
 """
 
 import numpy as np
@@ -16,18 +16,18 @@ BLOCK = 2**16
 """Numbers turned at a time: half a megabyte in float64."""
 
 
-def fixed_point(update: NDArray[np.float32], part: float, largest: float) -> Integers:
+def fixed_point(update: NDArray[np.float32], divisor: int, largest: float) -> Integers:
     """An update's numbers as integers.
 
     Args:
-        part: Of all weights, from 0 to 1.
+        divisor: At least as many as there are sites.
         largest: r; numbers beyond are cut.
 
     Raises:
         ValueError: If a number is not finite.
     """
     result = np.empty(len(update), np.uint32)
-    factor = part * (ONE / largest)
+    factor = 1 / divisor * (ONE / largest)
     for start in range(0, len(update), BLOCK):
         block = update[start : start + BLOCK].astype(np.float64)
         if not np.isfinite(block).all():

@@ -34,11 +34,13 @@ class MaskedRound:
         members: The sites that masked together, sorted; empty before.
         opened: The sites whose sum this site helped to open, sorted; empty before.
         noise: What its share of distributed noise was drawn for; empty for none.
+        divisor: What its update was divided by; 0 before.
     """
 
     members: tuple[str, ...] = ()
     opened: tuple[str, ...] = ()
     noise: str = ""
+    divisor: int = 0
 
     def masking(self, members: Collection[str]) -> "MaskedRound":
         """The round, asked to be masked among these sites.
@@ -69,17 +71,18 @@ class MaskedRound:
             SecretsError: If that share has covered something else: what two shares of one round cover is told twice.
         """
         if self.noise not in ("", drawn_for):
-            raise SecretsError("this round was masked with noise before, for another request or by other weights")
+            raise SecretsError("this round was masked with noise before, for another request")
         return replace(self, noise=drawn_for)
 
 
-def fewest(members: int, cohort: int) -> int:
+def fewest(members: int, cohort: int, honest: int = 0) -> int:
     """How many of so many members must stay to the end.
 
     Args:
         cohort: Fewest sites whose sum a site helps to open.
+        honest: As :func:`threshold` has it.
     """
-    return max(threshold(members), cohort)
+    return max(threshold(members, honest), cohort)
 
 
 class MaskedRounds:
@@ -110,7 +113,8 @@ class MaskedRounds:
         for one in found:
             done = done.masking(one["members"]) if one.get("members") else done
             done = done.opening(one["opened"]) if one.get("opened") else done
-        return replace(done, noise=str(found[0].get("noise", "")))
+        divisors = [int(one.get("divisor") or len(one["members"])) for one in found if one.get("members")]
+        return replace(done, noise=str(found[0].get("noise", "")), divisor=next(iter(divisors), 0))
 
     def note(self, run: str, server_round: int, done: MaskedRound, start: str = "") -> None:
         """Write down what is about to be done.
@@ -122,7 +126,8 @@ class MaskedRounds:
             return
         path, before = self._path(run), self._rounds(run)
         starts = sorted({*before.get(str(server_round), {}).get("starts", ()), start} - {""})
-        noted = {"members": list(done.members), "opened": list(done.opened), "starts": starts, "noise": done.noise}
+        named = {"members": list(done.members), "opened": list(done.opened), "divisor": done.divisor}
+        noted = {**named, "starts": starts, "noise": done.noise}
         if before.get(str(server_round)) == noted:
             return
         if not path.exists():

@@ -13,7 +13,6 @@ Kamath, Steinke, NeurIPS 2020, theorem 4).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -40,22 +39,23 @@ class ShareGrid:
 
     Attributes:
         scale_bits: Binary logarithm of the standard deviation of one site's share, in steps of the grid.
-        steps: Of the grid, in one unit of an update times its site's part of the weights.
+        divisor: What each update is divided by.
+        steps: Of the grid, in one unit of an update so divided.
         limit: Beyond so many steps no number of a sum lies.
     """
 
     scale_bits: int
+    divisor: int
     steps: float
     limit: int
 
-    def masked_input(self, update: NDArray[np.float32], part: float, bits: BitStream) -> Integers:
+    def masked_input(self, update: NDArray[np.float32], bits: BitStream) -> Integers:
         """One site's addend before its masks: the update on the grid and a share of the noise.
 
         Args:
             update: At most as long as the bound.
-            part: Of all weights, from 0 to 1.
         """
-        truncated = np.trunc(update.astype(np.float64) * (part * self.steps)).astype(np.int64)
+        truncated = np.trunc(update.astype(np.float64) * (1 / self.divisor * self.steps)).astype(np.int64)
         noisy = truncated + discrete_gaussian(len(update), bits, self.scale_bits)
         return (noisy & 0xFFFFFFFF).astype(np.uint32)
 
@@ -83,21 +83,21 @@ class NoiseShares:
     noise_multiplier: float
     honest: int
 
-    def grid(self, parts: Sequence[float]) -> ShareGrid:
-        """The grid for sites with these parts of the weights: as fine as the range of the sum allows.
+    def grid(self, divisor: int) -> ShareGrid:
+        """The grid for so many sites, as fine as the range of the sum allows; updates lie up to twice the bound apart.
 
-        The site with the largest part moves the sum most: two of its updates lie up to twice the bound apart.
+        All sites of a round have the same, no matter who is lost: noise on a coarser one would hide an update less.
 
         Raises:
             SecretsError: If there is no room for the noise.
         """
-        deviation = self.noise_multiplier * 2 * self.bound * max(parts)
+        deviation = self.noise_multiplier * 2 * self.bound * (1 / divisor)
         in_shares = math.sqrt(self.honest) / deviation  # standard deviations of a share in one unit
-        needed = self.bound * in_shares + ROOM * math.sqrt(len(parts))
+        needed = self.bound * in_shares + ROOM * math.sqrt(divisor)
         bits = min(SCALE_BITS, math.ceil(math.log2(HALF_RANGE / needed)) - 1)
         if bits < LEAST_SCALE_BITS:
             raise SecretsError("a sum has no room for updates beside so little noise, or for so many sites")
-        return ShareGrid(bits, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + len(parts))
+        return ShareGrid(bits, divisor, in_shares * 2.0**bits, math.ceil(needed * 2.0**bits) + divisor)
 
 
 def shares_of(plan: Plan, method: Method) -> NoiseShares | None:

@@ -12,13 +12,18 @@ BODY = ""
 """Name of the segment that all sites share: trunk, batch normalisation, and the rows that all own."""
 
 
-def threshold(sites: int) -> int:
+def threshold(sites: int, honest: int = 0) -> int:
     """How many of so many sites must stay to the end, and how many shares make a secret: two thirds, rounded up.
 
     More than half of them, so that a coordinator that names different survivors to different sites gets the shares of
-    a site's key and of its own mask only with the help of a third of the sites.
+    a site's key and of its own mask only with the help of a third of the sites. Where all but ``honest`` may help it,
+    more: that help counts in both halves, so twice the shares have to exceed ``honest + 2 * (sites - honest)``.
+
+    Args:
+        honest: Of the sites, so many help the coordinator in nothing; 0 where nothing is promised about that.
     """
-    return -(-2 * sites // 3)
+    two_thirds = -(-2 * sites // 3)
+    return max(two_thirds, sites - -(-honest // 2) + 1) if honest else two_thirds
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from common.wire.bounds import MOST_IMAGES
-
 SIGNED_WITH = ec.ECDSA(hashes.SHA256())
 
 
@@ -26,7 +24,7 @@ class Statement(BaseModel):
             round where the site has masked it before.
         opened: The sites whose sum it helped to open in an earlier attempt; empty for none.
         cohort: Fewest sites whose sum it helps to open.
-        weight: Its plain weight in the mean.
+        divisor: What it divides its update by: how many sites were asked to mask together in the round's first attempt.
         plan: SHA-256 of what it was asked to do: plan, contract, and head rows where all sites have the same.
         model: SHA-256 of the trunk and batch normalisation that it started from.
         shared: SHA-256 by name of what it has in common with some sites only: the head rows that it started from.
@@ -43,7 +41,7 @@ class Statement(BaseModel):
     members: tuple[str, ...]
     opened: tuple[str, ...]
     cohort: int
-    weight: float
+    divisor: int
     plan: str
     model: str
     shared: dict[str, str]
@@ -56,8 +54,8 @@ class Statement(BaseModel):
     def _in_order(self) -> Self:
         if list(self.rows) != sorted(set(self.rows)):
             raise ValueError("rows must be sorted, once each")
-        if not 0 < self.weight <= MOST_IMAGES:
-            raise ValueError(f"the weight must be above 0 and at most {MOST_IMAGES:,}")
+        if not len(self.members) <= self.divisor:
+            raise ValueError("the divisor must be the number of members or more")
         if not all(re.fullmatch("[0-9a-f]{66}", key) for key in (self.sealing_key, self.masking_key)):
             raise ValueError("keys must be points of NIST P-256, compressed, in hexadecimal digits")
         return self
@@ -78,6 +76,8 @@ class Statement(BaseModel):
             return "trained by another plan"
         if other.model != self.model:
             return "trained from another model"
+        if other.divisor != self.divisor:
+            return "was asked to divide its update by another number"
         common = sorted(self.shared.keys() & other.shared.keys())
         return next((f"received another {name}" for name in common if self.shared[name] != other.shared[name]), "")
 

@@ -9,8 +9,8 @@ import hashlib
 import json
 import os
 from base64 import b64encode
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,7 +31,6 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.aggregation.mean import running_sum
 from strategies.privacy.discrete_gaussian import BitStream
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
@@ -92,7 +91,6 @@ class Terms:
     """The terms on which a site takes part.
 
     Attributes:
-        weight: Its plain weight in the mean.
         largest: Numbers of its update beyond are cut.
         alone: Whether rows that fewer sites of the round own than ``cohort`` may be opened.
         identity: None in simulation.
@@ -106,7 +104,6 @@ class Terms:
             else.
     """
 
-    weight: float
     largest: float
     alone: bool = False
     identity: Identity | None = None
@@ -137,6 +134,7 @@ class SiteRound:
         self._sealing, self._masking = new_key(), new_key()
         self._done = terms.masked.of(run, server_round, terms.asked.start)
         self._members: tuple[str, ...] = ()
+        self._divisor = 0
         self._statements: Mapping[str, Statement] = {}
         self._segments: tuple[Segment, ...] = ()
         self._own: dict[str, bytes] = {}  # segment -> secret of this site's own mask
@@ -207,6 +205,9 @@ class SiteRound:
         if self.site not in request.members:
             raise MaskingRefused(f"{self.site} is not among the sites that are to mask together.")
         self._members = self._done.members or tuple(sorted(set(request.members)))
+        self._divisor = self._done.divisor or request.divisor
+        if self._divisor < len(self._members) or threshold(self._divisor) > len(self._members):
+            raise MaskingRefused(f"of {self._divisor} sites, {len(self._members)} are too few to go on with.")
         self._refuse_too_few(len(self._members))
         statement = self._statement.written()
         identity = self._terms.identity
@@ -222,7 +223,7 @@ class SiteRound:
             members=self._members,
             opened=self._done.opened,
             cohort=self._terms.cohort,
-            weight=self._terms.weight,
+            divisor=self._divisor,
             plan=self._terms.asked.plan,
             model=self._terms.asked.model,
             shared=dict(self._terms.asked.shared),
@@ -240,7 +241,7 @@ class SiteRound:
         self._segments = segments_of({site: statement.rows for site, statement in self._statements.items()})
         own = [segment.name for segment in self._segments if self.site in segment.owners]
         self._own = {name: os.urandom(SECRET_BYTES) for name in own}
-        needed = threshold(len(self._members))
+        needed = threshold(len(self._members), self._honest)
         keys = shared(secret_of(self._masking), needed, len(sites))
         masks = {name: shared(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
@@ -297,32 +298,29 @@ class SiteRound:
         if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
             raise MaskingRefused("letters come from sites that stated no keys.")
         self._refuse_too_few(len(others) + 1)
-        letters = zip(request.senders, request.letters, strict=True)
-        self._letters |= {sender: self._opened(sender, letter) for sender, letter in letters}
         if self._update is None:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
             raise MaskingRefused(f"the update has {len(self._update)} numbers, not {request.numbers}.")
-        weights = [self._statements[site].weight for site in sorted({self.site, *others})]
-        parts = [weight / running_sum(weights) for weight in weights]
-        self._done = self._done.masking({self.site, *others})
+        letters = zip(request.senders, request.letters, strict=True)
+        self._letters |= {sender: self._opened(sender, letter) for sender, letter in letters}
+        self._done = replace(self._done.masking({self.site, *others}), divisor=self._divisor)
         if terms.shares is None:
-            vector = fixed_point(self._update, terms.weight / running_sum(weights), terms.largest)
+            vector = fixed_point(self._update, self._divisor, terms.largest)
         else:
-            vector = self._with_share(self._update, parts, terms.shares)
+            vector = self._with_share(self._update, terms.shares)
         self._note()
         self._update = None
         self._add_masks(vector, others)
         return MaskedAnswer(self.run, self.round, self.site, vector)
 
-    def _with_share(self, update: NDArray[np.float32], parts: Sequence[float], shares: NoiseShares) -> Integers:
+    def _with_share(self, update: NDArray[np.float32], shares: NoiseShares) -> Integers:
         """The update with this site's share of the noise; the same share if the same round is masked again."""
-        grid = shares.grid(parts)
-        part = dict(zip(self._done.members, parts, strict=True))[self.site]
-        covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, parts, vars(grid)]).encode())
+        grid = shares.grid(self._divisor)
+        covered = hashlib.sha256(json.dumps([self.run, self.round, self._done.members, vars(grid)]).encode())
         covered.update(update.tobytes())
         self._done = self._done.with_noise(covered.hexdigest())
-        return grid.masked_input(update, part, BitStream(self._terms.noise(covered.hexdigest())))
+        return grid.masked_input(update, BitStream(self._terms.noise(covered.hexdigest())))
 
     def _opened(self, sender: str, sealed: bytes) -> Letter:
         text = opened(sealed, self._sealing, self._statements[sender].sealing_key)
@@ -345,7 +343,7 @@ class SiteRound:
     # ------------------------------------------------------------------ unmasking
 
     def _reveal(self, request: RevealRequest) -> RevealAnswer:
-        survivors, took_part = set(request.survivors), set(self._letters)
+        survivors, took_part = set(request.survivors), set(self._done.members)
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
         self._refuse_too_few(len(survivors))
@@ -367,6 +365,11 @@ class SiteRound:
         self._forget()
         return answer
 
+    @property
+    def _honest(self) -> int:
+        """How many sites of a sum are promised to help the coordinator in nothing."""
+        return self._terms.shares.honest if self._terms.shares else 0
+
     def _note(self) -> None:
         self._terms.masked.note(self.run, self.round, self._done, self._terms.asked.start)
 
@@ -376,7 +379,7 @@ class SiteRound:
         self._answered.pop(MaskedAnswer)
 
     def _refuse_too_few(self, sites: int) -> None:
-        needed = fewest(len(self._members), self._terms.cohort)
+        needed = fewest(len(self._members), self._terms.cohort, self._honest)
         if sites < needed:
             raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {needed} are needed.")
 

@@ -41,8 +41,12 @@ def contradictions(method: Method) -> list[Fault]:
             method.parameters.compress_update != "float32"
         ),
     }
-    return [
+    found = [
         Fault("privacy.secure_aggregation", f"cannot be had with {method.name}: {reason}.", "Leave it out.")
         for reason, holds in reasons.items()
         if holds
     ]
+    if method.parameters.weighting != "uniform" and not found:
+        problem = "is needed where updates are masked: known weights that differ tell in a sum which part is whose."
+        found.append(Fault("method.weighting", f'"uniform" {problem}', 'Set method.weighting = "uniform".'))
+    return found

@@ -1,0 +1,191 @@
+"""The gradient of every image of a batch, in one pass, and whether it can be had.
+
+Opacus gives a row for each image where a layer sees a batch as one. Some networks take images apart first, so that a
+layer sees windows or patches of several images as its batch; some mix images. Then a row is not what one image changes,
+and to clip it would bound nothing. So a network is tried on random images before any of a hospital's goes through it.
+"""
+
+import contextlib
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from common.errors import BadInput, Fault
+from common.models.network import SplitNetwork
+
+SEED = 20_251_125
+NEAR = 1e-4
+"""How far rounding may move the gradient of an image, as a part of its length."""
+
+
+class _Copied(nn.Module):
+    """A layer in a form that Opacus 1.6 can take.
+
+    Its output may be overwritten, as some networks do: Opacus hands out a view that may not. Its input lies channels
+    first: of a convolution's input in another order Opacus takes the wrong pixels, without a word.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, values: Tensor) -> Tensor:
+        copied: Tensor = self.layer(values.contiguous()).clone()
+        return copied
+
+
+@contextlib.contextmanager
+def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
+    """Have every backward pass leave each image's gradient behind; yields the parameters that learn."""
+    from opacus.grad_sample import GradSampleModule
+
+    overwriting = [module for module in network.modules() if getattr(module, "inplace", False)]
+    learning = [
+        (parent, name, child)
+        for parent in network.modules()
+        for name, child in parent.named_children()
+        if any(parameter.requires_grad for parameter in child.parameters(recurse=False))
+    ]
+    for module in overwriting:
+        setattr(module, "inplace", False)  # noqa: B010 - torch's types do not know it
+    for parent, name, layer in learning:
+        setattr(parent, name, _Copied(layer))
+    hooked = GradSampleModule(network, loss_reduction="sum", strict=False)  # pixel statistics are buffers
+    try:
+        with warnings.catch_warnings():
+            # The first layer's input has no gradient, and needs none.
+            warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+            yield [parameter for parameter in network.parameters() if parameter.requires_grad]
+    finally:
+        hooked.to_standard_module()
+        for parent, name, layer in learning:
+            setattr(parent, name, layer)
+        for module in overwriting:
+            setattr(module, "inplace", True)  # noqa: B010
+
+
+def taken_gradients(parameter: nn.Parameter, images: int) -> Tensor:
+    """Each image's gradient of a parameter, ``(images, *its shape)``, and nothing left for the next batch.
+
+    Where a layer saw several windows of an image, one after the other, their gradients are added up.
+
+    Raises:
+        BadInput: If the layer's rows are no whole number an image.
+    """
+    rows: Tensor = parameter.grad_sample.float()  # type: ignore[attr-defined]
+    parameter.grad_sample = None  # type: ignore[attr-defined]
+    parameter.grad = None
+    if len(rows) == images:
+        return rows
+    if not len(rows) or len(rows) % images:
+        raise _mixed()
+    return rows.reshape(images, -1, *parameter.shape).sum(dim=1)
+
+
+_SEPARATE: WeakKeyDictionary[SplitNetwork, set[tuple[object, ...]]] = WeakKeyDictionary()
+"""What has been tried and found good in this process: images of a pack, their shape, the parameters that learn."""
+
+
+def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]) -> None:
+    """Try with random weights and images whether the gradient of an image follows from this image alone.
+
+    Neither the received weights nor any of the hospital's images take part: whether it is refused says nothing of them.
+
+    Args:
+        network: In training mode, with what does not learn frozen.
+        images: As many as go through it at a time.
+        shape: Of one image, ``(channels, height, width)``.
+
+    Raises:
+        BadInput: If it follows from other images too, or cannot be told from theirs.
+    """
+    learning = (name for name, parameter in network.named_parameters() if parameter.requires_grad)
+    tried = (images, tuple(shape), *learning)
+    if tried in _SEPARATE.get(network, ()):
+        return
+    device = next(network.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(SEED)
+        probe = _with_random_weights(network)
+        _try(probe, *(torch.randint(0, 256, (images, *shape), device=device).float() for _ in range(2)))
+    _SEPARATE.setdefault(network, set()).add(tried)
+
+
+def _with_random_weights(network: SplitNetwork) -> SplitNetwork:
+    """A copy without dropout that sees pixels in a usual scale.
+
+    Weights of 0, such as those of the last layer of a residual block at the start, would hide what lies behind them.
+    """
+    probe = copy.deepcopy(network)
+    probe.pixel_mean.fill_(127.5)
+    probe.pixel_std.fill_(64.0)
+    for module in probe.modules():
+        if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+            module.p = 0.0
+        elif isinstance(module, _BatchNorm):
+            module.reset_running_stats()
+    with torch.no_grad():
+        for name, parameter in probe.named_parameters():
+            drawn = torch.randn_like(parameter)
+            if parameter.dim() > 1:
+                parameter.copy_(drawn / math.sqrt(parameter[0].numel()))
+            else:
+                parameter.copy_(0.1 * drawn + (0 if name.endswith("bias") else 1))
+    return probe
+
+
+def _try(probe: SplitNetwork, first: Tensor, second: Tensor) -> None:
+    """Replace every image beside every other once, and see whether a gradient moves that should not.
+
+    Raises:
+        BadInput: If one does.
+    """
+    images = len(first)
+    numbers = torch.arange(images, device=first.device)
+    weights = torch.randn(images, len(probe.class_names), device=first.device)
+    with gradients_by_image(probe) as learning:
+        before = _gradients(probe, learning, first, weights)
+        # Of two numbers one bit differs: one of the two is kept and the other replaced, then the other way round.
+        for bit, value in itertools.product(range((images - 1).bit_length()), (0, 1)):
+            kept = (numbers >> bit) % 2 == value
+            mixed = torch.where(kept.view(-1, *[1] * (first.dim() - 1)), first, second)
+            after = _gradients(probe, learning, mixed, weights)
+            if not _alike([one[kept] for one in before], [one[kept] for one in after]):
+                raise _mixed()
+
+
+def _gradients(probe: SplitNetwork, learning: Sequence[nn.Parameter], images: Tensor, weights: Tensor) -> list[Tensor]:
+    """Each image's gradient of each parameter, flat.
+
+    Raises:
+        BadInput: If they do not add up to the gradient of the batch.
+    """
+    torch.manual_seed(SEED)  # the same, should the network draw
+    (probe(images) * weights).sum().backward()
+    wholes = [parameter.grad for parameter in learning]
+    found = [taken_gradients(parameter, len(images)) for parameter in learning]
+    sums = [rows.sum(dim=0)[None].flatten(1) for rows in found]
+    if not _alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
+        raise _mixed()
+    return [rows.flatten(1) for rows in found]
+
+
+def _alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    """Whether rows are finite and no further from one another than rounding brings them."""
+    lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
+    apart = torch.stack([(one - other).norm(dim=1) for one, other in zip(before, after, strict=True)])
+    allowed = NEAR * (lengths + 0.1 * lengths.square().sum(dim=0).sqrt())
+    return bool((apart <= allowed).all() and lengths.isfinite().all())
+
+
+def _mixed() -> BadInput:
+    problem = "mixes the images of a batch or takes them apart: what one image changes cannot be limited."
+    hint = 'Take a network that looks at each image by itself, or privacy.level = "update".'
+    return BadInput([Fault("model.architecture", problem, hint)])

@@ -1,0 +1,170 @@
+"""What one image can change in private training, in networks that do something with the batch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from common.config import TrainingSection
+from common.data.augmentation.spec import AugmentationSpec
+from common.errors import BadInput
+from common.models.network import SplitNetwork, build, train_mode
+from common.models.zoo.spec import ModelSpec
+from strategies.local.losses import loss_for
+from strategies.local.training import Examples, Exercise, Frozen, plain
+from strategies.privacy.gradients import PrivateEpochs, clipped_sum
+from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, taken_gradients
+from strategies.privacy.noise import Grid, seeded
+
+SIDE, CLASSES = 8, ("a", "b")
+BCE = loss_for("multi_label", "masked")
+
+
+class Windows(nn.Module):
+    """A dense layer that sees windows of several images as its batch."""
+
+    def __init__(self, windows_first: bool) -> None:
+        super().__init__()
+        self.windows_first = windows_first
+        self.dense = nn.Linear(16, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        windows = images.reshape(len(images), 4, 16)
+        ordered = windows.transpose(0, 1) if self.windows_first else windows
+        seen = torch.tanh(self.dense(ordered.reshape(-1, 16))).reshape(*ordered.shape[:2], 8)
+        return (seen.transpose(0, 1) if self.windows_first else seen).mean(dim=1)
+
+
+class Mixing(nn.Module):
+    """A dense layer, and something that one image gets from the others behind a gain that may be 0."""
+
+    def __init__(self, mixed: Callable[[Tensor], Tensor], gain: float) -> None:
+        super().__init__()
+        self.mixed, self.dense, self.gain = mixed, nn.Linear(64, 8), nn.Linear(8, 8, bias=False)
+        nn.init.constant_(self.gain.weight, gain)
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = torch.tanh(self.dense(images.flatten(1)))
+        return seen + self.gain(self.mixed(seen))
+
+
+def network(backbone: nn.Module) -> SplitNetwork:
+    spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, norm="group")
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.any():
+                parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
+    made = SplitNetwork(spec, CLASSES, backbone=backbone, neck=nn.Identity(), head=nn.Linear(8, 2))
+    made._prepared = lambda images: (images - 127.5) / 64  # type: ignore[method-assign]
+    train_mode(made)
+    return made
+
+
+def gradients(of: SplitNetwork, images: Tensor) -> list[Tensor]:
+    with gradients_by_image(of) as learning:
+        of(images).square().sum().backward()
+        return [taken_gradients(parameter, len(images)) for parameter in learning]
+
+
+def some(images: int, side: int = SIDE) -> Tensor:
+    return torch.randint(0, 256, (images, 1, side, side), generator=torch.Generator().manual_seed(1)).float()
+
+
+def influence(of: SplitNetwork, images: Tensor, bound: float) -> float:
+    """How far one image moves the clipped sum, in parts of the bound: the most of all images."""
+    grid, filled = Grid(0.0, bound), gradients(of, images)
+    whole = clipped_sum(filled, grid)
+    found = []
+    for left_out in range(len(images)):
+        other = images.clone()
+        other[left_out] = images[left_out - 1]  # a pack is filled up with repetitions that count for nothing
+        kept = [index for index in range(len(images)) if index != left_out]
+        less = clipped_sum([rows[kept] for rows in gradients(of, other)], grid)
+        apart = [(a - b).square().sum() for a, b in zip(whole, less, strict=True)]
+        found.append(float(torch.stack(apart).sum().sqrt()) * grid.step / bound)
+    return max(found)
+
+
+def test_windows_of_an_image_count_together() -> None:
+    of, images = network(Windows(windows_first=False)), some(5)
+    refuse_mixed_images(of, 5, (1, SIDE, SIDE))
+    for image, *rows in zip(images, *gradients(of, images), strict=True):
+        for alone, row in zip(gradients(of, image[None]), rows, strict=True):
+            torch.testing.assert_close(row, alone[0])
+    assert influence(of, images, 1e-3) <= 1.0
+
+
+@pytest.mark.parametrize(("name", "train"), [("timm:mobilevit_xxs", "last:12"), ("timm:tnt_s_patch16_224", "last:14")])
+def test_an_image_moves_the_sum_by_no_more_than_the_bound_where_its_parts_are_a_batch(name: str, train: str) -> None:
+    spec = ModelSpec(architecture=name, channels=1, image_size=64, norm="batch", train=train)
+    of, images = build(spec, CLASSES, 0), some(3, 64)
+    train_mode(of, frozen_batch_norm=True)
+    refuse_mixed_images(of, 3, (1, 64, 64))
+    assert influence(of, images, 1e-6) <= 1.0 + 1e-3  # rounding in the network
+
+
+def test_windows_in_another_order_are_refused() -> None:
+    of = network(Windows(windows_first=True))
+    assert influence(of, some(5), 1e-3) > 1.1  # what would leave otherwise
+    with pytest.raises(BadInput, match="what one image changes cannot be limited"):
+        refuse_mixed_images(of, 5, (1, SIDE, SIDE))
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        pytest.param(lambda seen: seen.mean(dim=0, keepdim=True).expand_as(seen), id="mean"),
+        pytest.param(lambda seen: seen.roll(1, dims=0), id="the image before"),
+        pytest.param(lambda seen: torch.softmax(seen @ seen.T, dim=1) @ seen, id="attention over the batch"),
+        pytest.param(lambda seen: seen.sort(dim=0).values, id="order"),
+        pytest.param(lambda seen: seen - seen.detach().mean(dim=0), id="a mean without gradient"),
+    ],
+)
+@pytest.mark.parametrize("gain", [0.0, 1.0])
+@pytest.mark.parametrize("images", [2, 3, 16])
+def test_a_network_that_mixes_images_is_refused_no_matter_what_it_was_sent(
+    mixed: Callable[[Tensor], Tensor], gain: float, images: int
+) -> None:
+    of = network(Mixing(mixed, gain))
+    with pytest.raises(BadInput, match="mixes the images of a batch"):
+        refuse_mixed_images(of, images, (1, SIDE, SIDE))
+
+
+def test_every_pair_of_images_is_tried() -> None:
+    for mixed_in, other in ((0, 11), (11, 0), (6, 7), (8, 15)):
+
+        def mixed(seen: Tensor, mixed_in: int = mixed_in, other: int = other) -> Tensor:
+            far = torch.zeros_like(seen)
+            far[other] = seen[mixed_in]
+            return far
+
+        with pytest.raises(BadInput, match="mixes the images"):
+            refuse_mixed_images(network(Mixing(mixed, 0.0)), 16, (1, SIDE, SIDE))
+
+
+def test_the_trial_leaves_network_and_random_numbers_as_they_were() -> None:
+    of = network(Mixing(torch.zeros_like, 1.0))
+    before, state = {name: value.clone() for name, value in of.state_dict().items()}, torch.get_rng_state()
+    refuse_mixed_images(of, 4, (1, SIDE, SIDE))
+    assert all(torch.equal(value, before[name]) for name, value in of.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in of.parameters())
+
+
+def test_private_training_of_such_a_network_ends_before_any_image_is_seen() -> None:
+    seen = list[Tensor]()
+
+    def mixed(values: Tensor) -> Tensor:
+        seen.append(values)
+        return values.roll(1, dims=0)
+
+    of = network(Mixing(mixed, 0.0))
+    images = Examples(torch.full((6, 1, SIDE, SIDE), 255, dtype=torch.uint8), torch.zeros(6, 2), torch.ones(2).bool())
+    what = Exercise(images, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
+    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, 6, seeded(3))
+    with pytest.raises(BadInput, match="mixes the images of a batch"):
+        epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
+    white = of.backbone.dense(torch.full((1, 64), 127.5 / 64)).tanh()  # type: ignore[operator,union-attr]
+    assert seen
+    assert not any(torch.isclose(values, white, atol=1e-3).all(dim=1).any() for values in seen)
