@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as in the Makefile: with two, each worker takes six times as long
+
 import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling

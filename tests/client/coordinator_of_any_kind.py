@@ -148,8 +148,7 @@ class AnyCoordinator:
         about = script.run, script.round
         for name in every:
             members = script.members.get(name, every)
-            fitting = len(every) if threshold(len(every)) <= len(members) else len(members)
-            request = KeysRequest(*about, members, script.divisors.get(name, fitting))
+            request = KeysRequest(*about, members, script.divisors.get(name, len(members)))
             answer = self._here.asked(name, "query.masking_keys", request, KeysAnswer)
             if answer is not None:
                 self._stated[name] = answer

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,7 +27,9 @@ from common.wire.secure_aggregation import (
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
 from strategies.privacy.secure_aggregation.crypto import add_mask, agreed, public_hex
 from strategies.privacy.secure_aggregation.fixed_point import ONE, cut, fixed_point, from_fixed_point
+from strategies.privacy.secure_aggregation.masked_rounds import MaskedRound, MaskedRounds, fewest
 from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, flat, segments_of, threshold
+from strategies.privacy.secure_aggregation.signed_keys import read_statement
 from strategies.privacy.secure_aggregation.site import Identity, MaskingRefused, SiteRound, Terms
 
 LAYOUT = SegmentLayout(trunk=5, norm=2, features=3)
@@ -181,6 +184,30 @@ def test_all_but_the_honest_sites_open_no_second_secret_of_a_site(sites: int, da
     assert min(first, honest - first) + siding < needed
     assert threshold(sites) <= needed <= sites
     assert needed <= max(threshold(sites), siding + honest // 2 + 1)  # and no more than it takes
+
+
+@pytest.mark.parametrize("first", range(2, 16))
+def test_a_later_attempt_with_fewer_sites_needs_no_fewer_shares(first: int) -> None:
+    """All but the honest side with the coordinator, which has named some of the honest as lost."""
+    for honest in range(2, first + 1):
+        siding, needed = first - honest, fewest(first, honest, honest)
+        for left in range(needed, first + 1):
+            told_both = left - siding  # each of them answers one of the two stories
+            assert told_both + 2 * siding < 2 * needed, (honest, left)
+
+
+def test_a_site_that_goes_on_with_fewer_counts_by_those_that_were_asked_first(tmp_path: Path) -> None:
+    names = NAMES[:6]
+    terms = replace(TERMS, masked=MaskedRounds(tmp_path, durable=False))
+    MaskedRounds(tmp_path, durable=False).note("run", 3, MaskedRound(names[:5], divisor=6))
+    site = SiteRound("run", 3, "ash", update_of(0, ()), terms)
+    stated = read_statement(site.keys(KeysRequest("run", 3, names[:5], 5)).statement)
+    assert (stated.members, stated.divisor) == (names[:5], 6)
+    others = {one: SiteRound("run", 3, one, update_of(1, ()), TERMS) for one in names[1:4]}
+    said = [one.keys(KeysRequest("run", 3, names[:5], 6)) for one in (site, *others.values())]
+    columns = [tuple(getattr(one, name) for one in said[1:]) for name in ("statement", "signature", "identity")]
+    with pytest.raises(MaskingRefused, match="3 of 5 sites are left, 4 are needed"):
+        others["birch"].shares(SharesRequest("run", 3, *columns))
 
 
 def test_hospitals_that_are_told_of_different_senders_divide_by_the_same() -> None:

@@ -38,7 +38,7 @@ def read_columns(path: Path, where: str) -> Columns:
     stop_on(missing_file(where, path))
     header, *rows = _rows_of(path, where)
     stop_on(_header_faults(path.name, where, header) or _form_faults(path.name, where, header, rows))
-    return {name: np.array([row[place] for row in rows], dtype=np.str_) for place, name in enumerate(header)}
+    return {name: np.array(cells, dtype=np.str_) for name, cells in zip(header, zip(*rows, strict=True), strict=True)}
 
 
 def _rows_of(path: Path, where: str) -> list[list[str]]:

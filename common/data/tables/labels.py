@@ -1,5 +1,7 @@
 """The table next to a folder of pictures: one row an image, with its file, labels, patient and part of the split."""
 
+import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from common.data.splits.patient_disjoint import (
     shared_patient_faults,
 )
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.system.files import is_file, missing_folder
+from common.system.files import missing_folder
 
 
 class Reader(Protocol):
@@ -118,7 +120,7 @@ def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
     Raises:
         BadInput: If a file is missing and ``spec.missing_files`` is "fault", or if no file is there at all.
     """
-    present = np.array([is_file(file) for file in table.files], dtype=np.bool_)
+    present = _are_files(table.files)
     there, absent = np.flatnonzero(present), np.flatnonzero(~present)
     missing = len(absent)
     if missing and (spec.missing_files == "fault" or not len(there)):
@@ -126,6 +128,33 @@ def with_files_only(table: LabelTable, spec: PictureSpec) -> LabelTable:
         problem += f"{quoted((table.files[row].name for row in absent), 5)}."
         raise BadInput([Fault("data.images", problem, 'Add them, or set missing_files = "ignore" to leave them out.')])
     return replace(table.rows(there), missing=missing)
+
+
+def _are_files(paths: Sequence[Path]) -> NDArray[np.bool_]:
+    """Which paths ``(n,)`` are files. Each folder is listed once: of a hundred thousand names none takes a call."""
+    listed, present = dict[str, frozenset[str]](), np.zeros(len(paths), np.bool_)
+    for row, path in enumerate(paths):
+        folder, name = os.path.split(path)
+        if folder not in listed:
+            listed[folder] = _files_in(folder)
+        present[row] = name in listed[folder]
+    return present
+
+
+def _files_in(folder: str) -> frozenset[str]:
+    """Names of the files in a folder, links to files included; none where it cannot be listed."""
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            return frozenset(entry.name for entry in entries if _is_file(entry))
+    except (OSError, ValueError):  # no such folder, or no name that one can have
+        return frozenset()
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link that leads in a circle
+        return False
 
 
 def folder_faults(spec: PictureSpec, base: Path) -> list[Fault]:

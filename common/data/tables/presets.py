@@ -69,10 +69,11 @@ def open_nih(spec: NihSpec, base: Path) -> LabelTable:
     """
     columns = _columns(spec, base, ("Image Index", "Finding Labels", "Patient ID", "View Position"))
     own_names = [_NIH_OWN_NAME.get(name, name) for name in NIH_CLASSES]
-    found = _files_by_name(base / spec.images)
+    folder = base / spec.images
+    found = _files_by_name(folder)
     names = columns["Image Index"]
     table = _table(
-        files=tuple(found.get(name, base / spec.images / name) for name in names),
+        files=tuple(found.get(name) or folder / name for name in names),
         labels=finding_matrix(columns["Finding Labels"], "|", own_names),
         class_names=NIH_CLASSES,
         patients=columns["Patient ID"],

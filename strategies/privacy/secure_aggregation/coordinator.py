@@ -22,8 +22,9 @@ from common.wire.secure_aggregation import (
 )
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
+from strategies.privacy.secure_aggregation.masked_rounds import fewest
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
-from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of, threshold
+from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of
 from strategies.privacy.secure_aggregation.signed_keys import Statement, StatementError, read_statement
 from strategies.privacy.secure_aggregation.site import may_open
 
@@ -196,12 +197,12 @@ class Summing:
         for segment in segments:
             if may_open(segment, set(survivors), self._statements):
                 for site in sorted(set(segment.owners) & set(survivors)):
-                    secret = combined(masks.get((site, segment.name), [])[: self._shares])
+                    secret = combined(masks.get((site, segment.name), [])[: self._needed])
                     places = layout.places(asked.classes, segment.classes, body=segment.body)
                     add_mask(total, places, secret, subtract=True)
         for gone in sorted(set(taking_part) - set(survivors)):
             stated = self._statements[gone]
-            key = key_of(combined(keys.get(gone, [])[: self._shares]), stated.masking_key)
+            key = key_of(combined(keys.get(gone, [])[: self._needed]), stated.masking_key)
             for site in survivors:
                 theirs = self._statements[site]
                 common = tuple(name for name in theirs.rows if name in stated.rows)
@@ -249,14 +250,10 @@ class Summing:
         return grid.values(total) if grid else from_fixed_point(total, self.asked.largest)
 
     @property
-    def _shares(self) -> int:
-        """How many shares make a secret."""
-        return threshold(len(self._members), self.asked.shares.honest if self.asked.shares else 0)
-
-    @property
     def _needed(self) -> int:
-        """How many sites must stay to the end: the shares of as many are needed, and no site opens a smaller sum."""
-        return max([self._shares, *(one.cohort for one in self._statements.values())])
+        """How many sites must stay to the end, and how many shares make each site's secrets."""
+        honest = self.asked.shares.honest if self.asked.shares else 0
+        return fewest(self._divisor, max((one.cohort for one in self._statements.values()), default=0), honest)
 
     def _refuse_fewer(self, sites: Iterable[str], needed: int, what: str) -> None:
         names = sorted(sites)

@@ -76,9 +76,10 @@ class MaskedRound:
 
 
 def fewest(members: int, cohort: int, honest: int = 0) -> int:
-    """How many of so many members must stay to the end.
+    """How many must stay to the end, and how many shares make a secret, where so many sites were asked first.
 
     Args:
+        members: Of the round's first attempt: a later one has fewer, of whom as many may side with the coordinator.
         cohort: Fewest sites whose sum a site helps to open.
         honest: As :func:`threshold` has it.
     """

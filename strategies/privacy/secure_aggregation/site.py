@@ -241,7 +241,7 @@ class SiteRound:
         self._segments = segments_of({site: statement.rows for site, statement in self._statements.items()})
         own = [segment.name for segment in self._segments if self.site in segment.owners]
         self._own = {name: os.urandom(SECRET_BYTES) for name in own}
-        needed = threshold(len(self._members), self._honest)
+        needed = self._needed
         keys = shared(secret_of(self._masking), needed, len(sites))
         masks = {name: shared(secret, needed, len(sites)) for name, secret in self._own.items()}
         letters = {
@@ -366,9 +366,10 @@ class SiteRound:
         return answer
 
     @property
-    def _honest(self) -> int:
-        """How many sites of a sum are promised to help the coordinator in nothing."""
-        return self._terms.shares.honest if self._terms.shares else 0
+    def _needed(self) -> int:
+        """How many sites must stay to the end, and how many shares make this site's secrets."""
+        honest = self._terms.shares.honest if self._terms.shares else 0
+        return fewest(self._divisor, self._terms.cohort, honest)
 
     def _note(self) -> None:
         self._terms.masked.note(self.run, self.round, self._done, self._terms.asked.start)
@@ -379,9 +380,8 @@ class SiteRound:
         self._answered.pop(MaskedAnswer)
 
     def _refuse_too_few(self, sites: int) -> None:
-        needed = fewest(len(self._members), self._terms.cohort, self._honest)
-        if sites < needed:
-            raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {needed} are needed.")
+        if sites < self._needed:
+            raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {self._needed} are needed.")
 
 
 def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:
