@@ -19,7 +19,6 @@ An image's loss is that of a batch of this image alone. Where some labels of a b
 entries otherwise than the mean over all known entries of the batch does, which no image may influence for another.
 """
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -29,12 +28,17 @@ from torch import Tensor, nn
 
 from common.data.augmentation.spec import AugmentationSpec
 from common.data.augmentation.weak import DRAWS, changed
-from common.errors import BadInput, Fault
 from common.models.network import SplitNetwork, train_mode
 from strategies.local.losses import Loss
 from strategies.local.training import Batch, Exercise, Losses
-from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, taken_gradients
+from strategies.privacy.image_gradients import (
+    gradients_by_image,
+    no_gradient_an_image,
+    refuse_mixed_images,
+    taken_gradients,
+)
 from strategies.privacy.noise import SHRUNK, Grid, NoiseSource
+from strategies.privacy.secret_draws import refused_draws, secret_dropout
 
 PACK = 16
 """Images that go through a network at a time; fewer where a batch has fewer."""
@@ -80,9 +84,11 @@ class PrivateEpochs:
         rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
         one = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
-        refuse_mixed_images(network, pack_size(exercise.spec.batch_size), one.shape[1:])
+        with refused_draws(device), secret_dropout(network, self.noise), no_gradient_an_image():
+            refuse_mixed_images(network, pack_size(exercise.spec.batch_size), one.shape[1:])
+            with gradients_by_image(network) as learning:
+                self._try(network, exercise, learning, generator)
         with refused_draws(device), secret_dropout(network, self.noise), gradients_by_image(network) as learning:
-            self._try(network, exercise, learning, generator)
             for step in range(self.steps):
                 drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
                 sums, losses[step] = self._sums(network, exercise, drawn, generator)
@@ -121,7 +127,7 @@ class PrivateEpochs:
         """Have a pack of zeros go through the network: one that fails on this fails no matter which images there are.
 
         Raises:
-            Exception: What the network raised.
+            Exception: What the network raised; :func:`no_gradient_an_image` makes a refusal of it.
         """
         examples = exercise.examples
         rows = torch.zeros(pack_size(exercise.spec.batch_size), dtype=torch.int64, device=examples.images.device)
@@ -235,54 +241,3 @@ def _sum_of_steps(gradients: Tensor, factors: Tensor, grid: Grid, *, all_finite:
     short = gradients * factors.view(-1, *[1] * (gradients.dim() - 1))
     # 0 times infinity is no number.
     return grid.steps_of(short if all_finite else short.nan_to_num(0.0, 0.0, 0.0)).sum(dim=0, dtype=torch.float64)
-
-
-class _SecretDropout(nn.Module):
-    """Dropout whose masks are drawn from a secret; of whole channels where the layer it stands for drops those."""
-
-    def __init__(self, rate: float, channels: bool, noise: NoiseSource) -> None:
-        super().__init__()
-        self.rate, self.channels, self.noise = rate, channels, noise
-
-    def forward(self, values: Tensor) -> Tensor:
-        if not self.training or self.rate == 0:
-            return values
-        shape = (*values.shape[:2], *[1] * (values.dim() - 2)) if self.channels else values.shape
-        kept = self.noise.uniform(shape, values.device) >= self.rate
-        return values * kept / max(1 - self.rate, 1e-12)
-
-
-@contextlib.contextmanager
-def secret_dropout(network: nn.Module, noise: NoiseSource) -> Iterator[None]:
-    """Have every dropout layer draw from the noise's source, not from torch's generator."""
-    found = [
-        (parent, name, layer)
-        for parent in network.modules()
-        for name, layer in parent.named_children()
-        if isinstance(layer, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d))
-    ]
-    for parent, name, layer in found:
-        secret = _SecretDropout(layer.p, not isinstance(layer, nn.Dropout), noise)
-        setattr(parent, name, secret.train(layer.training))
-    try:
-        yield
-    finally:
-        for parent, name, layer in found:
-            setattr(parent, name, layer)
-
-
-@contextlib.contextmanager
-def refused_draws(device: torch.device) -> Iterator[None]:
-    """Refuse what draws from torch's own generators meanwhile: functional dropout, stochastic depth.
-
-    Raises:
-        BadInput: If something did.
-    """
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    before = [generator.get_state() for generator in generators]
-    yield
-    if not all(torch.equal(state, generator.get_state()) for state, generator in zip(before, generators, strict=True)):
-        problem = "draws random numbers of its own in training, which follow from the run's seed, not from a secret."
-        raise BadInput([Fault("model.architecture", problem, "Take a network without stochastic depth.")])

@@ -9,8 +9,10 @@ import contextlib
 import copy
 import itertools
 import math
+import secrets
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -19,10 +21,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import BadInput, Fault
 from common.models.network import SplitNetwork
+from strategies.privacy.secret_draws import DROPOUT, SecretDropout
 
-SEED = 20_251_125
 NEAR = 1e-4
-"""How far rounding may move the gradient of an image, as a part of its length."""
+"""How far rounding may move a gradient, as a part of the longest of its parameter; 1e-6 was measured."""
+NEARLY_NOTHING = 1e-6
+"""The same as a part of an image's whole gradient: what is shorter can be rounding alone."""
+LEAST = 1e-10
+"""Of an image's whole gradient: a parameter whose is shorter was not tried."""
 
 
 class _Copied(nn.Module):
@@ -57,14 +63,18 @@ def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
         setattr(module, "inplace", False)  # noqa: B010 - torch's types do not know it
     for parent, name, layer in learning:
         setattr(parent, name, _Copied(layer))
-    hooked = GradSampleModule(network, loss_reduction="sum", strict=False)  # pixel statistics are buffers
+    hooked = None
     try:
+        hooked = GradSampleModule(network, loss_reduction="sum", strict=False)  # pixel statistics are buffers
         with warnings.catch_warnings():
             # The first layer's input has no gradient, and needs none.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+            # Attention in a layer that Opacus does not know is slow here, and right.
+            warnings.filterwarnings("ignore", "There is a performance drop because we have not yet", UserWarning)
             yield [parameter for parameter in network.parameters() if parameter.requires_grad]
     finally:
-        hooked.to_standard_module()
+        if hooked is not None:
+            hooked.to_standard_module()
         for parent, name, layer in learning:
             setattr(parent, name, layer)
         for module in overwriting:
@@ -97,6 +107,7 @@ def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]
     """Try with random weights and images whether the gradient of an image follows from this image alone.
 
     Neither the received weights nor any of the hospital's images take part: whether it is refused says nothing of them.
+    The weights of the trial are drawn anew each time, so that nobody can look for a plan which they do not suit.
 
     Args:
         network: In training mode, with what does not learn frozen.
@@ -112,9 +123,10 @@ def refuse_mixed_images(network: SplitNetwork, images: int, shape: Sequence[int]
         return
     device = next(network.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed := secrets.randbits(62))
         probe = _with_random_weights(network)
-        _try(probe, *(torch.randint(0, 256, (images, *shape), device=device).float() for _ in range(2)))
+        first, second = (torch.randint(0, 256, (images, *shape), device=device).float() for _ in range(2))
+        _try(probe, first, second, seed)
     _SEPARATE.setdefault(network, set()).add(tried)
 
 
@@ -127,10 +139,13 @@ def _with_random_weights(network: SplitNetwork) -> SplitNetwork:
     probe.pixel_mean.fill_(127.5)
     probe.pixel_std.fill_(64.0)
     for module in probe.modules():
-        if isinstance(module, (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)):
+        if isinstance(module, (*DROPOUT, SecretDropout)):
             module.p = 0.0
         elif isinstance(module, _BatchNorm):
             module.reset_running_stats()
+    for name, layer in probe.neck.named_children():
+        if isinstance(layer, nn.ReLU):
+            setattr(probe.neck, name, nn.LeakyReLU(0.5))  # in a narrow neck a closed unit would hide the backbone
     with torch.no_grad():
         for name, parameter in probe.named_parameters():
             drawn = torch.randn_like(parameter)
@@ -141,48 +156,77 @@ def _with_random_weights(network: SplitNetwork) -> SplitNetwork:
     return probe
 
 
-def _try(probe: SplitNetwork, first: Tensor, second: Tensor) -> None:
+def _try(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     """Replace every image beside every other once, and see whether a gradient moves that should not.
+
+    One image more has to make as many rows more in every layer as each of the others: a layer that sees a table and no
+    images may have as many rows as there are images.
 
     Raises:
         BadInput: If one does.
     """
     images = len(first)
     numbers = torch.arange(images, device=first.device)
-    weights = torch.randn(images, len(probe.class_names), device=first.device)
+    weights = torch.randn(images + 1, len(probe.class_names), device=first.device)
     with gradients_by_image(probe) as learning:
-        before = _gradients(probe, learning, first, weights)
+        gradients = partial(_gradients, probe, learning, seed=seed)
+        before = gradients(first, weights[:images])
+        _, longer = gradients(torch.cat([first, second[:1]]), weights)
+        if longer != before[1]:
+            raise _mixed()
         # Of two numbers one bit differs: one of the two is kept and the other replaced, then the other way round.
         for bit, value in itertools.product(range((images - 1).bit_length()), (0, 1)):
             kept = (numbers >> bit) % 2 == value
             mixed = torch.where(kept.view(-1, *[1] * (first.dim() - 1)), first, second)
-            after = _gradients(probe, learning, mixed, weights)
-            if not _alike([one[kept] for one in before], [one[kept] for one in after]):
+            after, _ = gradients(mixed, weights[:images])
+            if not _alike([one[kept] for one in before[0]], [one[kept] for one in after]):
                 raise _mixed()
 
 
-def _gradients(probe: SplitNetwork, learning: Sequence[nn.Parameter], images: Tensor, weights: Tensor) -> list[Tensor]:
-    """Each image's gradient of each parameter, flat.
+def _gradients(
+    probe: SplitNetwork, learning: Sequence[nn.Parameter], images: Tensor, weights: Tensor, *, seed: int
+) -> tuple[list[Tensor], list[float]]:
+    """Each image's gradient of each parameter, flat; and the rows an image of each layer.
 
     Raises:
         BadInput: If they do not add up to the gradient of the batch.
     """
-    torch.manual_seed(SEED)  # the same, should the network draw
+    torch.manual_seed(seed)  # the same, should the network draw
     (probe(images) * weights).sum().backward()
     wholes = [parameter.grad for parameter in learning]
+    rows = [len(parameter.grad_sample) / len(images) for parameter in learning]  # type: ignore[attr-defined]
     found = [taken_gradients(parameter, len(images)) for parameter in learning]
     sums = [rows.sum(dim=0)[None].flatten(1) for rows in found]
     if not _alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
         raise _mixed()
-    return [rows.flatten(1) for rows in found]
+    return [gradients.flatten(1) for gradients in found], rows
 
 
 def _alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    """Whether rows are finite and no further from one another than rounding brings them."""
+    """Whether rows are finite, there, and no further from one another than rounding brings them."""
     lengths = torch.stack([rows.norm(dim=1) for rows in before])  # (parameters, rows)
     apart = torch.stack([(one - other).norm(dim=1) for one, other in zip(before, after, strict=True)])
-    allowed = NEAR * (lengths + 0.1 * lengths.square().sum(dim=0).sqrt())
-    return bool((apart <= allowed).all() and lengths.isfinite().all())
+    longest, whole = lengths.max(dim=1, keepdim=True).values, lengths.square().sum(dim=0).sqrt()
+    near = apart <= NEAR * longest + NEARLY_NOTHING * whole
+    there = longest > LEAST * whole.max()
+    return bool(near.all() and there.all() and lengths.isfinite().all())
+
+
+@contextlib.contextmanager
+def no_gradient_an_image() -> Iterator[None]:
+    """Turn what a trial raises, in which no image of the hospital takes part, into a refusal of the plan.
+
+    Raises:
+        BadInput: If anything is raised.
+    """
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        problem = f"gives no gradient for each image: {type(error).__name__}: {error}".rstrip(".")
+        hint = 'Take another network, train less of it (model.train), or set privacy.level = "update".'
+        raise BadInput([Fault("model.architecture", f"{problem}.", hint)]) from error
 
 
 def _mixed() -> BadInput:

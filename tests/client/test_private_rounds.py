@@ -25,6 +25,7 @@ from client.training.private_round import ledger_of, private_evaluation, private
 from common.config import Plan
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
+from common.models.zoo.spec import ModelSpec
 from common.plugins import MODELS, offered, stamp_of
 from common.wire.records import TrainReply
 from common.wire.roll_call import RollCall
@@ -297,3 +298,29 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
         assert len(PrivacyBudgetLedger(tmp_path).entries) == answers
     with pytest.raises(BadInput, match="noise for 3 answers"):
         first_round(at, of)
+
+
+def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No image of the hospital takes part in the trial, so that it failed says nothing; a budget would be gone."""
+    at, of = private_site(tmp_path), stating(8.0, rounds=1)
+
+    def fails(*anything: Any) -> None:
+        raise AttributeError("no attribute 'weight'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("strategies.privacy.gradients.refuse_mixed_images", fails)
+        with pytest.raises(BadInput, match="gives no gradient for each image: AttributeError"):
+            first_round(at, of)
+    assert not PrivacyBudgetLedger(tmp_path).entries
+    first_round(at, of)
+    assert len(PrivacyBudgetLedger(tmp_path).entries) == 1
+
+
+@pytest.mark.parametrize("architecture", ["timm:test_vit", "timm:test_convnext"])
+def test_networks_with_layers_without_a_name_of_ours_train_privately(architecture: str, tmp_path: Path) -> None:
+    at, of = private_site(tmp_path), stating(8.0, rounds=1)
+    of = of.model_copy(update={"model": ModelSpec(architecture=architecture, channels=1, image_size=32, norm="batch")})
+    reply = private_round(at, request(of, beginning(of)))
+    assert any(array.any() for array in reply.update.named().values())

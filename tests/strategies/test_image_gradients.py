@@ -49,13 +49,26 @@ class Mixing(nn.Module):
         return seen + self.gain(self.mixed(seen))
 
 
-def network(backbone: nn.Module) -> SplitNetwork:
+class Table(nn.Module):
+    """A dense layer that sees a table of 15 rows and no image; what it makes of it is added to every image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense, self.of_table = nn.Linear(64, 8), nn.Linear(2, 8)
+
+    def forward(self, images: Tensor) -> Tensor:
+        table = self.of_table(torch.stack(torch.meshgrid(torch.arange(3.0), torch.arange(5.0), indexing="ij"), dim=-1))
+        return torch.tanh(self.dense(images.flatten(1))) * table.flatten(0, 1).mean(dim=0)
+
+
+def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
     spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, norm="group")
     with torch.no_grad():
         for parameter in backbone.parameters():
             if parameter.any():
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
-    made = SplitNetwork(spec, CLASSES, backbone=backbone, neck=nn.Identity(), head=nn.Linear(8, 2))
+    width = 8 if neck is None else 1
+    made = SplitNetwork(spec, CLASSES, backbone=backbone, neck=neck or nn.Identity(), head=nn.Linear(width, 2))
     made._prepared = lambda images: (images - 127.5) / 64  # type: ignore[method-assign]
     train_mode(made)
     return made
@@ -131,6 +144,25 @@ def test_a_network_that_mixes_images_is_refused_no_matter_what_it_was_sent(
         refuse_mixed_images(of, images, (1, SIDE, SIDE))
 
 
+@pytest.mark.parametrize("images", [3, 5, 14, 15, 16])
+def test_a_layer_that_sees_no_images_is_refused_also_where_it_has_as_many_rows_as_there_are_images(images: int) -> None:
+    with pytest.raises(BadInput, match="mixes the images of a batch"):
+        refuse_mixed_images(network(Table()), images, (1, SIDE, SIDE))
+
+
+def test_a_narrow_neck_hides_no_mixing_behind_a_unit_that_is_closed() -> None:
+    for _ in range(30):  # with a closed unit in every second trial
+        neck = nn.Sequential(nn.Linear(8, 1), nn.ReLU())
+        with pytest.raises(BadInput, match="mixes the images of a batch"):
+            refuse_mixed_images(network(Mixing(lambda seen: seen.roll(1, dims=0), 0.0), neck), 3, (1, SIDE, SIDE))
+        refuse_mixed_images(network(Windows(windows_first=False), neck), 3, (1, SIDE, SIDE))
+
+
+def test_a_layer_without_any_gradient_in_the_trial_counts_as_not_tried() -> None:
+    with pytest.raises(BadInput, match="cannot be limited"):
+        refuse_mixed_images(network(Mixing(torch.zeros_like, 1.0)), 4, (1, SIDE, SIDE))
+
+
 def test_every_pair_of_images_is_tried() -> None:
     for mixed_in, other in ((0, 11), (11, 0), (6, 7), (8, 15)):
 
@@ -144,7 +176,7 @@ def test_every_pair_of_images_is_tried() -> None:
 
 
 def test_the_trial_leaves_network_and_random_numbers_as_they_were() -> None:
-    of = network(Mixing(torch.zeros_like, 1.0))
+    of = network(Windows(windows_first=False))
     before, state = {name: value.clone() for name, value in of.state_dict().items()}, torch.get_rng_state()
     refuse_mixed_images(of, 4, (1, SIDE, SIDE))
     assert all(torch.equal(value, before[name]) for name, value in of.state_dict().items())
