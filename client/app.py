@@ -9,7 +9,6 @@ from flwr.clientapp import ClientApp
 from client.benefit.compare import compare
 from client.gate.gate import gate
 from client.roll_call import answer
-from client.site.disclosure import refuse_few
 from client.site.site import Site
 from client.training.private_round import private_evaluation, private_round
 from client.training.secure_aggregation import Masks
@@ -43,15 +42,6 @@ def client_app(
             encode(work(site_of(context), decode(message.content, kind))), reply_to=message
         )
 
-    def of_enough(work: Callable[[Site, Any], Any]) -> Callable[[Site, Any], Any]:
-        """Work that a site with too few training patients does not do, whether or not the roll was called."""
-
-        def done(site: Site, request: Any) -> Any:
-            refuse_few(site.train, site.policy)
-            return work(site, request)
-
-        return done
-
     def train(site: Site, request: TrainRequest) -> TrainReply:
         return masks.held_back(site, request, private_round(site, request))
 
@@ -61,9 +51,9 @@ def client_app(
 
     app.query("roll_call")(answered(RollCall, answer))
     app.query("refusal")(answered(Refusal, note_refusal))
-    app.train()(answered(TrainRequest, of_enough(train)))
-    app.evaluate()(answered(EvaluateRequest, of_enough(private_evaluation)))
-    app.query("benefit")(answered(BenefitRequest, of_enough(compare)))
+    app.train()(answered(TrainRequest, train))
+    app.evaluate()(answered(EvaluateRequest, private_evaluation))
+    app.query("benefit")(answered(BenefitRequest, compare))
     app.query(STAGES[KeysRequest])(answered(KeysRequest, masks.keys))
     app.query(STAGES[SharesRequest])(answered(SharesRequest, masks.shares))
     app.query(STAGES[MaskedRequest])(answered(MaskedRequest, masks.masked))

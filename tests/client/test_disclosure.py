@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,10 +21,8 @@ from client.training.private_round import private_evaluation, private_round
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput
-from common.wire.codec import encode
 from common.wire.roll_call import UNKNOWN_COUNT, RollCall, RollCallAnswer
 from strategies.registry import STRATEGIES
-from tests.client.gates import asked
 from tests.client.rounds import beginning, evaluation, plan, request
 
 NAMES = ("a", "b", "c", "d")
@@ -92,16 +89,14 @@ def test_few_patients_are_no_site(tmp_path: Path) -> None:
         said(site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])))
 
 
-@pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_few_patients_answer_nothing_where_nobody_calls_the_roll(kind: str, tmp_path: Path) -> None:
+def test_few_patients_answer_nothing_where_nobody_calls_the_roll(tmp_path: Path) -> None:
     labels = np.array([[1.0]] * 6 + [[0.0]] * 6)
     at, of = site(tmp_path, image_set(labels, [f"p{row % 9}" for row in range(12)])), plan("surgical", {})
     first = beginning(of, NAMES[:1])
-    TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
-    what = request(of, first) if kind == "train" else evaluation(of, first, 1, 0, -1)
-    reply = asked(at, kind, encode(what))
-    assert reply.has_error()
-    assert "fewer than 10 patients" in reply.error.reason
+    with pytest.raises(BadInput, match="fewer than 10 patients"):
+        private_round(at, request(of, first))
+    with pytest.raises(BadInput, match="fewer than 10 patients"):
+        private_evaluation(at, evaluation(of, first, 1, 0, -1))
 
 
 def test_counts_are_rounded_down_and_the_site_weighs_by_what_it_said(tmp_path: Path) -> None:
