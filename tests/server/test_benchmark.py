@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from server.analysis.benchmark.results import BenchmarkResult, rates_of, result_
 from server.analysis.benchmark.spec import FormPlan, Planned
 from server.reporting.benchmark_text import as_markdown
 from server.reporting.pages.benchmark import write_benchmark_report
-from server.simulation.grids.benchmark import Wish, all_runs, estimate, run_benchmark, wanted_runs
+from server.simulation.grids.benchmark import Wish, all_runs, estimate, lines_by_block, run_benchmark, wanted_runs
 from server.simulation.trial import Cell
 from strategies.registry import STRATEGIES, method_of
 
@@ -154,6 +155,24 @@ def made_up(without: int = 0) -> tuple[FormPlan, Mapping[str, ResultLine]]:
 def page(without: int = 0) -> BenchmarkResult:
     plan, lines = made_up(without)
     return result_of(plan, "small", lines, wanted_runs(plan))
+
+
+def test_a_run_whose_settings_two_patterns_share_stands_in_both() -> None:
+    """With all labels at all sites the two patterns of seven sites are one."""
+    whole = FormPlan.of(FOLDER, "published")
+    methods = [one for one in whole.benchmark.methods if one.label == "fedavg"]
+    blocks = [block for block in whole.form.blocks if block[0] == "composites" and block[1].endswith("7")]
+    benchmark = whole.benchmark.model_copy(update={"methods": methods})
+    plan = replace(whole, benchmark=benchmark, form=whole.form.model_copy(update={"blocks": blocks}))
+    lines = dict[str, ResultLine]()
+    for _ in range(2):  # the learning rates first
+        for run in all_runs(plan, list(lines.values())):
+            names = ("key", "data", "pattern", "method", "lr", "seed", "tuning")
+            lines.setdefault(run.key, a_line(**{name: getattr(run, name) for name in names}))
+    found = lines_by_block(plan, lines)
+    assert [pattern for _, pattern in blocks] == ["one7", "drawn7"]
+    assert (len(lines), len(found)) == (wanted_runs(plan) - 3, wanted_runs(plan))
+    assert {line.pattern for line in found.values() if not line.tuning} == {"one7", "drawn7"}
 
 
 def test_a_class_with_fewer_than_thirty_test_positives_is_named_and_not_scored() -> None:

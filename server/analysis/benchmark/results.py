@@ -123,7 +123,7 @@ def result_of(plan: FormPlan, form: str, lines: Mapping[str, ResultLine], wanted
     """Everything that the lines say, as far as they go.
 
     Args:
-        lines: Finished runs of this plan, by key.
+        lines: Finished runs of this plan, by block and key.
         wanted: Number of runs of the whole plan.
     """
     blocks = [_block(plan, block, lines.values()) for block in plan.form.blocks]

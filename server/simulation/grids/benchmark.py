@@ -4,7 +4,7 @@ import fcntl
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -74,12 +74,23 @@ def run_benchmark(wish: Wish, console: Console) -> BenchmarkResult:
 def write_pages(plan: FormPlan, wish: Wish) -> BenchmarkResult:
     """Write the page of what is there, in both forms."""
     lines = read_lines(wish.results)
-    wanted = list(all_runs(plan, lines.values()))
-    found = {run.key: lines[run.key] for run in wanted if run.key in lines}
+    found = lines_by_block(plan, lines)
     result = result_of(plan, wish.form, found, wanted_runs(plan))
     (wish.out / "benchmark.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
     write_benchmark_report(result, wish.out / "report.html")
     return result
+
+
+def lines_by_block(plan: FormPlan, lines: Mapping[str, ResultLine]) -> dict[str, ResultLine]:
+    """The finished runs of the plan, by block and key.
+
+    One run stands in every block that has its settings: with all labels at all sites some patterns are the same.
+    """
+    return {
+        f"{run.pattern} {run.key}": lines[run.key].model_copy(update={"pattern": run.pattern})
+        for run in all_runs(plan, lines.values())
+        if run.key in lines
+    }
 
 
 def all_runs(plan: FormPlan, lines: Iterable[ResultLine]) -> Iterator[Planned]:
