@@ -386,5 +386,5 @@ def alone_in(state: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput([of_second(state)]) from None
-        remove_parts(state)
+        remove_parts(state, below=True)
         yield

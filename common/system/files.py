@@ -215,9 +215,13 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
-def remove_parts(folder: Path) -> None:
-    """Remove what processes that were killed while they wrote left in a folder; for a process that begins."""
-    for path in folder.glob(".*.part"):
+def remove_parts(folder: Path, *, below: bool = False) -> None:
+    """Remove what processes that were killed while they wrote left in a folder; for a process that begins.
+
+    Args:
+        below: In the folders below it too.
+    """
+    for path in folder.rglob(".*.part") if below else folder.glob(".*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", path.name)
         if writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists()):
             path.unlink(missing_ok=True)

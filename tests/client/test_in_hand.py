@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -39,7 +40,7 @@ import client.connection.service
 from client.connection.exit_codes import ExitCode, Refused
 from client.connection.fleet_client import expired
 from client.connection.pending_message import MAX_ATTEMPTS, InHand
-from client.connection.service import WAIT_S, Service
+from client.connection.service import WAIT_S, Service, alone_in
 from client.connection.status import Status
 from client.site.init import prepare
 from client.site.settings import open_site, read_settings
@@ -405,3 +406,15 @@ def test_a_line_that_breaks_three_times_while_a_message_is_fetched_does_not_cost
     (reply,) = hospital.desk.replies
     assert not reply.has_error()
     assert hospital.begun == 1
+
+
+def test_what_a_killed_process_left_half_written_is_gone_at_the_next_start_in_every_folder(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    left = [state / folder / f".a.json.{2**22 + 1}-7.part" for folder in ("", "questions", "memory/run", "privacy")]
+    being_written = state / "masked" / f".a.json.{os.getppid()}-7.part"
+    for path in (*left, being_written):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"half")
+    with alone_in(state):
+        assert not any(path.exists() for path in left)  # no process can have this number
+        assert being_written.exists()
