@@ -1,6 +1,6 @@
 """A site's answer to the roll call: who it is, what it annotates, how much it has."""
 
-from client.site.disclosure import patients_in, refuse_few, told_count
+from client.site.disclosure import patients_in, told_count
 from client.site.last_plan import remember
 from client.site.site import Site
 from client.training.network_cache import empty_network
@@ -16,7 +16,7 @@ def answer(site: Site, call: RollCall) -> RollCallAnswer:
     """Say who the site is, what it annotates and how many images it has."""
     plan = Plan.model_validate_json(call.plan)
     method = method_of(plan)
-    refuse_few(site.train, site.policy)
+    site.refuse_few()
     refuse_unaffordable(site, plan, method)
     if site.durable:
         remember(site.folder, call.plan)

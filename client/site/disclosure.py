@@ -107,16 +107,11 @@ def tells_of(images: ImageSet, policy: Policy) -> bool:
     return not len(images) or not policy.smallest_count or patients_in(images) >= policy.smallest_count
 
 
-def refuse_few(train: ImageSet, policy: Policy) -> None:
-    """Raise if the site as a whole is too small to take part: its update is about all of its patients.
-
-    Raises:
-        BadInput: Naming the threshold, not the number.
-    """
-    if not tells_of(train, policy):
-        problem = f"there are training images of fewer than {policy.smallest_count} patients, and the policy tells "
-        remedy = "A smaller smallest_count in its [policy] lets it take part."
-        raise BadInput([Fault("site.toml: policy.smallest_count", f"{problem}nothing of so few.", remedy)])
+def too_few_patients(policy: Policy) -> BadInput:
+    """The refusal of a site that is too small to take part; it names the threshold, not the number."""
+    problem = f"there are training images of fewer than {policy.smallest_count} patients, and the policy tells "
+    remedy = "A smaller smallest_count in its [policy] lets it take part."
+    return BadInput([Fault("site.toml: policy.smallest_count", f"{problem}nothing of so few.", remedy)])
 
 
 def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) -> Few:

@@ -16,6 +16,7 @@ from client.site.disclosure import (
     showing_hidden_alone,
     tells_of,
     told_count,
+    too_few_patients,
     without_labels,
 )
 from client.site.frozen_parts import FrozenParts
@@ -134,6 +135,15 @@ class Site:
             return None
         emptied = np.asarray(np.isnan(labelled.labels).all(axis=1) & ~np.isnan(self.train.labels).all(axis=1))
         return np.flatnonzero(~emptied) if emptied.any() and not emptied.all() else None
+
+    def refuse_few(self) -> None:
+        """Raise if the site as a whole is too small to take part: its update is about all of its patients.
+
+        Raises:
+            BadInput: Naming the threshold, not the number.
+        """
+        if not self.tells("train"):
+            raise too_few_patients(self.policy)
 
     def tells(self, part: str) -> bool:
         """Whether anything is reported about one part of its data as a whole: not if it is of few patients."""

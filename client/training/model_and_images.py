@@ -4,7 +4,6 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from client.site.disclosure import refuse_few
 from client.site.site import Site
 from client.site.site_state import Memory, MemoryFolder
 from client.training.features import NetworkOnFeatures, features_of, trains_on_features
@@ -71,7 +70,7 @@ def unpack(site: Site, request: Request) -> Work:
         WireError: If the request's head rows are not those that this site holds in this method, or the frozen part of
             the model is missing or another one than the plan names.
     """
-    refuse_few(site.train, site.policy)
+    site.refuse_few()
     plan = Plan.model_validate_json(request.plan)
     method, own = method_of(plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:

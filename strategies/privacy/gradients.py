@@ -84,20 +84,21 @@ class PrivateEpochs:
         rows = rows_by_owner(torch.arange(len(exercise.examples)) if self.owners is None else self.owners)
         device = next(network.parameters()).device
         one = exercise.examples.images[torch.zeros(1, dtype=torch.int64)]
-        with refused_draws(device), secret_dropout(network, self.noise), no_gradient_an_image():
-            refuse_mixed_images(network, pack_size(exercise.spec.batch_size), one.shape[1:])
-            with gradients_by_image(network) as learning:
-                self._try(network, exercise, learning, generator)
-        with refused_draws(device), secret_dropout(network, self.noise), gradients_by_image(network) as learning:
-            for step in range(self.steps):
-                drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
-                sums, losses[step] = self._sums(network, exercise, drawn, generator)
-                optimizer.zero_grad(set_to_none=True)
-                for parameter, total in zip(learning, sums, strict=True):
-                    noisy = self._grid.released(total, self.noise)
-                    # Like the parameter in memory too: a fused step reads both as they lie there.
-                    parameter.grad = torch.empty_like(parameter).copy_(noisy / self.expected)
-                optimizer.step()
+        with secret_dropout(network, self.noise):
+            with no_gradient_an_image():
+                refuse_mixed_images(network, pack_size(exercise.spec.batch_size), one.shape[1:])
+            with refused_draws(device), gradients_by_image(network) as learning:
+                with no_gradient_an_image(), refused_draws(device):  # before any image is seen
+                    self._try(network, exercise, learning, generator)
+                for step in range(self.steps):
+                    drawn = [rows[number] for number in self.noise.drawn(len(rows), self.sample_rate).tolist()]
+                    sums, losses[step] = self._sums(network, exercise, drawn, generator)
+                    optimizer.zero_grad(set_to_none=True)
+                    for parameter, total in zip(learning, sums, strict=True):
+                        noisy = self._grid.released(total, self.noise)
+                        # Like the parameter in memory too: a fused step reads both as they lie there.
+                        parameter.grad = torch.empty_like(parameter).copy_(noisy / self.expected)
+                    optimizer.step()
         return losses
 
     @property

@@ -196,7 +196,7 @@ def _gradients(
     wholes = [parameter.grad for parameter in learning]
     rows = [len(parameter.grad_sample) / len(images) for parameter in learning]  # type: ignore[attr-defined]
     found = [taken_gradients(parameter, len(images)) for parameter in learning]
-    sums = [rows.sum(dim=0)[None].flatten(1) for rows in found]
+    sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in found]
     if not _alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
         raise _mixed()
     return [gradients.flatten(1) for gradients in found], rows
