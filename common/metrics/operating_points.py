@@ -57,7 +57,8 @@ def _points(validation: ScoreHistogram, test: ScoreHistogram, sensitivity: float
     # Whole numbers: sums of two shares that are equal must compare equal.
     above_chance = found * chosen_on[1] - alarms * chosen_on[0]
     youden = _middle_of_widest(above_chance)
-    target = int(np.flatnonzero(found >= sensitivity * chosen_on[0])[-1])
+    # Divided, not multiplied: 55 of 100 is 0.55, but 0.55 * 100 is a little more than 55.
+    target = int(np.flatnonzero(found / chosen_on[0] >= sensitivity)[-1])
     by_sensitivity = OperatingPoint(
         "sensitivity", sensitivity, float(EDGES[target]), chosen_on, pooled_decisions(test, target)
     )

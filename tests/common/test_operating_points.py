@@ -42,7 +42,7 @@ def test_both_rules_are_what_a_search_over_all_borders_finds(
         assert sum(own) == pytest.approx(best)
         assert youden.target is None
         assert youden.chosen_on == sensitive.chosen_on
-    enough = [edge for edge, pair in zip(EDGES, known, strict=True) if pair[0] >= target - 1e-12]
+    enough = [edge for edge, pair in zip(EDGES, known, strict=True) if pair[0] >= target]
     assert sensitive.threshold == max(enough)
     assert sensitive.target == target
     assert sensitive.chosen_on == (int((chosen[1] == 1).sum()), int((chosen[1] == 0).sum()))
@@ -54,6 +54,18 @@ def _shares(scores: Values, labels: Values, threshold: float) -> tuple[float, fl
         return None
     above = scores > threshold
     return float(above[labels == 1].mean()), float((~above)[labels == 0].mean())
+
+
+@given(st.integers(1, 400), st.data())
+def test_a_target_that_some_images_reach_exactly_is_reached(positives: int, data: st.DataObject) -> None:
+    share = data.draw(st.integers(1, positives)) / positives
+    scores = np.arange(1, 2 * positives + 1) / (2 * positives + 1)
+    labels = np.repeat([0.0, 1.0], positives)
+    histograms = {"a": score_histogram(scores, labels)}
+    point = operating_points(histograms, histograms, share)["a"][-1]
+    reached = [edge for edge in EDGES if (scores[positives:] > edge).mean() >= share]
+    assert point.rule == "sensitivity"
+    assert point.threshold == max(reached)
 
 
 @given(st.integers(0, 10**6), st.floats(0, 4))
