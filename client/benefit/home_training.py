@@ -101,6 +101,8 @@ class HomeTraining:
     def _name(self) -> str:
         """A name for exactly this training, so that one that was interrupted goes on, and no other."""
         digest = hashlib.sha256(self.plan.model_dump_json().encode())
+        # Which labels it learns: with hidden ones where no figure leaves, without where some do.
+        digest.update(np.isnan(self.site.train.labels).tobytes())
         for name, array in sorted(self.beginning.named().items()):
             digest.update(name.encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()[:32]

@@ -18,6 +18,7 @@ from client.site.disclosure import told_count
 from client.site.site import Site
 from client.site.told_figures import MOST_OF_ONE, most_of_one, noise_on_score, on_steps, share_of_one, step_for
 from client.training.told_validation import groups_sha256
+from common.config import Plan
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
 from common.metrics.bootstrap import Estimate, score_interval
 from common.metrics.curves import NORMAL_95
@@ -50,9 +51,15 @@ def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> 
 
 
 def _question(request: BenefitRequest) -> str:
-    """All that the figures are a function of beside the site's images."""
+    """All that the figures are a function of beside the site's images.
+
+    It is the plan and not its text, without what may change when a run goes on: the same question has the same noise,
+    no matter how it is written, or the noise could be averaged out.
+    """
+    plan = Plan.model_validate_json(request.plan).model_dump(mode="json")
+    asked = plan | {"run": {name: value for name, value in plan["run"].items() if name not in ("name", "rounds")}}
     hashes = groups_sha256(request.model), groups_sha256(request.initial)
-    return json.dumps([request.plan, request.epochs, request.class_names, *hashes])
+    return json.dumps([asked, request.epochs, request.class_names, *hashes], sort_keys=True)
 
 
 def _noisy(site: Site, found: Benefit, widths: Mapping[str, float], asked: str) -> Benefit:
@@ -101,9 +108,14 @@ def _reach(
 
 
 def _widths(site: Site, pairs: Mapping[str, tuple[int, int]]) -> dict[str, float]:
-    """How large the noise on each class's figure is."""
+    """How large the noise on each class's figure is.
+
+    A coordinator can make all models of a reply one, by a rate at which nothing is learned: the mean of their figures
+    is then as noisy as one figure of a test.
+    """
     images = min(most_of_one(site.test.patients), MOST_OF_ONE)
-    return {name: noise_on_score(*pair, images) for name, pair in pairs.items()}
+    wider = math.sqrt(len(MODELS))
+    return {name: wider * noise_on_score(*pair, images) for name, pair in pairs.items()}
 
 
 def _pairs(site: Site, found: Benefit) -> dict[str, tuple[int, int]]:

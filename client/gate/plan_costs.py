@@ -23,6 +23,8 @@ FLOAT32 = 4
 COPIES_AT_WORK = 5
 """Of the model, in memory while a site trains: as it came, as received, as trained, its gradient, its change."""
 ADAM_MOMENTS = 2
+GRADIENTS_AT_ONCE = 3
+"""Of each image of a pack, in private training: while a network is tried, those before and after, and half of both."""
 FILES_AT_ONCE = 2
 """A site's memory of a round lies beside that of the round before until that round has counted."""
 
@@ -146,8 +148,7 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
     narrow = training.precision != "float32" and (device == "cuda" or training.precision == "bf16")
     of_batch = batch * size.activations // (2 if narrow else 1)
     if private:
-        # a gradient an image; at "patient" also their sum for each patient
-        of_batch += batch * size.trained * FLOAT32 * (1 + (plan.privacy.level == "patient"))
+        of_batch += GRADIENTS_AT_ONCE * batch * size.trained * FLOAT32
     moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS
     frozen = size.parameters - size.trained
     return ((COPIES_AT_WORK + moments) * size.trained + frozen) * FLOAT32 + of_batch

@@ -127,17 +127,27 @@ class MemoryFolder:
             tell("it goes on as with a new disk, from what the coordinator sends")
             return Memory()
 
-    def note_settled(self, server_round: int) -> None:
-        """Note that the update of a round was opened in a sum, or its cost written down, and which memory it left."""
+    def note_settled(self, server_round: int, agreed: str = "") -> None:
+        """Note that the update of a round was opened in a sum, or its cost written down, and which memory it left.
+
+        Args:
+            agreed: What the sites of the sum had agreed on, as a hash.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._opened(server_round), self._digest(server_round), durable=self.durable)
+        noted = self._digest(server_round) + agreed.encode()
+        write_atomically(self._opened(server_round), noted, durable=self.durable)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
 
     def is_settled(self, server_round: int) -> bool:
         """Whether there is a memory of a round that was settled, and no later training wrote over it."""
+        return self.settled_as(server_round) is not None
+
+    def settled_as(self, server_round: int) -> str | None:
+        """What the sites of the sum had agreed on in which a round was opened; None where it is not settled."""
         opened, written = self._opened(server_round), self._digest(server_round)
-        return bool(written) and opened.exists() and opened.read_bytes() == written
+        noted = opened.read_bytes() if written and opened.exists() else b""
+        return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
     def _digest(self, server_round: int) -> bytes:
         """The SHA-256 that a memory begins with; empty where there is none."""

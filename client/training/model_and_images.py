@@ -67,8 +67,8 @@ def unpack(site: Site, request: Request) -> Work:
 
     Raises:
         BadInput: If the site has too few patients to take part.
-        WireError: If the request's head rows are not those that this site holds in this method, or the frozen part of
-            the model is missing or another one than the plan names.
+        WireError: If the request's head rows are not those that this site holds in this method, the frozen part of the
+            model is missing or another one than the plan names, or a covered round is to go on from itself.
     """
     site.refuse_few()
     plan = Plan.model_validate_json(request.plan)
@@ -77,6 +77,9 @@ def unpack(site: Site, request: Request) -> Work:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
     folder = site.memory(request.run)
     covered, trains = plan.privacy.covers, isinstance(request, TrainRequest)
+    if covered and trains and request.counted >= max(request.round, 1):
+        # Training writes over that memory, and no site could say afterwards which it went on from.
+        raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
     memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
     network = empty_network(plan.model, request.class_names, site.device)
     fill_frozen_part(network, site, request.frozen)

@@ -96,8 +96,9 @@ class Masks:
 
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Open the sum; only after that the site goes on from what this round left in its memory."""
-        answer = self._round(site).reveal(request)
-        site.memory(request.run).note_settled(request.round)
+        held = self._round(site)
+        answer = held.reveal(request)
+        site.memory(request.run).note_settled(request.round, held.agreed)
         return answer
 
     def _round(self, site: Site) -> SiteRound:
@@ -129,13 +130,14 @@ def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRou
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 
 
-def _past(site: Site, request: TrainRequest, method: Method) -> int:
-    """The round whose personal parts a site trained from, as sites compare it; 0 for none.
+def _past(site: Site, request: TrainRequest) -> str:
+    """What the sites agreed on in the round whose memory a site trained from, with their own past; empty for none.
 
-    With the same model the updates of others could vanish, whose parts are of another round.
+    With the same model the updates of others could vanish, whose parts are of another model. The number of the round is
+    not enough: of two attempts at it, each can be opened by other sites.
     """
-    folder = site.memory(request.run)
-    return request.counted if method.keeps_local_parts and folder.is_settled(request.counted) else 0
+    agreed = site.memory(request.run).settled_as(request.counted)
+    return "" if agreed is None else f"round {request.counted}: {agreed}"
 
 
 def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
@@ -145,7 +147,8 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
     sites compare those of the classes that both receive. What only one of them receives cannot be compared.
     """
     rows = request.class_names if method.traffic.rows == "all" else ()
-    plan = json.dumps([request.plan, request.contract, rows, _past(site, request, method)])
+    # By their names too: what a method does not find under its name could make a change of zero.
+    plan = json.dumps([request.plan, request.contract, rows, _past(site, request), sorted(request.statistics)])
     annotated = request.class_names if rows else site.declaration.canonical
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]

@@ -36,7 +36,7 @@ from common.wire.bounds import (
 )
 from common.wire.errors import WireError
 from common.wire.quantization import Form
-from common.wire.roll_call import PlanText, check_run
+from common.wire.roll_call import PlanText, check_rows, check_run
 
 Arrays = Mapping[str, NDArray[np.float32]]
 """A method's statistics by name, small arrays of any shape; NaN where there is nothing to say."""
@@ -157,6 +157,7 @@ class Request:
 
     def __post_init__(self) -> None:
         check_run(self.run)
+        check_rows(self.model.head, self.class_names)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """The records of the roll call, typed, frozen and checked when built: who a site is, and why it cannot take part."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from common.models.head import Head
 from common.wire.bounds import COUNT_OR_UNKNOWN, ClassNames, Count, Counts, Document, Name, Text, Words
 from common.wire.errors import WireError
 
@@ -19,6 +21,18 @@ PlanText = Annotated[str, Document(2**20)]
 def is_run(run: str) -> bool:
     """Whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere."""
     return re.fullmatch(r"\w[\w-]{0,63}", run) is not None
+
+
+def check_rows(head: Head | None, class_names: Sequence[str]) -> None:
+    """Raise unless a model's head has exactly the rows that a request names, in its order.
+
+    Under masks sites compare what they were sent, row by row: it has to be what they train from.
+
+    Raises:
+        WireError: If it has others.
+    """
+    if head is not None and tuple(head.class_names) != tuple(class_names):
+        raise WireError("the model's head has other rows, or in another order, than the request names.")
 
 
 def check_run(run: str) -> None:

@@ -43,7 +43,8 @@ def epsilon_of(taken: Sequence[Steps], delta: float, accountant: Accountant) -> 
         return math.inf
     safe = _epsilon(taken, delta, "rdp")
     beyond = safe > PRV_MOST_EPSILON or sum(steps.count for steps in taken) > PRV_MOST_STEPS
-    return safe if accountant == "rdp" or beyond else min(safe, _epsilon(taken, delta, "prv"))
+    found = safe if accountant == "rdp" or beyond else min(safe, _epsilon(taken, delta, "prv"))
+    return max(found, 0.0)  # with a large delta an accountant can come out below
 
 
 def _epsilon(taken: Sequence[Steps], delta: float, accountant: Accountant) -> float:

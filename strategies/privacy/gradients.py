@@ -120,6 +120,7 @@ class PrivateEpochs:
             losses, each = self._gradients(network, exercise, pack, learning, generator)
             loss += losses
             sums = [before + more for before, more in zip(sums, clipped_sum(each, self._grid), strict=True)]
+            del each  # before the next pack needs as much
         return sums, loss / max(images, 1)
 
     def _try(
@@ -147,23 +148,21 @@ class PrivateEpochs:
         learning: Sequence[nn.Parameter],
         generator: torch.Generator,
     ) -> tuple[float, list[Tensor]]:
-        """The losses of a pack added up, and the gradient of each of its owners, parameter by parameter."""
-        loss, each = 0.0, list[Tensor]()
-        rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(one) for one in pack]))
+        """The losses of a pack added up, and the gradient of each of its owners, parameter by parameter.
+
+        There are as many rows as a pack has images at most; those that are no owner's are 0. Memory must not follow
+        from how many owners a pack has: whether it suffices would say so, without noise.
+        """
         size = pack_size(exercise.spec.batch_size)
+        loss, each = 0.0, [torch.zeros_like(parameter).repeat(size, *[1] * parameter.dim()) for parameter in learning]
+        rows, owner = torch.cat(tuple(pack)), torch.repeat_interleave(torch.tensor([len(one) for one in pack]))
         for part, whose in zip(*(torch.split(one, size) for one in (rows, owner)), strict=True):
             filled = torch.cat([part, part[-1:].expand(size - len(part))])
             losses = self._losses(network, exercise, filled, generator)[: len(part)]
             losses.sum().backward()  # type: ignore[no-untyped-call]
             loss += float(losses.detach().sum())
-            taken = [taken_gradients(parameter, size)[: len(part)] for parameter in learning]
-            if len(rows) == len(pack):  # an image each
-                return loss, taken
-            each = each or [
-                torch.zeros_like(parameter).repeat(len(pack), *[1] * parameter.dim()) for parameter in learning
-            ]
-            for gradients, more in zip(each, taken, strict=True):
-                gradients.index_add_(0, whose.to(gradients.device), more)
+            for parameter, gradients in zip(learning, each, strict=True):
+                gradients.index_add_(0, whose.to(gradients.device), taken_gradients(parameter, size)[: len(part)])
         return loss, each
 
     def _losses(self, network: SplitNetwork, exercise: Exercise, rows: Tensor, generator: torch.Generator) -> Tensor:

@@ -3,6 +3,9 @@
 Opacus gives a row for each image where a layer sees a batch as one. Some networks take images apart first, so that a
 layer sees windows or patches of several images as its batch; some mix images. Then a row is not what one image changes,
 and to clip it would bound nothing. So a network is tried on random images before any of a hospital's goes through it.
+
+Nor may images share a dropout mask: with one patient more other images share it, and no clipping bounds that. Where a
+module has parameters beside its layers, Opacus has its whole forward pass run again for all images with one mask.
 """
 
 import contextlib
@@ -160,7 +163,7 @@ def _try(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     """Replace every image beside every other once, and see whether a gradient moves that should not.
 
     One image more has to make as many rows more in every layer as each of the others: a layer that sees a table and no
-    images may have as many rows as there are images.
+    images may have as many rows as there are images. The same holds for the numbers that a dropout layer draws.
 
     Raises:
         BadInput: If one does.
@@ -168,8 +171,9 @@ def _try(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
     images = len(first)
     numbers = torch.arange(images, device=first.device)
     weights = torch.randn(images + 1, len(probe.class_names), device=first.device)
+    masks = _mask_sizes(probe)
     with gradients_by_image(probe) as learning:
-        gradients = partial(_gradients, probe, learning, seed=seed)
+        gradients = partial(_gradients, probe, learning, masks, seed=seed)
         before = gradients(first, weights[:images])
         _, longer = gradients(torch.cat([first, second[:1]]), weights)
         if longer != before[1]:
@@ -184,22 +188,38 @@ def _try(probe: SplitNetwork, first: Tensor, second: Tensor, seed: int) -> None:
 
 
 def _gradients(
-    probe: SplitNetwork, learning: Sequence[nn.Parameter], images: Tensor, weights: Tensor, *, seed: int
+    probe: SplitNetwork,
+    learning: Sequence[nn.Parameter],
+    masks: list[int],
+    images: Tensor,
+    weights: Tensor,
+    *,
+    seed: int,
 ) -> tuple[list[Tensor], list[float]]:
-    """Each image's gradient of each parameter, flat; and the rows an image of each layer.
+    """Each image's gradient of each parameter, flat; and an image's share of each layer's rows and dropout's draws.
 
     Raises:
         BadInput: If they do not add up to the gradient of the batch.
     """
+    masks.clear()
     torch.manual_seed(seed)  # the same, should the network draw
     (probe(images) * weights).sum().backward()
     wholes = [parameter.grad for parameter in learning]
-    rows = [len(parameter.grad_sample) / len(images) for parameter in learning]  # type: ignore[attr-defined]
+    rows = [len(parameter.grad_sample) for parameter in learning]  # type: ignore[attr-defined]
     found = [taken_gradients(parameter, len(images)) for parameter in learning]
     sums = [gradients.sum(dim=0)[None].flatten(1) for gradients in found]
     if not _alike([whole[None].flatten(1) for whole in wholes if whole is not None], sums):
         raise _mixed()
-    return [gradients.flatten(1) for gradients in found], rows
+    return [gradients.flatten(1) for gradients in found], [count / len(images) for count in (*rows, *masks)]
+
+
+def _mask_sizes(probe: SplitNetwork) -> list[int]:
+    """A list to which each dropout layer will add how many numbers it would draw, call by call."""
+    sizes = list[int]()
+    for layer in probe.modules():
+        if isinstance(layer, SecretDropout):
+            layer.sizes = sizes
+    return sizes
 
 
 def _alike(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
@@ -230,6 +250,9 @@ def no_gradient_an_image() -> Iterator[None]:
 
 
 def _mixed() -> BadInput:
-    problem = "mixes the images of a batch or takes them apart: what one image changes cannot be limited."
+    problem = (
+        "mixes the images of a batch, takes them apart or has one dropout mask for several: "
+        "what one image changes cannot be limited."
+    )
     hint = 'Take a network that looks at each image by itself, or privacy.level = "update".'
     return BadInput([Fault("model.architecture", problem, hint)])

@@ -1,6 +1,7 @@
 """What a network draws by chance in private training: from the site's secret, never from the run's seed."""
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -14,19 +15,28 @@ DROPOUT: Final = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class SecretDropout(nn.Module):
-    """Dropout whose masks are drawn from a secret; of whole channels where the layer it stands for drops those."""
+    """Dropout whose masks are drawn from a secret; of whole channels where the layer it stands for drops those.
 
-    def __init__(self, rate: float, channels: bool, noise: NoiseSource) -> None:
+    Attributes:
+        p: The rate; networks that fuse their layers read it by this name.
+        sizes: Where it is a list, each forward pass in training adds how many numbers its mask has, and so do copies.
+    """
+
+    def __init__(self, rate: float, channels: bool, noise: NoiseSource, sizes: list[int] | None = None) -> None:
         super().__init__()
-        self.p, self.channels, self.noise = rate, channels, noise  # ``p`` is read by networks that fuse their layers
+        self.p, self.channels, self.noise, self.sizes = rate, channels, noise, sizes
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SecretDropout":
-        return SecretDropout(self.p, self.channels, self.noise).train(self.training)
+        return SecretDropout(self.p, self.channels, self.noise, self.sizes).train(self.training)
 
     def forward(self, values: Tensor) -> Tensor:
-        if not self.training or self.p == 0:
+        if not self.training:
             return values
         shape = (*values.shape[:2], *[1] * (values.dim() - 2)) if self.channels else values.shape
+        if self.sizes is not None:
+            self.sizes.append(math.prod(shape))
+        if self.p == 0:
+            return values
         kept = self.noise.uniform(shape, values.device) >= self.p
         return values * kept / max(1 - self.p, 1e-12)
 

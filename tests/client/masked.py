@@ -1,5 +1,6 @@
 """Hospitals whose real gate and app answer a coordinator that may send each of them something else."""
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -40,6 +41,14 @@ Change = Callable[[str, Any], Any]
 def honest(site: str, asked: Any) -> Any:
     """Change nothing."""
     return asked
+
+
+def forged(record: Any, **fields: Any) -> Any:
+    """A record with other fields that nothing checked: a coordinator need not run our code."""
+    made = copy.copy(record)
+    for name, value in fields.items():
+        object.__setattr__(made, name, value)
+    return made
 
 
 def masked_plan(method: str = "vanilla", parameters: Mapping[str, Any] | None = None, **training: Any) -> Plan:
@@ -144,7 +153,7 @@ class Hospitals:
         method = method_of(of)
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
         model = beginning(of, OWN)
-        layout = SegmentLayout(len(model.trunk), len(model.norm), model.head.features)
+        layout = SegmentLayout(len(model.trunk), len(model.norm) if method.sends_norm else 0, model.head.features)
         rows = {name: tuple(sorted(self.rows(name, of))) for name in replies}
         classes = tuple(sorted({one for names in rows.values() for one in names}))
         stages, gone = list(STAGES), lost or {}

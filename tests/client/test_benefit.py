@@ -1,6 +1,7 @@
 """A site that compares the run's model with its own: what it finds, what it keeps, what may leave."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.benefit import home_training
 from client.benefit.page import FIGURES, FOLDER, PAGE
-from client.benefit.told_benefit import told_benefit
+from client.benefit.told_benefit import _widths, told_benefit
 from client.site.policy import Policy
 from client.site.site import Site
+from client.site.told_figures import noise_on_score
 from client.training.private_round import ledger_of
 from common.config import Plan
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit
@@ -140,6 +142,36 @@ def test_a_model_is_compared_once_and_the_same_question_gets_the_same_answer(tmp
     assert reply(compared(at, of)) == first
     other = compared(at, of, epochs=3)
     assert "the model of round 4 was compared" in str(other.error.reason)
+
+
+def test_the_same_question_gets_the_same_answer_no_matter_how_its_plan_is_written(tmp_path: Path) -> None:
+    """It is free: answers with other noise could be averaged until one test image shows."""
+    at, of = site(tmp_path, smallest_count=0, extra_questions=0), asking()
+    tree = json.loads(of.model_dump_json())
+    texts = [of.model_dump_json(), json.dumps(tree, indent=1), json.dumps(tree, sort_keys=True)]
+    texts += [json.dumps(tree | {"run": tree["run"] | changed}) for changed in ({"name": "other"}, {"rounds": 9})]
+    answers = {reply(asked(at, "query.benefit", encode(replace(wanted(of), plan=text)))) for text in texts}
+    assert len(texts) == len(set(texts))
+    assert len(answers) == 1
+
+
+def test_the_mean_over_all_models_of_an_answer_is_as_noisy_as_one_figure_of_a_test(tmp_path: Path) -> None:
+    """A coordinator can make them one model, by a rate at which nothing is learned."""
+    pairs = {"a": (20, 60), "b": (50, 30)}
+    widths = _widths(site(tmp_path), pairs)
+    for name, pair in pairs.items():
+        assert widths[name] / math.sqrt(len(MODELS)) == pytest.approx(noise_on_score(*pair, 1))
+
+
+def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_does(tmp_path: Path) -> None:
+    """The one may have learned labels of hidden classes, of which no figure may say anything."""
+    at = site(tmp_path)
+    labels = at.train.labels.copy()
+    labels[:, 0] = np.nan
+    without = replace(at, train=replace(at.train, labels=labels))
+    beginning_at_home = Groups.of_model(beginning(asking()))
+    names = {home_training.HomeTraining(one, asking(), beginning_at_home)._name for one in (at, without)}
+    assert len(names) == 2
 
 
 def test_more_epochs_than_the_run_can_have_are_refused(tmp_path: Path) -> None:

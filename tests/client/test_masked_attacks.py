@@ -14,12 +14,12 @@ from client.site.site_state import Memory, MemoryFolder
 from client.training.secure_aggregation import asked_of
 from client.training.train_round import train_round
 from common.config import Plan
-from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
+from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Head, TrainReply, TrainRequest
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation import masked_rounds
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
 from strategies.registry import method_of
-from tests.client.masked import NAMES, Hospitals, honest, integers, masked_plan
+from tests.client.masked import NAMES, Hospitals, forged, honest, integers, masked_plan
 from tests.client.rounds import plan
 
 VICTIM = "cedar"
@@ -100,7 +100,7 @@ def test_hospitals_that_were_told_different_statistics_do_not_mask_together(
     def told(site: str, asked: Any) -> Any:
         if site == VICTIM or not isinstance(asked, TrainRequest):
             return asked
-        return replace(asked, statistics={name: np.full_like(asked.statistics[name], 1e-30)})
+        return replace(asked, statistics={**asked.statistics, name: np.full_like(asked.statistics[name], 1e-30)})
 
     here = Hospitals(tmp_path, policy={"label_counts": True})
     with pytest.raises(MaskingFailed):
@@ -316,7 +316,7 @@ def test_a_field_that_is_changed_for_some_hospitals_makes_no_update_vanish(
     def change(site: str, asked: Any) -> Any:
         if site not in changed or not isinstance(asked, TrainRequest):
             return asked
-        return replace(asked, **{name: CHANGES[name](asked)})
+        return forged(asked, **{name: CHANGES[name](asked)})
 
     try:
         opened = here.opened(of, change=change)
@@ -328,6 +328,88 @@ def test_a_field_that_is_changed_for_some_hospitals_makes_no_update_vanish(
     assert opened.integers.view(np.int32).tolist() == plain.tolist()
     for site, update in updates.items():
         assert np.linalg.norm(update) > 0.9 * np.linalg.norm(here.plain(of, site))
+
+
+def with_head(asked: TrainRequest, class_names: tuple[str, ...], weight: np.ndarray) -> TrainRequest:
+    head = Head(class_names, weight.astype(np.float32), np.zeros(len(weight), np.float32))
+    made: TrainRequest = forged(asked, model=forged(asked.model, head=head))
+    return made
+
+
+@pytest.mark.parametrize("number", [0.0, 3e38])
+@pytest.mark.parametrize("form", ["rows behind", "other order"])
+def test_head_rows_that_are_compared_are_those_that_are_trained(number: float, form: str, tmp_path: Path) -> None:
+    """Compared by their place and used by their name, the agreed rows could stand under names that nobody trains."""
+
+    def other(name: str, asked: Any) -> Any:
+        if name == VICTIM or not isinstance(asked, TrainRequest):
+            return asked
+        assert asked.model.head is not None
+        rows, dead = asked.model.head.weight, np.full_like(asked.model.head.weight, number)
+        if form == "rows behind":
+            return with_head(asked, ("x", "y", *asked.class_names), np.concatenate([rows, dead]))
+        return with_head(asked, tuple(reversed(asked.class_names)), rows)
+
+    here = Hospitals(tmp_path)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(), change=other)
+    assert sum("head has other rows" in one for one in here.refusals) >= len(OTHERS), here.refusals
+
+
+def test_what_the_coordinator_says_of_classes_is_compared_by_its_name(tmp_path: Path) -> None:
+    """Under another name a method does not find it, and what fails in training is a change of zero."""
+    prior = np.array([0.5, 0.5], np.float32)
+
+    def told(name: str, asked: Any) -> Any:
+        return replace(asked, statistics={"prior" if name == VICTIM else "other": prior})
+
+    def change(name: str, asked: Any) -> Any:
+        return told(name, asked) if isinstance(asked, TrainRequest) else asked
+
+    here = Hospitals(tmp_path)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan("fedsld"), change=change)
+    assert any(one.startswith(VICTIM) for one in here.refusals)
+
+
+@pytest.mark.parametrize("counted", [1, 2])
+def test_a_masked_round_goes_on_from_no_round_that_is_not_before_it(counted: int, tmp_path: Path) -> None:
+    """Training writes over that memory: no hospital could say afterwards which one it went on from."""
+    here, of = Hospitals(tmp_path), masked_plan("fedbn")
+    here.opened(of)
+    with pytest.raises(MaskingFailed):
+        here.opened(of, change=for_some(NAMES, counted))
+    assert sum("is not before it" in one for one in here.refusals) == len(NAMES)
+
+
+def test_two_attempts_at_a_round_that_other_hospitals_opened_are_two_pasts(tmp_path: Path) -> None:
+    """Each hospital's own parts are those of "round 1", and they follow from two models."""
+    names = (*NAMES, "dogwood")
+    here, of = Hospitals(tmp_path, dict.fromkeys(names, 40)), masked_plan("fedbn")
+    first_attempt = keeping_from((VICTIM,), lambda name, asked: from_a_dead_trunk("", asked))
+    here.opened(of, change=first_attempt)
+    with pytest.raises(MaskingFailed):
+        here.opened(of, change=keeping_from([name for name in names if name != VICTIM], honest))
+    for name in names:
+        if name != VICTIM:  # the same training writes the same memory, which was opened in the first attempt
+            asked = first_attempt(name, here.asked_to_train(of, name, 1))
+            assert here.asked(name, "train", asked, TrainReply) is not None
+    settled = [MemoryFolder(one.folder / "memory" / "run").is_settled(1) for one in here.sites.values()]
+    assert settled == [True] * len(names)
+    with pytest.raises(MaskingFailed):
+        here.opened(of, server_round=2, change=going_on(2))
+    assert any("another plan" in one or "was asked" in one or "received" in one for one in here.refusals)
+
+
+def keeping_from(silent: Collection[str], change: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
+    """Have some hospitals' sum not opened: what they are asked to open is of another round."""
+
+    def changed(name: str, asked: Any) -> Any:
+        if isinstance(asked, RevealRequest) and name in silent:
+            return replace(asked, run="another")
+        return change(name, asked)
+
+    return changed
 
 
 # ---------------------------------------------------------------- what a round that was never summed leaves behind

@@ -16,6 +16,7 @@ from strategies.local.training import Examples, Exercise, Frozen, plain
 from strategies.privacy.gradients import PrivateEpochs, clipped_sum
 from strategies.privacy.image_gradients import gradients_by_image, refuse_mixed_images, taken_gradients
 from strategies.privacy.noise import Grid, seeded
+from strategies.privacy.secret_draws import secret_dropout
 
 SIDE, CLASSES = 8, ("a", "b")
 BCE = loss_for("multi_label", "masked")
@@ -200,3 +201,76 @@ def test_private_training_of_such_a_network_ends_before_any_image_is_seen() -> N
     white = of.backbone.dense(torch.full((1, 64), 127.5 / 64)).tanh()  # type: ignore[operator,union-attr]
     assert seen
     assert not any(torch.isclose(values, white, atol=1e-3).all(dim=1).any() for values in seen)
+
+
+class Dropping(nn.Module):
+    """Dropout between two dense layers, with a parameter beside them or without, or on a table that all images get."""
+
+    def __init__(self, beside: bool, of_table: bool) -> None:
+        super().__init__()
+        self.first, self.second, self.dropout = nn.Linear(64, 16), nn.Linear(16, 8), nn.Dropout(0.5)
+        self.beside = nn.Parameter(torch.zeros(16)) if beside else 0.0
+        self.table = torch.ones(16, 16)
+        self.of_table = of_table
+
+    def forward(self, images: Tensor) -> Tensor:
+        seen = torch.tanh(self.first(images.flatten(1))) + self.beside
+        return self.second(seen * self.dropout(self.table).mean(dim=0) if self.of_table else self.dropout(seen))
+
+
+class DroppedWindows(Windows):
+    """Windows of an image, of which dropout leaves some out."""
+
+    def __init__(self) -> None:
+        super().__init__(windows_first=False)
+        self.dense = nn.Sequential(nn.Linear(16, 8), nn.Dropout1d(0.5))  # type: ignore[assignment]
+
+
+def masks_of_equal_images(of: SplitNetwork, images: int) -> int:
+    """How many images of a pack of the same image have a gradient of their own."""
+    with secret_dropout(of, seeded(1)):
+        refuse_mixed_images(of, images, (1, SIDE, SIDE))
+        rows = gradients(of, some(1).expand(images, -1, -1, -1).contiguous())
+    return len({tuple(row.tolist()) for row in torch.cat([of_layer.flatten(1) for of_layer in rows], dim=1)})
+
+
+@pytest.mark.parametrize("images", [2, 15, 16])
+@pytest.mark.parametrize(("beside", "of_table"), [(True, False), (False, True), (True, True)])
+def test_images_that_would_share_a_dropout_mask_are_refused(images: int, beside: bool, of_table: bool) -> None:
+    with pytest.raises(BadInput, match="one dropout mask for several"):
+        masks_of_equal_images(network(Dropping(beside, of_table)), images)
+
+
+@pytest.mark.parametrize("backbone", [Dropping(beside=False, of_table=False), DroppedWindows()])
+def test_every_image_of_a_pack_has_a_dropout_mask_of_its_own(backbone: nn.Module) -> None:
+    assert masks_of_equal_images(network(backbone), 8) == 8
+
+
+def test_a_frozen_part_draws_no_mask_and_may_lie_in_any_layer() -> None:
+    of = network(Dropping(beside=True, of_table=False))
+    of.backbone.requires_grad_(False)
+    train_mode(of, frozen_backbone=True)
+    assert masks_of_equal_images(of, 8) == 1
+
+
+@pytest.mark.parametrize("level", ["sample", "patient"])
+@pytest.mark.parametrize("images", [[1] * 7, [2, *[1] * 5], [9], [1, 8, 3]])
+def test_a_step_holds_as_many_gradients_no_matter_whose_images_were_drawn(
+    level: str, images: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped = list[list[int]]()
+
+    def noting(rows: list[Tensor], grid: Grid) -> list[Tensor]:
+        clipped.append([len(one) for one in rows])
+        return clipped_sum(rows, grid)
+
+    monkeypatch.setattr("strategies.privacy.gradients.clipped_sum", noting)
+    owners = torch.repeat_interleave(torch.arange(len(images)), torch.tensor(images))
+    of, count = network(Windows(windows_first=False)), sum(images)
+    examples = Examples(
+        torch.randint(0, 256, (count, 1, SIDE, SIDE), dtype=torch.uint8), torch.zeros(count, 2), torch.ones(2).bool()
+    )
+    what = Exercise(examples, plain(BCE), TrainingSection(batch_size=4, lr=0.1), AugmentationSpec(), Frozen())
+    epoch = PrivateEpochs(BCE, 1.0, 1.0, 1.0, 1, count, seeded(3), owners if level == "patient" else None)
+    epoch(of, what, torch.optim.SGD(of.parameters(), lr=0.1), torch.Generator())
+    assert {count for rows in clipped for count in rows} == {4}

@@ -179,6 +179,12 @@ class SiteRound:
         return self._once(request, RevealAnswer, self._reveal)
 
     @property
+    def agreed(self) -> str:
+        """A hash of what the sites of this attempt stated, and of whose sum was opened: equal at all of these."""
+        stated = [self._statements[site].written().decode() for site in sorted(self._statements)]
+        return hashlib.sha256(json.dumps([stated, self._done.opened]).encode()).hexdigest()
+
+    @property
     def rows_of_few(self) -> tuple[str, ...]:
         """Rows that too few sites of the round own, this one among them, once it is known who takes part."""
         own = [segment for segment in self._segments if self.site in segment.owners]
