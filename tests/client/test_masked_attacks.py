@@ -356,6 +356,26 @@ def test_head_rows_that_are_compared_are_those_that_are_trained(number: float, f
     assert sum("head has other rows" in one for one in here.refusals) >= len(OTHERS), here.refusals
 
 
+def test_known_limit_of_a_hospital_that_lacks_a_class_that_all_others_have_masks_hide_nothing(tmp_path: Path) -> None:
+    """The docs say so, and this measures their figure: by a row that it never gets, the others' training fails."""
+    both = ("a", "b")
+    here = Hospitals(tmp_path, class_names={"ash": both, "birch": both, VICTIM: ("a",)})
+    of = masked_plan("surgical")
+
+    def failing(name: str, asked: Any) -> Any:
+        if name == VICTIM or not isinstance(asked, TrainRequest):
+            return asked
+        assert asked.model.head is not None
+        weight = asked.model.head.weight + np.array([[0.0], [3e38]], np.float32)
+        return replace(asked, model=replace(asked.model, head=replace(asked.model.head, weight=weight)))
+
+    opened, alone = here.opened(of, change=failing), here.plain(of, VICTIM)
+    sent = here.asked_to_train(of, VICTIM, 1).model.trunk
+    assert sent is not None
+    trunk = slice(len(sent))
+    assert np.abs(3 * opened.vector[trunk] - alone[trunk]).max() < 1e-7 < np.abs(alone[trunk]).max()
+
+
 def test_what_the_coordinator_says_of_classes_is_compared_by_its_name(tmp_path: Path) -> None:
     """Under another name a method does not find it, and what fails in training is a change of zero."""
     prior = np.array([0.5, 0.5], np.float32)
