@@ -6,6 +6,8 @@ models in a round, and a round that is taken back is done again from another mod
 same answer and is not counted, so a coordinator that was killed goes on as before.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,7 +52,20 @@ def question_of(fields: Mapping[str, Any], content: RecordDict) -> Question | No
     if kind is None or type(server_round) is not int:
         return None
     kind = "test" if kind == "evaluate" and fields.get("test") else kind
-    return Question(kind, server_round, record_sha256(content, SAYS_NOTHING))
+    digest = record_sha256(content, SAYS_NOTHING)
+    rounds = _rounds_that_count(str(fields.get("plan"))) if kind == "train" else None
+    if rounds is not None:
+        digest = hashlib.sha256(f"{digest} {rounds}".encode()).hexdigest()
+    return Question(kind, server_round, digest)
+
+
+def _rounds_that_count(plan: str) -> object:
+    """The plan's rounds where the learning rate follows from them; None where a resumed run may change them freely."""
+    try:
+        tree = json.loads(plan)
+        return None if tree["training"]["schedule"] == "constant" else tree["run"]["rounds"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None  # its handler refuses it
 
 
 class QuestionMeter:

@@ -153,6 +153,21 @@ def test_the_first_model_of_a_run_has_a_loss_and_no_test_and_one_that_jumped_has
     assert [bool(one.class_names) for one in told] == [False, True]
 
 
+@pytest.mark.parametrize(("schedule", "answered"), [("constant", 4), ("cosine", 1)])
+def test_other_rounds_in_the_plan_are_another_question_where_the_learning_rate_follows_from_them(
+    schedule: str, answered: int, tmp_path: Path
+) -> None:
+    at, updates = metered(tmp_path, 0), set()
+    for rounds in (4, 6, 10, 50):
+        tree = OF.model_dump(mode="json")
+        tree["run"]["rounds"], tree["training"]["schedule"] = rounds, schedule
+        reply = asked(at, "train", encode(request(Plan.model_validate(tree), beginning(OF), 2)))
+        if not reply.has_error():
+            updates.add((rounds, decode(reply.content, TrainReply).update.trunk.tobytes()))  # type: ignore[union-attr]
+    assert len(updates) == answered
+    assert len({update for _, update in updates}) == 1
+
+
 def test_a_crafted_model_does_not_become_the_one_that_the_next_is_measured_by(tmp_path: Path) -> None:
     at = standard(tmp_path)
     for server_round in (1, 2):
