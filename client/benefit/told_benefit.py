@@ -56,10 +56,9 @@ def _question(request: BenefitRequest) -> str:
     It is the plan and not its text, without what may change when a run goes on: the same question has the same noise,
     no matter how it is written, or the noise could be averaged out.
     """
-    plan = Plan.model_validate_json(request.plan).model_dump(mode="json")
-    asked = plan | {"run": {name: value for name, value in plan["run"].items() if name not in ("name", "rounds")}}
+    plan = Plan.model_validate_json(request.plan).model_dump(mode="json", exclude={"run": {"name", "rounds"}})
     hashes = groups_sha256(request.model), groups_sha256(request.initial)
-    return json.dumps([asked, request.epochs, request.class_names, *hashes], sort_keys=True)
+    return json.dumps([plan, request.epochs, request.class_names, *hashes], sort_keys=True)
 
 
 def _noisy(site: Site, found: Benefit, widths: Mapping[str, float], asked: str) -> Benefit:

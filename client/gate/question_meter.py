@@ -6,8 +6,6 @@ models in a round, and a round that is taken back is done again from another mod
 same answer and is not counted, so a coordinator that was killed goes on as before.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +14,7 @@ from flwr.app import RecordDict
 
 from client.gate.policy_rules import Verdict
 from client.site.policy import Policy
+from common.config import Plan
 from common.system.files import write_atomically
 from common.wire.canonical_bytes import record_sha256
 
@@ -37,7 +36,7 @@ class Question(NamedTuple):
 
     Attributes:
         kind: ``train``, ``evaluate``, ``test`` or ``benefit``.
-        digest: SHA-256 of all that its answer depends on.
+        digest: SHA-256 of all that its answer depends on, and the plan's rounds where it depends on them.
     """
 
     kind: str
@@ -45,7 +44,7 @@ class Question(NamedTuple):
     digest: str
 
 
-def question_of(fields: Mapping[str, Any], content: RecordDict) -> Question | None:
+def question_of(fields: Mapping[str, Any], content: RecordDict, plan: Plan) -> Question | None:
     """The question of a request; None for one that is not about images, or cannot be read: its handler says why."""
     server_round = fields.get("round", 0)
     kind = KINDS.get(str(fields.get("wire.record")))
@@ -53,19 +52,9 @@ def question_of(fields: Mapping[str, Any], content: RecordDict) -> Question | No
         return None
     kind = "test" if kind == "evaluate" and fields.get("test") else kind
     digest = record_sha256(content, SAYS_NOTHING)
-    rounds = _rounds_that_count(str(fields.get("plan"))) if kind == "train" else None
-    if rounds is not None:
-        digest = hashlib.sha256(f"{digest} {rounds}".encode()).hexdigest()
+    if kind == "train" and plan.training.schedule != "constant":
+        digest = f"{digest}-{plan.run.rounds}"  # the learning rate follows from them
     return Question(kind, server_round, digest)
-
-
-def _rounds_that_count(plan: str) -> object:
-    """The plan's rounds where the learning rate follows from them; None where a resumed run may change them freely."""
-    try:
-        tree = json.loads(plan)
-        return None if tree["training"]["schedule"] == "constant" else tree["run"]["rounds"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None  # its handler refuses it
 
 
 class QuestionMeter:

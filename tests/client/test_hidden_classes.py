@@ -17,7 +17,7 @@ from common.config import Plan
 from common.wire.benefit import BenefitRequest
 from common.wire.records import Groups, TrainRequest
 from strategies.registry import STRATEGIES
-from tests.client.hidden_labels import Labels, hospital, one_class_an_image, sent, several_classes_an_image
+from tests.client.hidden_labels import FEW, IMAGES, Labels, hospital, one_class_an_image, sent, several_classes_an_image
 from tests.client.rounds import beginning, evaluation, plan, request
 
 CLASSES = ("a", "b", "c", "d")
@@ -183,3 +183,14 @@ def test_they_are_trained_on_where_the_policy_makes_sure_of_noise(
     at = hospital(tmp_path, CLASSES, labels := one_class_an_image(4, 2), **policy)
     examples = unpack(at, requests("surgical", **tables)[0]).examples("train")
     assert np.array_equal(examples.labels.numpy(), labels) == trained_on
+
+
+def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class(tmp_path: Path) -> None:
+    """The docs say so: the noise of a plan does not cover whether a class is hidden."""
+    kept = {}
+    for policy in ({}, {"epsilon": 8.0}):
+        for shown in (FEW - 1, FEW):
+            at = hospital(tmp_path / f"{shown}{len(policy)}", CLASSES, several_classes_an_image(4, shown), **policy)
+            examples = unpack(at, requests("surgical", "multi_label", **NOISE)[0]).examples("train")
+            kept[bool(policy), shown] = int((~examples.labels[:, -2].isnan()).sum())
+    assert kept == {(False, FEW - 1): 0, (False, FEW): IMAGES, (True, FEW - 1): IMAGES, (True, FEW): IMAGES}
