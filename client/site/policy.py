@@ -48,6 +48,7 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
         "label_counts": True,
         "score_histograms": True,
         "rows_alone": True,
+        "unlike_labels": True,
         "smallest_cohort": 2,
         "exact_figures": True,
         "train_hidden_classes": True,
@@ -123,6 +124,9 @@ class Policy(Section):
         masked_only: Send no update but under secure aggregation.
         rows_alone: Whether, under secure aggregation, a head row that fewer sites of the round own than
             ``smallest_cohort`` may be opened. Else it stays masked, and the model's row stays as it was.
+        unlike_labels: Under secure aggregation with ``peers``, whether it masks also where fewer than
+            ``smallest_cohort`` of the sites, itself included, annotate no class but those it trains on: by a row of
+            another class a malicious coordinator can then find its update. Distributed noise lifts the rule, too.
         smallest_cohort: Under secure aggregation, fewest sites whose sum it helps to open; and a round that is asked
             again is masked among the same sites only. 1: sums of two sites, and of any others when a round is repeated.
         peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
@@ -173,6 +177,7 @@ class Policy(Section):
     score_histograms: bool = False
     masked_only: bool = False
     rows_alone: bool = False
+    unlike_labels: bool = False
     smallest_cohort: int = Field(3, ge=1)
     peers: dict[str, str] = Field(default_factory=dict)
     honest_sites: int | None = Field(1, ge=1)

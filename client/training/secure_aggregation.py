@@ -63,6 +63,7 @@ class Masks:
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = shares_of(plan, method)
+        annotated = tuple(sorted(set(site.declaration.canonical) & set(request.class_names)))
         terms = Terms(
             largest=largest_change(plan, method),
             alone=site.policy.rows_alone and shares is None,
@@ -70,6 +71,9 @@ class Masks:
             peers=site.policy.peers,
             cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
             asked=asked_of(site, request, method),
+            classes=annotated,
+            trained=tuple(name for name in annotated if name not in site.untrained),
+            unlike=site.policy.unlike_labels or not site.policy.peers or shares is not None,
             masked=masked_rounds_of(site, shares),
             shares=shares,
             **({} if shares is None else {"noise": share_keys(site, plan, request.round)}),

@@ -77,7 +77,7 @@ class Hospitals:
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message() to fill its metadata
         keys = {name: ec.generate_private_key(ec.SECP256R1()) for name in self.counts}
         lines = {name: public_line(key, "") for name, key in keys.items()}
-        policy = Policy(masked_only=True, peers=lines, smallest_count=0, **self.policy)
+        policy = Policy(**{"masked_only": True, "peers": lines, "smallest_count": 0, **self.policy})
         self.sites = {
             name: Site(
                 Declaration(name, self.class_names.get(name, OWN)),

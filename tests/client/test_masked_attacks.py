@@ -17,7 +17,7 @@ from common.config import Plan
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Head, TrainReply, TrainRequest
 from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation import masked_rounds
-from strategies.privacy.secure_aggregation.coordinator import MaskingFailed
+from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
 from strategies.registry import method_of
 from tests.client.masked import NAMES, Hospitals, forged, honest, integers, masked_plan
 from tests.client.rounds import plan
@@ -258,7 +258,7 @@ def test_no_hospital_opens_the_rows_of_a_class_that_two_annotate_unless_its_poli
     alone: bool, tmp_path: Path
 ) -> None:
     """If opened, the row that two hospitals own would be a sum of two updates; the cohort is three."""
-    here = Hospitals(tmp_path, FOUR, policy={"rows_alone": alone}, class_names=CLASSES)
+    here = Hospitals(tmp_path, FOUR, policy={"rows_alone": alone, "unlike_labels": True}, class_names=CLASSES)
     opened = here.opened(masked_plan("surgical"), tuple(FOUR))
     assert sorted(opened.rows) == (["a", "b"] if alone else ["a"])
     assert opened.closed == (() if alone else ("b",))
@@ -356,8 +356,35 @@ def test_head_rows_that_are_compared_are_those_that_are_trained(number: float, f
     assert sum("head has other rows" in one for one in here.refusals) >= len(OTHERS), here.refusals
 
 
+def spoilt(number: float, row: str) -> Callable[[str, Any], Any]:
+    """A class's row for all who are sent it, by which their training fails or is cut."""
+
+    def change(name: str, asked: Any) -> Any:
+        if not isinstance(asked, TrainRequest) or asked.model.head is None or row not in asked.class_names:
+            return asked
+        weight = asked.model.head.weight.copy()
+        weight[asked.class_names.index(row)] += np.float32(number)
+        return replace(asked, model=replace(asked.model, head=replace(asked.model.head, weight=weight)))
+
+    return change
+
+
+def of_the_trunk_left(here: Hospitals, of: Plan, opened: UnmaskedSum, sites: int) -> float:
+    """Which share of the numbers of the victim's trunk a sum gives away, where the others' are 0 or cut to 16."""
+    sent = here.asked_to_train(of, VICTIM, 1).model.trunk
+    assert sent is not None
+    trunk, alone = slice(len(sent)), here.plain(of, VICTIM)
+    left = sites * opened.vector[trunk]
+    left -= 16 * np.rint(left / 16)
+    assert np.mean(np.abs(alone[trunk]) > 1e-6) > 0.5
+    return float(np.mean(np.abs(left - alone[trunk]) < 1e-7))
+
+
+LACKING = {"ash": ("a", "b"), "birch": ("a", "b"), VICTIM: ("a",)}
+
+
 @pytest.mark.parametrize(("number", "share"), [(3e38, 1.0), (1e30, 0.99)])
-def test_known_limit_of_a_hospital_that_lacks_a_class_that_all_others_have_masks_hide_nothing(
+def test_known_limit_of_a_hospital_that_masks_with_others_that_have_a_class_which_it_lacks(
     number: float, share: float, tmp_path: Path
 ) -> None:
     """The docs say so, and this measures it: by a row that it never gets, the others' training fails or is cut.
@@ -365,25 +392,80 @@ def test_known_limit_of_a_hospital_that_lacks_a_class_that_all_others_have_masks
     Args:
         share: Of the numbers of its trunk, those that come out.
     """
-    both = ("a", "b")
-    here = Hospitals(tmp_path, class_names={"ash": both, "birch": both, VICTIM: ("a",)})
-    of = masked_plan("surgical")
+    here, of = Hospitals(tmp_path, policy={"unlike_labels": True}, class_names=LACKING), masked_plan("surgical")
+    opened = here.opened(of, change=spoilt(number, "b"))
+    assert of_the_trunk_left(here, of, opened, 3) >= share
 
-    def failing(name: str, asked: Any) -> Any:
-        if name == VICTIM or not isinstance(asked, TrainRequest):
+
+@pytest.mark.parametrize("method", ["surgical", "partial_loss"])
+def test_by_default_a_hospital_does_not_mask_with_others_that_have_a_class_which_it_lacks(
+    method: str, tmp_path: Path
+) -> None:
+    here = Hospitals(tmp_path, class_names=LACKING)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(method), change=spoilt(3e38, "b"))
+    assert [one.split(":")[0] for one in here.refusals if "cedar could be singled out by a head row" in one] == [VICTIM]
+
+
+def test_nor_with_others_that_train_on_a_class_which_is_hidden_there(tmp_path: Path) -> None:
+    """It annotates the class, and too few of its patients show it: a row of it spoils the others' training only."""
+    here, of = Hospitals(tmp_path, policy={"smallest_count": 10}), masked_plan("surgical")
+    images = here.sites[VICTIM].train
+    place = np.arange(len(images))
+    few = np.column_stack([place < len(place) // 2, place < 9]).astype(images.labels.dtype)
+    here.sites[VICTIM] = replace(here.sites[VICTIM], train=replace(images, labels=few))
+    here.start([VICTIM])
+    assert here.sites[VICTIM].hides("train") == {"a"}
+    with pytest.raises(MaskingFailed):
+        here.opened(of, change=spoilt(3e38, "a"))
+    assert [one.split(":")[0] for one in here.refusals if "cedar could be singled out by a head row" in one] == [VICTIM]
+
+
+NESTED = {**dict.fromkeys(("ash", "birch", VICTIM), ("a",)), **dict.fromkeys(("elm", "fir", "oak"), ("a", "b"))}
+
+
+def test_three_hospitals_with_the_same_labels_hide_one_another_among_any_others(tmp_path: Path) -> None:
+    """A row of another class spoils none of the three: what is left in the sum is a sum of three."""
+    here, of = Hospitals(tmp_path, dict.fromkeys(NESTED, 40), class_names=NESTED), masked_plan("surgical")
+    opened = here.opened(of, change=spoilt(3e38, "b"))
+    assert of_the_trunk_left(here, of, opened, 6) < 0.01
+    assert sorted(opened.rows) == ["a", "b"]
+
+
+@pytest.mark.parametrize("stage", [SharesRequest, MaskedRequest])
+def test_of_three_that_hide_one_another_none_may_be_lost(stage: type, tmp_path: Path) -> None:
+    """The last of them that is left would be singled out; who is lost after it masked its update is in the sum."""
+    here = Hospitals(tmp_path, dict.fromkeys(NESTED, 40), class_names=NESTED)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan("surgical"), lost={"ash": stage})
+    here = Hospitals(tmp_path / "again", dict.fromkeys(NESTED, 40), class_names=NESTED)
+    assert len(here.opened(masked_plan("surgical"), lost={"ash": RevealRequest}).survivors) == 6
+
+
+def test_no_hospital_opens_a_sum_in_which_another_could_be_singled_out(tmp_path: Path) -> None:
+    """A coordinator that is not ours asks on: the hospital itself has masked, so the others must refuse."""
+
+    def without(name: str, asked: Any) -> Any:
+        if not isinstance(asked, RevealRequest):
             return asked
-        assert asked.model.head is not None
-        weight = asked.model.head.weight + np.array([[0.0], [number]], np.float32)
-        return replace(asked, model=replace(asked.model, head=replace(asked.model.head, weight=weight)))
+        return replace(asked, survivors=tuple(one for one in asked.survivors if one != "ash"))
 
-    opened, alone = here.opened(of, change=failing), here.plain(of, VICTIM)
-    sent = here.asked_to_train(of, VICTIM, 1).model.trunk
-    assert sent is not None
-    trunk = slice(len(sent))
-    left = 3 * opened.vector[trunk]
-    left -= 16 * np.rint(left / 16)  # of the others' numbers each is 0, or cut at 16 or -16
-    assert np.mean(np.abs(left - alone[trunk]) < 1e-7) >= share
-    assert np.mean(np.abs(alone[trunk]) > 1e-6) > 0.5
+    here = Hospitals(tmp_path, dict.fromkeys(NESTED, 40), class_names=NESTED)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan("surgical"), change=without)
+    assert sum("could be singled out by a head row" in one for one in here.refusals) == 5, here.refusals
+
+
+def test_a_row_stays_masked_where_a_row_of_another_class_would_single_out_one_of_its_owners(tmp_path: Path) -> None:
+    """Of its owners all but the victim annotate "z", too."""
+    class_names = {
+        VICTIM: ("a", "b"),
+        **dict.fromkeys(("ash", "birch", "elm"), ("a",)),
+        **dict.fromkeys(("fir", "oak", "yew"), ("b", "z")),
+    }
+    here = Hospitals(tmp_path, dict.fromkeys(class_names, 40), class_names=class_names)
+    opened = here.opened(masked_plan("surgical"))
+    assert (sorted(opened.rows), opened.closed) == (["a", "z"], ("b",))
 
 
 def test_what_the_coordinator_says_of_classes_is_compared_by_its_name(tmp_path: Path) -> None:

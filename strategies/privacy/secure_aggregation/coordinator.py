@@ -20,6 +20,7 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
+from strategies.privacy.secure_aggregation.cover import left_alone
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
 from strategies.privacy.secure_aggregation.masked_rounds import fewest
@@ -178,6 +179,11 @@ class Summing:
                     total[place] += answer.vector[own]
                 survivors.append(site)
         self._refuse_fewer(survivors, self._needed, "sent a masked update")
+        if alone := left_alone(survivors, self._statements):
+            raise MaskingFailed(
+                f"of the sites that sent a masked update, too few annotate no class that {quoted(sorted(alone))} "
+                "lacks: without policy.unlike_labels = true in its site.toml no other site helps to open this sum."
+            )
         return total, sorted(survivors)
 
     def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]]) -> MaskedRequest:
