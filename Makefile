@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean
+.PHONY: help install demo docs test test-network test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -30,8 +30,9 @@ install: $(VENV)/installed  ## the environment alone: three to four minutes, 7 G
 demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
 	$(BIN)/flwr-sim demo
 
-test: $(VENV)/installed lint  ## all tests but the long ones (those on real data skip where ../shared/data is absent)
-	$(BIN)/pytest -n 2 -m "not torture and not network and not long"
+# mypy goes beside the tests, which wait a third of their time.
+test: $(VENV)/installed form  ## all tests but the long ones (those on real data skip where ../shared/data is absent)
+	$(BIN)/mypy & types=$$!; $(BIN)/pytest -n 3 -m "not torture and not network and not long"; tests=$$?; wait $$types && exit $$tests
 
 test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
 	$(BIN)/pytest -n 2 -m "network or long"
@@ -67,10 +68,12 @@ fuzz: $(VENV)/installed  ## coverage-guided fuzzing of all code that parses rece
 docs: $(VENV)/installed  ## the docs as a site, in site/index.html; a dead link or a warning stops it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-lint: $(VENV)/installed  ## ruff and mypy
+lint: form  ## ruff and mypy
+	$(BIN)/mypy
+
+form: $(VENV)/installed  ## ruff
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 
 format: $(VENV)/installed  ## put the code in form
 	$(BIN)/ruff check --fix .

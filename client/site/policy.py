@@ -125,8 +125,8 @@ class Policy(Section):
         rows_alone: Whether, under secure aggregation, a head row that fewer sites of the round own than
             ``smallest_cohort`` may be opened. Else it stays masked, and the model's row stays as it was.
         unlike_labels: Under secure aggregation with ``peers``, whether it masks also where fewer than
-            ``smallest_cohort`` of the sites, itself included, annotate no class but those it trains on: by a row of
-            another class a malicious coordinator can then find its update. Distributed noise lifts the rule, too.
+            ``smallest_cohort`` of the sites, itself included, train on the same classes: by rows of the other classes a
+            malicious coordinator can then find its update. With distributed noise it does so anyway.
         smallest_cohort: Under secure aggregation, fewest sites whose sum it helps to open; and a round that is asked
             again is masked among the same sites only. 1: sums of two sites, and of any others when a round is repeated.
         peers: Under secure aggregation, the other sites' names with the public keys that their statements must be

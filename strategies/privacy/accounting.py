@@ -41,13 +41,14 @@ def epsilon_of(taken: Sequence[Steps], delta: float, accountant: Accountant) -> 
         return 0.0
     if any(not steps.noise_multiplier for steps in taken):
         return math.inf
-    safe = _epsilon(taken, delta, "rdp")
+    safe = _epsilon(tuple(taken), delta, "rdp")
     beyond = safe > PRV_MOST_EPSILON or sum(steps.count for steps in taken) > PRV_MOST_STEPS
-    found = safe if accountant == "rdp" or beyond else min(safe, _epsilon(taken, delta, "prv"))
+    found = safe if accountant == "rdp" or beyond else min(safe, _epsilon(tuple(taken), delta, "prv"))
     return max(found, 0.0)  # with a large delta an accountant can come out below
 
 
-def _epsilon(taken: Sequence[Steps], delta: float, accountant: Accountant) -> float:
+@lru_cache(maxsize=256)  # it takes 0.1 s, and a ledger asks for the same steps several times a round
+def _epsilon(taken: tuple[Steps, ...], delta: float, accountant: Accountant) -> float:
     from opacus.accountants import create_accountant
 
     counting = create_accountant(mechanism=accountant)

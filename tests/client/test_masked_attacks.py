@@ -397,6 +397,11 @@ def test_known_limit_of_a_hospital_that_masks_with_others_that_have_a_class_whic
     assert of_the_trunk_left(here, of, opened, 3) >= share
 
 
+def singled_out(here: Hospitals) -> set[str]:
+    """The hospitals that refused to be singled out."""
+    return {one.split(":")[0] for one in here.refusals if "could be singled out by head rows" in one}
+
+
 @pytest.mark.parametrize("method", ["surgical", "partial_loss"])
 def test_by_default_a_hospital_does_not_mask_with_others_that_have_a_class_which_it_lacks(
     method: str, tmp_path: Path
@@ -404,7 +409,7 @@ def test_by_default_a_hospital_does_not_mask_with_others_that_have_a_class_which
     here = Hospitals(tmp_path, class_names=LACKING)
     with pytest.raises(MaskingFailed):
         here.opened(masked_plan(method), change=spoilt(3e38, "b"))
-    assert [one.split(":")[0] for one in here.refusals if "cedar could be singled out by a head row" in one] == [VICTIM]
+    assert VICTIM in singled_out(here)
 
 
 def test_nor_with_others_that_train_on_a_class_which_is_hidden_there(tmp_path: Path) -> None:
@@ -418,7 +423,26 @@ def test_nor_with_others_that_train_on_a_class_which_is_hidden_there(tmp_path: P
     assert here.sites[VICTIM].hides("train") == {"a"}
     with pytest.raises(MaskingFailed):
         here.opened(of, change=spoilt(3e38, "a"))
-    assert [one.split(":")[0] for one in here.refusals if "cedar could be singled out by a head row" in one] == [VICTIM]
+    assert singled_out(here) == {VICTIM}
+    assert not any('"a"' in one for one in here.refusals)  # the coordinator is not told which class
+
+
+def test_a_hospital_that_takes_the_risk_hides_no_other(tmp_path: Path) -> None:
+    """It may train on fewer classes than it annotates, and nobody else knows on which."""
+    here = Hospitals(tmp_path)
+    risky = here.sites["ash"].policy.model_copy(update={"unlike_labels": True})
+    here.sites["ash"] = replace(here.sites["ash"], policy=risky)
+    here.start(["ash"])
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan("surgical"))
+    assert singled_out(here) == {"birch", VICTIM}
+
+
+def test_where_the_rule_is_off_a_hospital_with_a_hidden_class_masks_as_before(tmp_path: Path) -> None:
+    """Without peers the coordinator could make up sites, and is trusted."""
+    here = Hospitals(tmp_path, policy={"peers": {}, "smallest_count": 21})
+    assert all(site.hides("train") for site in here.sites.values())
+    assert len(here.opened(masked_plan("surgical")).survivors) == 3
 
 
 NESTED = {**dict.fromkeys(("ash", "birch", VICTIM), ("a",)), **dict.fromkeys(("elm", "fir", "oak"), ("a", "b"))}
@@ -453,19 +477,24 @@ def test_no_hospital_opens_a_sum_in_which_another_could_be_singled_out(tmp_path:
     here = Hospitals(tmp_path, dict.fromkeys(NESTED, 40), class_names=NESTED)
     with pytest.raises(MaskingFailed):
         here.opened(masked_plan("surgical"), change=without)
-    assert sum("could be singled out by a head row" in one for one in here.refusals) == 5, here.refusals
+    assert sum("could be singled out by head rows" in one for one in here.refusals) == 5, here.refusals
 
 
-def test_a_row_stays_masked_where_a_row_of_another_class_would_single_out_one_of_its_owners(tmp_path: Path) -> None:
-    """Of its owners all but the victim annotate "z", too."""
-    class_names = {
-        VICTIM: ("a", "b"),
-        **dict.fromkeys(("ash", "birch", "elm"), ("a",)),
-        **dict.fromkeys(("fir", "oak", "yew"), ("b", "z")),
-    }
+def test_a_hospital_with_labels_of_its_own_sits_a_round_out_and_the_others_go_on(tmp_path: Path) -> None:
+    class_names = {**NESTED, "yew": ("b",)}
     here = Hospitals(tmp_path, dict.fromkeys(class_names, 40), class_names=class_names)
     opened = here.opened(masked_plan("surgical"))
-    assert (sorted(opened.rows), opened.closed) == (["a", "z"], ("b",))
+    assert singled_out(here) == {"yew"}
+    assert (opened.survivors, sorted(opened.rows)) == (tuple(sorted(NESTED)), ["a", "b"])
+
+
+def test_no_difference_of_two_rounds_is_of_one_hospital(tmp_path: Path) -> None:
+    """The victim alone has the class: with and without its row the sums would differ by the victim's update."""
+    class_names = {**dict.fromkeys(("ash", "birch", "elm"), ("a",)), VICTIM: ("a", "b")}
+    here, of = Hospitals(tmp_path, dict.fromkeys(class_names, 40), class_names=class_names), masked_plan("surgical")
+    first, second = here.opened(of), here.opened(of, server_round=2, change=spoilt(3e38, "b"))
+    assert singled_out(here) == {VICTIM}
+    assert first.survivors == second.survivors == ("ash", "birch", "elm")
 
 
 def test_what_the_coordinator_says_of_classes_is_compared_by_its_name(tmp_path: Path) -> None:

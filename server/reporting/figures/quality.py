@@ -6,15 +6,14 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
 from common.metrics.calibration import Calibration, Decisions
 from common.metrics.curves import wilson
+from server.reporting.figures.panels import panels
 from server.reporting.figures.svg import BLUE, INK, PAPER, RULE, VERMILION, canvas, inline, theme
 
-COLUMNS, PANELS = 5, 25
-PANEL = 1.75  # inches
 ROW = 0.27  # inches of height for one line of text
 NUMBERED = 14  # classes up to which the cells of a confusion matrix have room for numbers
 DARKEST = 0.6  # opacity of a full cell: the page's ink stays readable on it
@@ -22,39 +21,22 @@ DARKEST = 0.6  # opacity of a full cell: the page's ink stays readable on it
 
 def reliability(calibrations: Mapping[str, Calibration]) -> Markup:
     """One panel a class: the share of positives at each mean score, with the diagonal where scores hold their word."""
-    shown = dict(list(calibrations.items())[:PANELS])
-    if not shown:
-        return Markup("")
-    rows, columns = -(-len(shown) // COLUMNS), min(COLUMNS, len(shown)) if len(shown) > 1 else 1
-    with theme():
-        figure, panels = canvas(max(columns * PANEL, 2.6), rows * (PANEL + 0.25) + 0.2, columns, rows)
-        for index, (axes, (name, of_class)) in enumerate(zip(panels, shown.items(), strict=False)):
-            _panel(axes, name, of_class)
-            axes.set_yticklabels([] if index % columns else ["0", "0.5", "1"])
-            axes.set_xticklabels(["0", "0.5", "1"] if index + columns >= len(shown) else [])
-        for axes in panels[len(shown) :]:
-            axes.set_axis_off()
-        figure.supxlabel("mean score of a tenth of the scale", fontsize=10)
-        figure.supylabel("share of positives", fontsize=10)
-        return inline(figure, "reliability", "Reliability diagrams: share of positives by mean score, class by class.")
+    labels = "mean score of a tenth of the scale", "share of positives"
+    about = "Reliability diagrams: share of positives by mean score, class by class."
+    return panels(calibrations, _panel, "reliability", labels, about)
 
 
-def _panel(axes: Axes, name: str, calibration: Calibration) -> None:
+def _panel(axes: Axes, at: Transform, calibration: Calibration) -> None:
     points = [
         (each.mean_score, each.positives, each.images) for each in calibration.bins if each.mean_score is not None
     ]
     means, shares = [mean for mean, _, _ in points], [positives / images for _, positives, images in points]
     low, high = wilson(np.array([p for _, p, _ in points], float), np.array([n for _, _, n in points], float))
-    axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":")
-    axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6)
+    axes.plot([0, 1], [0, 1], color=INK, linewidth=1, linestyle=":", transform=at)
+    axes.vlines(means, low, high, BLUE, linewidth=1.2, alpha=0.6, transform=at)
     total = sum(images for _, _, images in points)
     areas = [14 + 60 * images / total for _, _, images in points]
-    axes.scatter(means, shares, s=areas, color=BLUE, edgecolors=PAPER, linewidths=0.6, zorder=3)
-    axes.set(xlim=(-0.04, 1.04), ylim=(-0.06, 1.06), aspect="equal")
-    axes.set_title(_short(name), fontsize=9)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(FixedLocator([0, 0.5, 1]))
-        axis.set_minor_locator(NullLocator())
+    axes.scatter(means, shares, s=areas, color=BLUE, edgecolors=PAPER, linewidths=0.6, zorder=3, transform=at)
 
 
 def decided(decisions: Mapping[str, Decisions]) -> Markup:

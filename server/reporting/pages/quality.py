@@ -7,6 +7,7 @@ from common.metrics.multi_label import Summary, mean_and_sd
 from common.metrics.operating_points import OperatingPoint
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures import curves, quality
+from server.reporting.figures.panels import MOST
 from server.reporting.run_claims import FEW
 
 
@@ -79,5 +80,5 @@ def quality_section(test: Summary, groups: list[ClassesOfGroup]) -> QualitySecti
         few=FEW,
         chosen_on_few=tuple(name for name, (point, *_) in points.items() if min(point.chosen_on) < FEW),
         without_points=tuple(name for name in calibrated if name not in points),
-        left_out=max(0, len(calibrated) - quality.PANELS),
+        left_out=max(0, len(calibrated) - MOST),
     )

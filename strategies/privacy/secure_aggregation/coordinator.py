@@ -27,7 +27,7 @@ from strategies.privacy.secure_aggregation.masked_rounds import fewest
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
 from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of
 from strategies.privacy.secure_aggregation.signed_keys import Statement, StatementError, read_statement
-from strategies.privacy.secure_aggregation.site import may_open
+from strategies.privacy.secure_aggregation.site import SINGLED_OUT, may_open
 
 
 class MaskingFailed(Exception):
@@ -180,10 +180,7 @@ class Summing:
                 survivors.append(site)
         self._refuse_fewer(survivors, self._needed, "sent a masked update")
         if alone := left_alone(survivors, self._statements):
-            raise MaskingFailed(
-                f"of the sites that sent a masked update, too few annotate no class that {quoted(sorted(alone))} "
-                "lacks: without policy.unlike_labels = true in its site.toml no other site helps to open this sum."
-            )
+            raise MaskingFailed(f"of the sites that sent a masked update, {quoted(sorted(alone))} {SINGLED_OUT}.")
         return total, sorted(survivors)
 
     def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]]) -> MaskedRequest:

@@ -30,7 +30,7 @@ class Statement(BaseModel):
         shared: SHA-256 by name of what it has in common with some sites only: the head rows that it started from.
         rows: Classes whose head rows it sends, sorted.
         classes: Classes that it annotates, sorted.
-        unlike: Whether it masks also where too few of the sites hide it, see :mod:`.cover`.
+        unlike: Whether it masks also where too few of the sites annotate the same classes.
         alone: Whether a row that fewer sites own than a cohort may be opened.
         sealing_key, masking_key: Public halves, made for this round: for letters to other sites, and for masks.
     """

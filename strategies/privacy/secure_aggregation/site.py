@@ -32,7 +32,7 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.privacy.discrete_gaussian import BitStream
-from strategies.privacy.secure_aggregation.cover import hiding, left_alone
+from strategies.privacy.secure_aggregation.cover import left_alone
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     add_mask,
@@ -59,6 +59,12 @@ from strategies.privacy.secure_aggregation.signed_keys import (
 
 Request = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
 Answer = TypeVar("Answer", bound=MaskingAnswer)
+
+
+SINGLED_OUT = (
+    "could be singled out by head rows that spoil the training of others: without policy.unlike_labels = true in its "
+    "site.toml it masks only with as many sites as its smallest_cohort, itself included, that train on the same classes"
+)
 
 
 class MaskingRefused(WireError):
@@ -100,8 +106,8 @@ class Terms:
         cohort: Fewest sites whose sum it helps to open.
         asked: What every other site of the round must have been asked, too.
         classes: Those that it annotates.
-        trained: Of these, the ones whose labels it trains on; no other site learns which.
-        unlike: Whether it masks also where fewer than ``cohort`` of the sites annotate nothing but what it trains on.
+        unlike: Whether it masks also where fewer than ``cohort`` of the sites annotate the same classes. A site that
+            does not train on all classes that it annotates masks only then.
         masked: The rounds that it has masked so far.
         shares: The noise that the sites add together; None for none.
         noise: From what a share of it covers, the key that it is drawn with: the same for the same, and for nothing
@@ -115,7 +121,6 @@ class Terms:
     cohort: int = 2
     asked: Asked = field(default_factory=Asked)
     classes: tuple[str, ...] = ()
-    trained: tuple[str, ...] = ()
     unlike: bool = True
     masked: MaskedRounds = field(default_factory=MaskedRounds)
     shares: NoiseShares | None = None
@@ -296,7 +301,7 @@ class SiteRound:
         if len(found) < 2:
             raise MaskingRefused("there is no other site: a sum of one update is that update.")
         self._refuse_too_few(len(found))
-        self._refuse_lone([self.site], left_alone(found, found))
+        self._refuse_lone(found, found, self.site)
         return found
 
     def _refuse_stranger(self, statement: Statement, text: bytes, signature: bytes, identity: str) -> None:
@@ -314,7 +319,7 @@ class SiteRound:
         if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
             raise MaskingRefused("letters come from sites that stated no keys.")
         self._refuse_too_few(len(others) + 1)
-        self._refuse_lone([self.site], self._alone_in_the_end({self.site, *others}))
+        self._refuse_lone({self.site, *others}, self._statements, self.site)
         if self._update is None:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
@@ -364,7 +369,7 @@ class SiteRound:
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
         self._refuse_too_few(len(survivors))
-        self._refuse_lone(survivors, left_alone(survivors, self._statements))
+        self._refuse_lone(survivors, self._statements)
         self._done = self._done.opening(survivors)
         self._note()
         openable = [segment for segment in self._segments if may_open(segment, survivors, self._statements)]
@@ -401,32 +406,15 @@ class SiteRound:
         if sites < self._needed:
             raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {self._needed} are needed.")
 
-    def _alone_in_the_end(self, present: set[str]) -> list[str]:
-        """This site, where too few of the sites that are present hide it.
+    def _refuse_lone(self, among: Collection[str], statements: Mapping[str, Statement], protected: str = "") -> None:
+        """Refuse a sum in which a site could be singled out by its labels.
 
-        The others look at the survivors by the classes that it annotates. They do not know that it trains on fewer; so
-        there must be enough even if as many sites are lost as may be, in each part of the sum that can be opened.
+        Args:
+            protected: Only this site; each where left out.
         """
-        terms = self._terms
-        if terms.unlike or terms.trained == terms.classes:
-            return left_alone(present, self._statements)
-        lost = len(present) - self._needed
-        for segment in self._segments:
-            among = present & set(segment.owners)
-            if self.site not in among or not may_open(segment, present, self._statements):
-                continue
-            if len(hiding(self.site, terms.trained, among, self._statements)) - lost < terms.cohort:
-                return [self.site]
-        return []
-
-    def _refuse_lone(self, protected: Collection[str], alone: Collection[str]) -> None:
-        for site in sorted(set(protected) & set(alone)):
-            cohort = self._statements[site].cohort if site in self._statements else self._terms.cohort
-            raise MaskingRefused(
-                f"{site} could be singled out by a head row that it is not sent: it wants {cohort} sites in the sum, "
-                f"itself included, that annotate no class beside those it trains on. Its policy.unlike_labels = true "
-                "takes that risk."
-            )
+        for site in left_alone(among, statements):
+            if site == (protected or site):
+                raise MaskingRefused(f"{site} {SINGLED_OUT}: it wants {statements[site].cohort}.")
 
 
 def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:
@@ -434,8 +422,7 @@ def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Sta
     left = [site for site in segment.owners if site in survivors]
     if not left:
         return False
-    hidden = len(left) >= least_owners(left, statements) and not left_alone(left, statements)
-    return hidden or all(statements[site].alone for site in left)
+    return len(left) >= least_owners(left, statements) or all(statements[site].alone for site in left)
 
 
 def least_owners(owners: Collection[str], statements: Mapping[str, Statement]) -> int:
