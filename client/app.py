@@ -43,6 +43,7 @@ def client_app(
         )
 
     def train(site: Site, request: TrainRequest) -> TrainReply:
+        masks.let_go(site)
         return masks.held_back(site, request, private_round(site, request))
 
     def note_refusal(site: Site, refusal: Refusal) -> RefusalNoted:

@@ -8,14 +8,14 @@ probabilities of the model trained alone and of the federated one.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from client.benefit.home_training import HomeTraining, plan_at_home
 from client.benefit.page import FOLDER, write_page
-from client.benefit.told_benefit import no_figures, told_benefit
+from client.benefit.told_benefit import no_figures, questions, told_benefit
 from client.site.policy import Policy
 from client.site.site import Site
 from client.training.evaluate_round import put_best, scored
@@ -50,17 +50,19 @@ class Scored:
         labels: ``(n, classes)``: 1, 0 or NaN for unknown.
         class_names: The columns: the classes that the site annotates.
         patients: ``(n,)``.
+        asked: By model, what its scores are a function of beside the images.
     """
 
     scores: Scores
     labels: NDArray[np.floating]
     class_names: tuple[str, ...]
     patients: NDArray[np.str_]
+    asked: Mapping[SiteModel, str]
 
     def rows(self, kept: NDArray[np.intp]) -> "Scored":
         """Keep some of the images."""
         scores = {model: values[kept] for model, values in self.scores.items()}
-        return Scored(scores, self.labels[kept], self.class_names, self.patients[kept])
+        return replace(self, scores=scores, labels=self.labels[kept], patients=self.patients[kept])
 
     def benefit(self, site: Site, seed: int, without: frozenset[str] = frozenset()) -> Benefit | None:
         """Compare the models over the classes that have both kinds of image; None where no class has."""
@@ -118,9 +120,9 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         return no_figures(site, request)
     hidden = site.hides("test")  # without any the same figures are told, not found a second time
     if site.policy.exact_figures:
-        return told_benefit(site, request, found.benefit(site, seed, hidden) if hidden else exact)
+        return told_benefit(site, request, found.benefit(site, seed, hidden) if hidden else exact, found.asked)
     counted = found.rows(figures.counted("test", np.any(~np.isnan(found.labels), axis=1)))
-    return told_benefit(site, request, counted.benefit(site, seed, hidden))
+    return told_benefit(site, request, counted.benefit(site, seed, hidden), found.asked)
 
 
 def _may_leave(policy: Policy, plan: Plan) -> bool:
@@ -137,8 +139,10 @@ def _scored(work: Work, request: BenefitRequest, figures: ToldFigures, *, figure
     tuned_from = Groups(model.trunk, model.norm, model.head.rows(site.declaration.canonical))
     home = site.for_itself(site.folder / FOLDER, plan, figures_leave=figures_leave)
     rounds = math.ceil(request.epochs / plan.training.epochs)
+    short_rounds = max(rounds // FINE_TUNED_SHARE, 1)
+    asked = questions(request, figures.judged_sha256, (rounds, short_rounds))
     whole = plan_at_home(plan, method, rounds, warm_up=True)
-    short = plan_at_home(plan, method, max(rounds // FINE_TUNED_SHARE, 1), warm_up=False)
+    short = plan_at_home(plan, method, short_rounds, warm_up=False)
     alone, names = HomeTraining(home, whole, request.initial).scores(home.folder / "model", request.contract)
     tuned, _ = HomeTraining(home, short, tuned_from).scores(home.folder / "fine-tuned", request.contract)
     federated = federated[:, [held.index(name) for name in names]]
@@ -146,7 +150,7 @@ def _scored(work: Work, request: BenefitRequest, figures: ToldFigures, *, figure
         alone, federated, tuned = (without_gaps(scores) for scores in (alone, federated, tuned))
     both = (alone.astype(np.float64) + federated) / 2
     scores: Scores = {"alone": alone, "federated": federated, "fine_tuned": tuned, "ensemble": both}
-    return Scored(scores, label_matrix(site.test, names).numpy(), names, site.test.patients)
+    return Scored(scores, label_matrix(site.test, names).numpy(), names, site.test.patients, asked)
 
 
 def _federated(

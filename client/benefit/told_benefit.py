@@ -33,11 +33,17 @@ def no_figures(site: Site, request: BenefitRequest) -> BenefitReply:
     return BenefitReply(request.run, request.round, site.name)
 
 
-def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> BenefitReply:
-    """The reply with what was found over classes that are not hidden; None where there is none."""
+def told_benefit(
+    site: Site, request: BenefitRequest, found: Benefit | None, asked: Mapping[SiteModel, str]
+) -> BenefitReply:
+    """The reply with what was found over classes that are not hidden; None where there is none.
+
+    Args:
+        asked: Of :func:`questions`.
+    """
     if found is None:
         return no_figures(site, request)
-    told = found if site.policy.exact_figures else _on_steps(site, found, _question(request))
+    told = found if site.policy.exact_figures else _on_steps(site, found, asked)
     return BenefitReply(
         request.run,
         request.round,
@@ -50,23 +56,32 @@ def told_benefit(site: Site, request: BenefitRequest, found: Benefit | None) -> 
     )
 
 
-def _question(request: BenefitRequest) -> str:
-    """All that the figures are a function of beside the site's images.
+def questions(request: BenefitRequest, judged: str, rounds: tuple[int, int]) -> dict[SiteModel, str]:
+    """All that each model's figures are a function of beside the site's images: noise follows from it.
 
-    It is the plan and not its text, without what may change when a run goes on: the same question has the same noise,
-    no matter how it is written, or the noise could be averaged out.
+    The same function has the same noise, in any answer and no matter how the plan is written, or the noise could be
+    averaged out. Another function has other noise: by noise that two answers share, their difference would be exact. So
+    it is the plan and not its text, without what may change when a run goes on; and the model as it was judged, with
+    the parts of it that stay at the site.
+
+    Args:
+        judged: SHA-256 of the federated model as it was judged.
+        rounds: That the site trained alone, and that it fine-tuned.
     """
+    whole, short = rounds
     plan = Plan.model_validate_json(request.plan).model_dump(mode="json", exclude={"run": {"name", "rounds"}})
-    hashes = groups_sha256(request.model), groups_sha256(request.initial)
-    return json.dumps([plan, request.epochs, request.class_names, *hashes], sort_keys=True)
+    both = [plan, list(request.class_names)]
+    alone, federated = [whole, groups_sha256(request.initial)], [judged]
+    functions = {"alone": alone, "federated": federated, "fine_tuned": [short, judged], "ensemble": [alone, federated]}
+    return {model: json.dumps([*both, functions[model]], sort_keys=True) for model in MODELS}
 
 
-def _noisy(site: Site, found: Benefit, widths: Mapping[str, float], asked: str) -> Benefit:
+def _noisy(site: Site, found: Benefit, widths: Mapping[str, float], asked: Mapping[SiteModel, str]) -> Benefit:
     """What was found with noise on each class's figure; means and differences follow from those."""
     secret = site.figure_secret
     auroc = {
         model: {
-            name: min(max(value + widths[name] * secret.noise(model, name, asked), 0.0), 1.0)
+            name: min(max(value + widths[name] * secret.noise(model, name, asked[model]), 0.0), 1.0)
             for name, value in found.auroc[model].items()
         }
         for model in MODELS
@@ -77,7 +92,7 @@ def _noisy(site: Site, found: Benefit, widths: Mapping[str, float], asked: str) 
     return replace(found, auroc=auroc, mean=mean, gain=gain)
 
 
-def _on_steps(site: Site, found: Benefit, asked: str) -> Benefit:
+def _on_steps(site: Site, found: Benefit, asked: Mapping[SiteModel, str]) -> Benefit:
     """What was found with noise, and each figure rounded to a step no finer than what one image changes."""
     pairs = _pairs(site, found)
     widths = _widths(site, pairs)

@@ -110,7 +110,11 @@ class Passage:
     def reply(self, context: Context, answer: Handler) -> Message:
         """What is sent: the handler's reply, or the reason why there is none."""
         incoming = Incoming(self._site, self._message.content)
-        asked, verdict = incoming.judged()
+        try:
+            asked, verdict = incoming.judged()
+        except Exception as error:
+            self._note_error(type(error).__name__)
+            raise
         self._note_record("in", self._message.content, verdict)
         if not verdict.allowed:
             return self._declined(f"declines: {verdict}")

@@ -15,7 +15,6 @@ from client.gate.requested_work import RequestedWork
 from client.gate.time_limit import at_most
 from client.site.site import Site
 from client.site.site_state import forget_other_runs, forget_run
-from common.config import Plan
 from common.errors import BadInput
 from common.wire.canonical_bytes import small_fields
 from common.wire.hello import WIRE_VERSION
@@ -46,9 +45,9 @@ class Incoming:
         if asked is None:
             return None, Verdict("no plan")
         verdict = of_request(self._policy, asked)
-        return asked, self._as_announced(asked.plan) if verdict.allowed else verdict
+        return asked, self._as_announced(asked) if verdict.allowed else verdict
 
-    def _as_announced(self, asked: Plan) -> Verdict:
+    def _as_announced(self, asked: RequestedWork) -> Verdict:
         """Whether this is the plan that the run was announced with, and the run may take more of the site's time."""
         if not is_run(self._run):
             return ALLOWED  # the record cannot be read: its handler says what is wrong
@@ -61,9 +60,9 @@ class Incoming:
             return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
         return self.out_of_time() if self._left() == 0 else self._metered(asked)
 
-    def _metered(self, asked: Plan) -> Verdict:
+    def _metered(self, asked: RequestedWork) -> Verdict:
         """Whether the run may ask this, beside what it has asked."""
-        self._question = question_of(self._fields, self._content, asked)
+        self._question = question_of(self._fields, self._content, asked, self._site.memory(self._run))
         return ALLOWED if self._question is None else self._meter.verdict(self._policy, self._question)
 
     @property

@@ -3,7 +3,8 @@
 A round needs one training and one evaluation; a run one test, and one comparison with training alone, of each model
 that it ends with. What goes beyond is counted over the whole run, kept over restarts: the guard has sites judge several
 models in a round, and a round that is taken back is done again from another model. The same question again gets the
-same answer and is not counted, so a coordinator that was killed goes on as before.
+same answer and is not counted, so a coordinator that was killed goes on as before. It is another question where the
+answer rests on what the site remembers of an earlier round, and a training has written over that.
 """
 
 from collections.abc import Mapping
@@ -13,8 +14,9 @@ from typing import Any, NamedTuple
 from flwr.app import RecordDict
 
 from client.gate.policy_rules import Verdict
+from client.gate.requested_work import RequestedWork
 from client.site.policy import Policy
-from common.config import Plan
+from client.site.site_state import MemoryFolder
 from common.system.files import write_atomically
 from common.wire.canonical_bytes import record_sha256
 
@@ -36,7 +38,8 @@ class Question(NamedTuple):
 
     Attributes:
         kind: ``train``, ``evaluate``, ``test`` or ``benefit``.
-        digest: SHA-256 of all that its answer depends on, and the plan's rounds where it depends on them.
+        digest: SHA-256 of all that its answer depends on: of the request, of the site's memory, and the plan's rounds
+            where it depends on these.
     """
 
     kind: str
@@ -44,16 +47,25 @@ class Question(NamedTuple):
     digest: str
 
 
-def question_of(fields: Mapping[str, Any], content: RecordDict, plan: Plan) -> Question | None:
-    """The question of a request; None for one that is not about images, or cannot be read: its handler says why."""
+def question_of(
+    fields: Mapping[str, Any], content: RecordDict, asked: RequestedWork, memory: MemoryFolder
+) -> Question | None:
+    """The question of a request; None for one that is not about images, or cannot be read: its handler says why.
+
+    Args:
+        memory: Of the run.
+    """
     server_round = fields.get("round", 0)
     kind = KINDS.get(str(fields.get("wire.record")))
     if kind is None or type(server_round) is not int:
         return None
     kind = "test" if kind == "evaluate" and fields.get("test") else kind
     digest = record_sha256(content, SAYS_NOTHING)
-    if kind == "train" and plan.training.schedule != "constant":
-        digest = f"{digest}-{plan.run.rounds}"  # the learning rate follows from them
+    if kind == "train" and asked.plan.training.schedule != "constant":
+        digest = f"{digest}-{asked.plan.run.rounds}"  # the learning rate follows from them
+    counted = fields.get("counted")
+    if type(counted) is int and (kind == "train" or asked.method.keeps_local_parts):
+        digest = f"{digest}-{memory.digest(counted).hex()}"
     return Question(kind, server_round, digest)
 
 

@@ -127,14 +127,16 @@ class MemoryFolder:
             tell("it goes on as with a new disk, from what the coordinator sends")
             return Memory()
 
-    def note_settled(self, server_round: int, agreed: str = "") -> None:
-        """Note that the update of a round was opened in a sum, or its cost written down, and which memory it left.
+    def note_settled(self, server_round: int, left: bytes, agreed: str = "") -> None:
+        """Note that the update of a round was opened in a sum, or its cost written down.
 
         Args:
+            left: :meth:`digest` of the memory that this very training left, taken when it ended: a later one may have
+                written over it.
             agreed: What the sites of the sum had agreed on, as a hash.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        noted = self._digest(server_round) + agreed.encode()
+        noted = left + agreed.encode()
         write_atomically(self._opened(server_round), noted, durable=self.durable)
         for path in sorted(self.folder.glob("opened-*"))[:-KEPT_ROUNDS]:
             path.unlink()
@@ -145,11 +147,11 @@ class MemoryFolder:
 
     def settled_as(self, server_round: int) -> str | None:
         """What the sites of the sum had agreed on in which a round was opened; None where it is not settled."""
-        opened, written = self._opened(server_round), self._digest(server_round)
+        opened, written = self._opened(server_round), self.digest(server_round)
         noted = opened.read_bytes() if written and opened.exists() else b""
         return noted.removeprefix(written).decode() if written and noted.startswith(written) else None
 
-    def _digest(self, server_round: int) -> bytes:
+    def digest(self, server_round: int) -> bytes:
         """The SHA-256 that a memory begins with; empty where there is none."""
         path = self._path(server_round)
         if not path.exists():

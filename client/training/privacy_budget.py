@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import safe_open
 from safetensors.numpy import save
@@ -59,6 +59,17 @@ def fingerprint(request: TrainRequest) -> str:
     return digest.hexdigest()
 
 
+class PaidReply(NamedTuple):
+    """A reply that is on the disk.
+
+    Attributes:
+        left: :meth:`MemoryFolder.digest` of the memory that its training left.
+    """
+
+    reply: TrainReply
+    left: bytes
+
+
 class PrivacyBudgetLedger:
     """The ledger in a site's folder."""
 
@@ -80,7 +91,7 @@ class PrivacyBudgetLedger:
         """What one run has cost, with ``more`` steps on top."""
         return self._cost([entry for entry in self.entries if entry.run == run], delta, accountant, more)
 
-    def reply_to(self, request: str) -> TrainReply | None:
+    def reply_to(self, request: str) -> PaidReply | None:
         """The reply to this very request, if it was the last to be answered."""
         if not self._reply_path.exists():
             return None
@@ -89,13 +100,13 @@ class PrivacyBudgetLedger:
             if facts.pop("request") != request:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-        classes, form = facts.pop("classes"), facts.pop("form")
+        classes, form, left = facts.pop("classes"), facts.pop("form"), bytes.fromhex(facts.pop("left"))
         update = replace(Groups.of_named(below("update", arrays), classes), form=form)
-        return TrainReply(**facts, update=update, statistics=below("statistics", arrays))
+        return PaidReply(TrainReply(**facts, update=update, statistics=below("statistics", arrays)), left)
 
-    def note(self, entry: BudgetEntry, reply: TrainReply) -> None:
+    def note(self, entry: BudgetEntry, paid: PaidReply) -> None:
         """Write down a reply and what it costs, before it leaves."""
-        write_atomically(self._reply_path, _saved(reply, entry.request), durable=self._durable)
+        write_atomically(self._reply_path, _saved(paid, entry.request), durable=self._durable)
         self._add(entry)
 
     def note_failure(self, entry: BudgetEntry) -> None:
@@ -138,9 +149,15 @@ def _prefixed(prefix: str, arrays: Arrays) -> Arrays:
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
-def _saved(reply: TrainReply, request: str) -> bytes:
+def _saved(paid: PaidReply, request: str) -> bytes:
+    reply = paid.reply
     facts = {name: value for name, value in vars(reply).items() if name not in ("update", "statistics")}
     head = reply.update.head
-    facts |= {"request": request, "classes": list(head.class_names) if head else [], "form": reply.update.form}
+    facts |= {
+        "request": request,
+        "left": paid.left.hex(),
+        "classes": list(head.class_names) if head else [],
+        "form": reply.update.form,
+    }
     arrays = {**_prefixed("update", reply.update.named()), **_prefixed("statistics", reply.statistics)}
     return save({name: array.copy() for name, array in arrays.items()}, {"facts": json.dumps(facts)})

@@ -7,7 +7,7 @@ from dataclasses import replace
 from client.gate.time_limit import OutOfTime
 from client.site.site import Site
 from client.training.evaluate_round import evaluate_round
-from client.training.privacy_budget import BudgetEntry, PrivacyBudgetLedger, fingerprint
+from client.training.privacy_budget import BudgetEntry, PaidReply, PrivacyBudgetLedger, fingerprint
 from client.training.score_release import of_validation
 from client.training.train_round import train_round
 from common.config import Plan
@@ -67,8 +67,8 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     entry = BudgetEntry(request.run, request.round, asked, cost.noise_multiplier, cost.sample_rate, cost.count)
     if (same := ledger.reply_to(asked)) is not None:
         ledger.note_again(entry)
-        _note_settled(site, request, plan)
-        return same
+        _note_settled(site, request, plan, same.left)
+        return same.reply
     _refuse_beyond_plan(ledger, request, plan, method)
     _refuse_beyond_budget(site, protection)
     kept = site.kept_rows(site.trained_on("train", plan))
@@ -82,8 +82,9 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
         reply = without_figures(reply, plan.training.epochs)
     elif not site.policy.training_figures:
         reply = without_training_figures(reply)
-    ledger.note(entry, reply)
-    _note_settled(site, request, plan)
+    left = site.memory(request.run).digest(request.round)
+    ledger.note(entry, PaidReply(reply, left))
+    _note_settled(site, request, plan, left)
     return reply
 
 
@@ -98,10 +99,10 @@ def _trained(site: Site, request: TrainRequest, shield: Shield, note_failure: Ca
         raise
 
 
-def _note_settled(site: Site, request: TrainRequest, plan: Plan) -> None:
-    """Let later rounds go on from what this one left: it is paid for; a masked one has to be opened in a sum too."""
+def _note_settled(site: Site, request: TrainRequest, plan: Plan, left: bytes) -> None:
+    """Let later rounds go on from what a training left: it is paid for; a masked one has to be opened in a sum too."""
     if not plan.privacy.secure_aggregation:
-        site.memory(request.run).note_settled(request.round)
+        site.memory(request.run).note_settled(request.round, left)
 
 
 def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:

@@ -5,7 +5,7 @@ import hmac
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from client.gate.policy_rules import of_reply
 from client.gate.requested_work import RequestedWork
@@ -38,6 +38,18 @@ SMALLEST_DIFFERENCE = 2
 """Where the policy asks for sums of fewer sites, two sums of one round may differ by any site."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """An update that waits to be masked.
+
+    Attributes:
+        left: :meth:`MemoryFolder.digest` of the memory that its training left.
+    """
+
+    round: SiteRound
+    left: bytes
+
+
 class Masks:
     """The rounds that the sites of this process take part in: one a site, in memory only.
 
@@ -46,8 +58,12 @@ class Masks:
     """
 
     def __init__(self, tell: Callable[[str], None]) -> None:
-        self._rounds: dict[str, SiteRound] = {}
+        self._held: dict[str, Held] = {}
         self._tell = tell
+
+    def let_go(self, site: Site) -> None:
+        """Forget the update that is held: a training that begins may write over what it left in the memory."""
+        self._held.pop(site.name, None)
 
     def held_back(self, site: Site, request: TrainRequest, reply: TrainReply) -> TrainReply:
         """The reply as it leaves: without its update where the plan has it masked first.
@@ -80,9 +96,10 @@ class Masks:
             shares=shares,
             **({} if shares is None else {"noise": share_keys(site, plan, request.round)}),
         )
-        self._rounds[site.name] = held = SiteRound(request.run, request.round, site.name, reply.update, terms)
-        if held.cut:
-            self._tell(f"round {request.round}: {held.cut} numbers of the update were cut to {terms.largest:g}")
+        made = SiteRound(request.run, request.round, site.name, reply.update, terms)
+        self._held[site.name] = Held(made, site.memory(request.run).digest(request.round))
+        if made.cut:
+            self._tell(f"round {request.round}: {made.cut} numbers of the update were cut to {terms.largest:g}")
         return replace(reply, update=Groups())
 
     def _refuse_hidden(self, site: str, hidden: Sequence[str], *, unlike: bool) -> None:
@@ -94,11 +111,11 @@ class Masks:
             raise MaskingRefused(f"{site} {SINGLED_OUT}.")
 
     def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
-        return self._round(site).keys(request)
+        return self._of(site).round.keys(request)
 
     def shares(self, site: Site, request: SharesRequest) -> SharesAnswer:
         """Make this site's shares; tell the hospital which of its head rows no other site's can hide."""
-        held = self._round(site)
+        held = self._of(site).round
         answer = held.shares(request)
         if held.rows_of_few:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
@@ -106,19 +123,19 @@ class Masks:
         return answer
 
     def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
-        return self._round(site).masked(request)
+        return self._of(site).round.masked(request)
 
     def reveal(self, site: Site, request: RevealRequest) -> RevealAnswer:
         """Open the sum; only after that the site goes on from what this round left in its memory."""
-        held = self._round(site)
-        answer = held.reveal(request)
-        site.memory(request.run).note_settled(request.round, held.agreed)
+        held = self._of(site)
+        answer = held.round.reveal(request)
+        site.memory(request.run).note_settled(request.round, held.left, held.round.agreed)
         return answer
 
-    def _round(self, site: Site) -> SiteRound:
-        if site.name not in self._rounds:
+    def _of(self, site: Site) -> Held:
+        if site.name not in self._held:
             raise no_round(site.name)
-        return self._rounds[site.name]
+        return self._held[site.name]
 
 
 def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
@@ -166,7 +183,9 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
     annotated = request.class_names if rows else site.declaration.canonical
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
-    by_class = {name: array for name, array in request.statistics.items() if len(array) == len(request.class_names)}
+    by_class = {
+        name: array for name, array in request.statistics.items() if array.shape[:1] == (len(request.class_names),)
+    }
     rest = {name: array for name, array in sorted(request.statistics.items()) if name not in by_class}
     shared: dict[str, str] = {}
     if (head := request.model.head) is not None:

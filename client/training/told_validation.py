@@ -28,7 +28,7 @@ from client.site.told_figures import (
 from client.training.model_and_images import Work
 from common.errors import BadInput
 from common.metrics.multi_label import ClassMetrics, mean_auroc, per_class
-from common.metrics.plugin import Metric
+from common.metrics.plugin import Metric, or_undefined
 from common.metrics.score_histograms import Floats
 from common.models.inference import logits_of, probabilities
 from common.models.state import arrays_sha256, layout_of, read_state, state_sha256
@@ -151,6 +151,8 @@ class ToldFigures:
             more: Metrics of plug-ins by name.
         """
         policy, hidden = self._site.policy, self._site.hides("test")
+        if not self.exact:  # that it fails, and how, can hang on one patient's image
+            more = {name: or_undefined(name, metric, self._site.tell) for name, metric in more.items()}
         found = per_class(scores, labels, class_names, more) if self.exact else {}
         if not self.exact:
             known: NDArray[np.bool_] = np.any(~np.isnan(labels), axis=1)
@@ -185,7 +187,7 @@ class ToldFigures:
         """
         plan, network = self._work.plan, self._work.network
         judged = plan.run.method, plan.method, plan.training.precision, network.class_names
-        return json.dumps([self._judged_sha256, plan.model.model_dump(mode="json"), *judged], sort_keys=True)
+        return json.dumps([self.judged_sha256, plan.model.model_dump(mode="json"), *judged], sort_keys=True)
 
     @property
     def _chance(self) -> float:
@@ -194,14 +196,14 @@ class ToldFigures:
         return math.log(max(len(network.class_names), 2) if network.spec.task == "multi_class" else 2)
 
     @cached_property
-    def _judged_sha256(self) -> str:
+    def judged_sha256(self) -> str:
         """The hash of the model as it is now."""
         network = self._work.network
         return state_sha256(read_state(network), layout_of(network))
 
     def other_parts_put(self) -> None:
         """Forget the hash: a site that chooses between two models judges both."""
-        vars(self).pop("_judged_sha256", None)
+        vars(self).pop("judged_sha256", None)
 
     @property
     def told_model_sha256(self) -> str:
@@ -210,7 +212,7 @@ class ToldFigures:
         A coordinator could try all values that training can give to such a part, or see whether it changed.
         """
         if self.exact or not self._work.method.keeps_local_parts:
-            return self._judged_sha256
+            return self.judged_sha256
         return groups_sha256(self._request.model)
 
 

@@ -40,3 +40,20 @@ def value_of(name: str, metric: Metric, scores: NDArray[np.floating], labels: ND
     if abs(number) > MOST:
         raise BadInput([fault(f"returned {number:g}; at most {MOST:g} can be told.")])
     return None if np.isnan(number) else number
+
+
+def or_undefined(name: str, metric: Metric, tell: Callable[[str], None]) -> Metric:
+    """Make a metric that is not defined where this one fails, or returns a number that cannot be told.
+
+    Args:
+        tell: Told why.
+    """
+
+    def value(scores: NDArray[np.floating], labels: NDArray[np.floating]) -> float | None:
+        try:
+            return value_of(name, metric, scores, labels)
+        except BadInput as error:
+            tell(str(error))
+            return None
+
+    return value

@@ -19,8 +19,11 @@ PlanText = Annotated[str, Document(2**20)]
 
 
 def is_run(run: str) -> bool:
-    """Whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere."""
-    return re.fullmatch(r"\w[\w-]{0,63}", run) is not None
+    """Whether a run may have this name: a site keeps its memory in a folder of it, which must not lead elsewhere.
+
+    No capital letters: to some disks two names are one that differ in these only.
+    """
+    return re.fullmatch(r"[a-z0-9_][a-z0-9_-]{0,63}", run) is not None
 
 
 def check_rows(head: Head | None, class_names: Sequence[str]) -> None:
@@ -37,7 +40,7 @@ def check_rows(head: Head | None, class_names: Sequence[str]) -> None:
 
 def check_run(run: str) -> None:
     if not is_run(run):
-        raise WireError(f"run must be letters, digits, dashes and underscores, not {run[:80]!r}.")
+        raise WireError(f"run must be small letters, digits, dashes and underscores, not {run[:80]!r}.")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ of which each hospital has other pixels lit, so that the updates of two hospital
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain, combinations
 from typing import Any
@@ -34,7 +35,7 @@ from common.wire.secure_aggregation import (
 )
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import fixed_point, from_fixed_point
-from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, segments_of, threshold
+from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, segments_of
 from strategies.privacy.secure_aggregation.signed_keys import Statement, read_statement, signed
 from tests.client.masked import Hospitals
 
@@ -333,12 +334,10 @@ def _secrets(attempt: Attempt) -> tuple[dict[tuple[str, str], bytes], dict[str, 
         for gone, share in zip(answer.gone, answer.key_shares, strict=True):
             of_keys.setdefault(gone, []).append(share)
     masks, keys = {}, {}
-    for (owner, segment), shares in given.items():
-        if len(shares) >= threshold(len(attempt.statements[owner].members)):
-            masks[(owner, segment)] = combined(shares)
+    for part, shares in given.items():
+        with suppress(SecretsError):  # too few of them
+            masks[part] = combined(shares)
     for gone, shares in of_keys.items():
-        try:
+        with suppress(SecretsError):
             keys[gone] = key_of(combined(shares), attempt.statements[gone].masking_key)
-        except SecretsError:
-            continue  # too few of them
     return masks, keys

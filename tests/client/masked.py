@@ -154,7 +154,7 @@ class Hospitals:
         replies = self.trained(of, members or tuple(self.sites), server_round, change, run)
         model = beginning(of, OWN)
         layout = SegmentLayout(len(model.trunk), len(model.norm) if method.sends_norm else 0, model.head.features)
-        rows = {name: tuple(sorted(self.rows(name, of))) for name in replies}
+        rows = {name: tuple(sorted(self.rows(name, of))) if method.traffic.head else () for name in replies}
         classes = tuple(sorted({one for names in rows.values() for one in names}))
         stages, gone = list(STAGES), lost or {}
 

@@ -13,7 +13,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.benefit import home_training
 from client.benefit.page import FIGURES, FOLDER, PAGE
-from client.benefit.told_benefit import _widths, told_benefit
+from client.benefit.told_benefit import _widths, questions, told_benefit
 from client.site.policy import Policy
 from client.site.site import Site
 from client.site.told_figures import noise_on_score
@@ -26,7 +26,7 @@ from common.wire.codec import decode, encode
 from common.wire.errors import WireError
 from common.wire.records import Groups, TrainRequest
 from tests.client.gates import asked, log, trained
-from tests.client.rounds import beginning, evaluation, images, plan, site
+from tests.client.rounds import beginning, evaluation, images, plan, request, site
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +158,44 @@ def test_the_same_question_gets_the_same_answer_no_matter_how_its_plan_is_writte
     assert answers.pop().class_names
 
 
+def with_own_head(at: Site, of: Plan, number: float, server_round: int = 1) -> None:
+    """Have the site train a round from a head of the coordinator's, which then is a part that stays at the site."""
+    first = beginning(of)
+    head = replace(first.head, weight=first.head.weight + np.float32(number))
+    made = request(of, replace(first, head=head), server_round)
+    assert not asked(at, "train", encode(made)).has_error()
+
+
+def test_a_comparison_is_another_one_once_the_parts_at_the_site_are_others(tmp_path: Path) -> None:
+    """Its noise followed from the request alone: each figure that changed with them showed a picture."""
+    at, of = site(tmp_path, smallest_count=0, extra_questions=40, exact_figures=False), asking("pfl")
+    at = replace(at, test=images(3, 60))
+    with_own_head(at, of, 0.0)
+    question = replace(wanted(of, server_round=1), counted=1)
+    assert reply(asked(at, "query.benefit", encode(question))).class_names
+    with_own_head(at, of, 5.0)
+    again = asked(at, "query.benefit", encode(question))
+    assert "the model of round 1 was compared" in str(again.error.reason)
+
+
+def test_noise_of_a_comparison_follows_from_the_model_as_it_was_judged() -> None:
+    of = asking("pfl")
+    first, second = (questions(wanted(of), judged, (4, 1)) for judged in ("one", "another"))
+    assert {model for model in MODELS if first[model] == second[model]} == {"alone"}
+
+
+def test_the_model_trained_alone_has_the_same_noise_in_every_answer_of_a_run(tmp_path: Path) -> None:
+    """It is the same function of the images: a draw with each trained round could be averaged."""
+    at, of = site(tmp_path, smallest_count=0, exact_figures=False), asking()
+    at, answers = replace(at, test=images(3, 60)), []
+    for server_round in (1, 2):
+        assert not asked(at, "train", encode(request(of, beginning(of), server_round))).has_error()
+        answers.append(reply(compared(at, of, server_round=server_round)))
+    alone = [one.auroc[:2] for one in answers]
+    assert len(answers[0].class_names) == 2
+    assert alone[0] == alone[1]
+
+
 def test_the_mean_over_all_models_of_an_answer_is_as_noisy_as_one_figure_of_a_test(tmp_path: Path) -> None:
     """A coordinator can make them one model, by a rate at which nothing is learned."""
     pairs = {"a": (20, 60), "b": (50, 30)}
@@ -224,7 +262,7 @@ def test_intervals_that_leave_follow_from_told_figures_alone(tmp_path: Path) -> 
         some = {model: Estimate(0.52, (0.52 - width, 0.52 + width)) for model in MODELS}
         gain = {model: Estimate(0.0, (-width, width)) for model in OVER_ALONE}
         found = Benefit({model: dict.fromkeys(names, 0.52) for model in MODELS}, some, gain, "images")
-        told.add(told_benefit(at, wanted(asking()), found))
+        told.add(told_benefit(at, wanted(asking()), found, dict.fromkeys(MODELS, "")))
     (one,) = told
     for low, value, high in zip(one.gain_low, one.gain, one.gain_high, strict=True):
         assert low < value - 0.1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from client import app as site_app
@@ -21,6 +21,7 @@ from common.security.audit import Audit
 from common.security.audit_check import check
 from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
+from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
 from common.wire.roll_call import RollCall
 from strategies.registry import STRATEGIES
@@ -117,6 +118,19 @@ def test_a_site_that_sends_masked_updates_only_takes_part_in_no_bare_run(method:
     for reply in (called(at, of), trained(at, of), judged(at, of)):
         assert reply.has_error()
         assert "policy.masked_only" in reply.error.reason
+
+
+@pytest.mark.parametrize("run", ["\U00020000" * 63, "..", "a/b", "", "Run", "a" * 65])
+def test_no_run_has_such_a_name_and_the_audit_says_that_it_was_asked(run: str, tmp_path: Path) -> None:
+    """Of four-byte letters a file's name can be too long; to some disks "Run" and "run" are one name."""
+    at, of = under(tmp_path), plan("surgical", CLIPPED)
+    content = encode(replace(request(of, beginning(of)), run="run"))
+    fields = content["fields"]
+    content["fields"] = ConfigRecord({**fields, "run": run})
+    with pytest.raises(WireError, match="run must be small letters"):
+        asked(at, "train", content)
+    assert [(line["direction"], line["record"]) for line in log(at)] == [("in", "TrainRequest"), ("out", "Error")]
+    assert not list(tmp_path.glob("questions/*"))
 
 
 def test_a_run_within_the_bounds_is_taken_part_in(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from client.training.secure_aggregation import asked_of
 from client.training.train_round import train_round
 from common.config import Plan
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, Head, TrainReply, TrainRequest
-from common.wire.secure_aggregation import MaskedRequest, RevealRequest, SharesRequest
+from common.wire.secure_aggregation import MaskedRequest, RevealAnswer, RevealRequest, SharesRequest
 from strategies.privacy.secure_aggregation import masked_rounds
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, UnmaskedSum
 from strategies.registry import method_of
+from strategies.rounds.secure_aggregation import STAGES
 from tests.client.masked import NAMES, Hospitals, forged, honest, integers, masked_plan
 from tests.client.rounds import plan
 
@@ -540,6 +541,10 @@ def test_two_attempts_at_a_round_that_other_hospitals_opened_are_two_pasts(tmp_p
     assert any(one.startswith(VICTIM) and "trained by another plan" in one for one in here.refusals)
 
 
+def settle(memory: MemoryFolder) -> None:
+    memory.note_settled(1, memory.digest(1))
+
+
 def keeping_from(silent: Collection[str], change: Callable[[str, Any], Any]) -> Callable[[str, Any], Any]:
     """Have some hospitals' sum not opened: what they are asked to open is of another round."""
 
@@ -549,6 +554,52 @@ def keeping_from(silent: Collection[str], change: Callable[[str, Any], Any]) -> 
         return change(name, asked)
 
     return changed
+
+
+def recorded(into: dict[str, RevealRequest]) -> Callable[[str, Any], Any]:
+    """Change nothing, and keep what each hospital was asked to open."""
+
+    def change(name: str, asked: Any) -> Any:
+        if isinstance(asked, RevealRequest):
+            into[name] = asked
+        return asked
+
+    return change
+
+
+@pytest.mark.parametrize("method", ["fedbn", "pfl"])
+def test_a_training_that_no_sum_holds_is_not_settled_by_the_old_sums_opening(method: str, tmp_path: Path) -> None:
+    """It wrote over the memory and was not held back, since its model had been masked among other hospitals."""
+    here, of, asked_to_open = Hospitals(tmp_path, FOUR), masked_plan(method), dict[str, RevealRequest]()
+    others = tuple(name for name in FOUR if name != VICTIM)
+    here.opened(of, others, run="zero", change=from_a_dead_trunk)
+    here.opened(of, tuple(FOUR), change=recorded(asked_to_open))
+    for name in others:
+        again = from_a_dead_trunk(name, here.asked_to_train(of, name, 1))
+        here.asked(name, "train", again, TrainReply)
+        here.asked(name, f"query.{STAGES[RevealRequest]}", asked_to_open[name], RevealAnswer)
+    settled = {name: MemoryFolder(one.folder / "memory" / "run").is_settled(1) for name, one in here.sites.items()}
+    assert settled == {name: name == VICTIM for name in FOUR}
+
+
+def test_hospitals_whose_rows_stay_at_home_hide_one_another_by_their_labels_too(tmp_path: Path) -> None:
+    """No class is common to all others; each of them has one that the victim lacks, and its own row for it."""
+    class_names = {"ash": ("a", "b"), "birch": ("a", "c"), VICTIM: ("a",)}
+    here = Hospitals(tmp_path, class_names=class_names)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan("pfl"))
+    assert singled_out(here) == set(class_names)
+
+
+def test_a_statistic_of_no_dimensions_is_compared_as_any_other(tmp_path: Path) -> None:
+    def told(name: str, asked: Any) -> Any:
+        number = np.array(float(name == VICTIM), np.float32)
+        return replace(asked, statistics={"number": number}) if isinstance(asked, TrainRequest) else asked
+
+    here = Hospitals(tmp_path)
+    with pytest.raises(MaskingFailed):
+        here.opened(masked_plan(), change=told)
+    assert any(one.startswith(VICTIM) and "trained from another model" in one for one in here.refusals)
 
 
 # ---------------------------------------------------------------- what a round that was never summed leaves behind
@@ -602,7 +653,7 @@ def own_heads(here: Hospitals, counted: Mapping[str, int], again: Collection[str
     for site in here.sites.values():
         first = here.asked_to_train(of, site.name, 1)
         MemoryFolder(site.folder / "memory" / "run").keep(Memory(round=1, parts=Groups(head=first.model.head)))
-        MemoryFolder(site.folder / "memory" / "run").note_settled(1)
+        settle(MemoryFolder(site.folder / "memory" / "run"))
         if site.name in again:
             assert here.asked(site.name, "train", from_dead_rows("", first), TrainReply) is not None
         second = replace(here.asked_to_train(of, site.name, 2), counted=counted.get(site.name, 0))
@@ -644,7 +695,7 @@ def test_no_figure_leaves_of_parts_that_no_mask_ever_covered(method: str, told: 
     """Behind a trunk that a coordinator makes for it, scores of a hospital's own head say what the head holds."""
     here, of = Hospitals(tmp_path), masked_plan(method)
     here.trained(of, NAMES, 1, honest)
-    MemoryFolder(here.sites[VICTIM].folder / "memory" / "run").note_settled(1)
+    settle(MemoryFolder(here.sites[VICTIM].folder / "memory" / "run"))
     first = replace(here.asked_to_train(of, VICTIM, 1), counted=1, best=1)
     facts = {name: value for name, value in vars(first).items() if name != "statistics"}
     for test in (False, True):

@@ -300,6 +300,32 @@ def test_a_private_training_that_fails_costs_what_an_answer_costs(
         first_round(at, of)
 
 
+def test_no_round_goes_on_from_a_training_that_was_not_paid_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Killed before the ledger has it, a training leaves a memory; the answer before it, asked again, is paid for."""
+    at, of = private_site(tmp_path), private_plan()
+    asked = request(of, beginning(of))
+    paid, memory = private_round(at, asked), at.memory("run")
+    assert memory.is_settled(1)
+
+    class Killed(BaseException):
+        """Like a kill, nothing on the way takes it."""
+
+    def killed(*anything: Any) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PrivacyBudgetLedger, "note", killed)
+        with pytest.raises(Killed):
+            private_round(at, replace(asked, contract="another"))
+    again = private_round(at, asked)
+    assert again.update.trunk is not None
+    assert paid.update.trunk is not None
+    assert again.update.trunk.tolist() == paid.update.trunk.tolist()
+    assert not memory.is_settled(1)
+
+
 def test_a_network_that_gives_no_gradient_for_each_image_is_refused_and_costs_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

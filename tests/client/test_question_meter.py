@@ -243,3 +243,32 @@ def test_evaluate_requests_of_the_guard_are_counted_too(tmp_path: Path) -> None:
     at, model = metered(tmp_path, 1), beginning(OF)
     assert isinstance(evaluation(OF, model, 1, 0, -1), EvaluateRequest)
     assert [bool(reason(judges(at, another(model, by)))) for by in (0.0, 0.1, 0.2)] == [False, False, True]
+
+
+def test_a_question_about_parts_at_the_site_is_another_once_a_training_wrote_over_them(tmp_path: Path) -> None:
+    """Of one question there were a hundred answers, each with noise of its own: their mean has little."""
+    of = plan("pfl", {}, lr=0.01, batch_size=64)
+    at, model = metered(tmp_path, 3), beginning(of)
+
+    def own_parts(number: float) -> None:
+        head = replace(model.head, weight=model.head.weight + np.float32(number))
+        assert not asked(at, "train", encode(request(of, replace(model, head=head)))).has_error()
+
+    def judged(*, test: bool) -> str:
+        return reason(asked(at, "evaluate", encode(replace(evaluation(of, model, 1, 1, -1), test=test))))
+
+    own_parts(0.0)
+    assert [judged(test=False), judged(test=True), judged(test=False), judged(test=True)] == [""] * 4
+    own_parts(1.0)
+    assert judged(test=False) == ""
+    assert "the model of round 1 was tested" in judged(test=True)
+    own_parts(2.0)  # with two more trainings and one more evaluation the three are used up
+    assert judged(test=False).startswith(DECLINED)
+
+
+def test_a_round_that_is_done_again_after_a_kill_is_no_other_question(tmp_path: Path) -> None:
+    of = plan("pfl", {}, lr=0.01, batch_size=64)
+    at, model = metered(tmp_path, 0), beginning(of)
+    for _ in range(2):
+        assert reason(asked(at, "train", encode(request(of, model)))) == ""
+        assert reason(asked(at, "evaluate", encode(evaluation(of, model, 1, 1, -1)))) == ""

@@ -1,5 +1,6 @@
 """How scores are spread: told where the experiment asks and the hospital allows it, and of small classes never."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.metrics.multi_label import ClassMetrics, per_class
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
+from common.plugins import METRICS, offered, stamp_of
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply
 from tests.client.gates import asked
@@ -208,3 +210,38 @@ def test_another_model_has_other_noise(tmp_path: Path) -> None:
         (folder / "figures.key").write_bytes(b"a secret of 32 bytes, not by luck")
         told.append(judged_at(folder, model).auroc)
     assert told[0] != told[1]
+
+
+def quotient(scores: np.ndarray, labels: np.ndarray) -> float:
+    """A metric that fails for some labels: how, and for which, would say something of them."""
+    raise ZeroDivisionError(f"{labels.sum():g} images")
+
+
+def huge(scores: np.ndarray, labels: np.ndarray) -> float:
+    return float(1e10 + labels.sum())
+
+
+@pytest.mark.parametrize("metric", [quotient, huge])
+def test_a_metric_that_fails_is_not_defined_and_its_error_stays_at_the_site(
+    metric: Callable[[np.ndarray, np.ndarray], float], tmp_path: Path
+) -> None:
+    """Of hidden classes, too: an error as the answer said that a picture with one is in the test part."""
+    name, said = f"plugin:{offered(METRICS, metric)}", list[str]()
+    at = hospital(tmp_path, NAMES, several_classes_an_image(2, 8), metrics=(name,))
+    at = replace(at, test=images(3, 200, NAMES), tell=said.append)
+    of = plan("surgical", {})
+    of = of.model_copy(
+        update={
+            "evaluation": of.evaluation.model_copy(update={"metrics": (name,)}),
+            "plugins": (stamp_of(METRICS, name.removeprefix("plugin:")),),
+        }
+    )
+    first = beginning(of, NAMES)
+    assert not asked(at, "train", encode(request(of, first))).has_error()
+    message = asked(at, "evaluate", encode(evaluation(of, first, 1, 1, -1)))
+    assert not message.has_error(), message.error.reason
+    told = decode(message.content, EvaluateReply)
+    assert told.metric_names == (name,)
+    assert np.isnan(told.metric_values).all()
+    assert not np.isnan(told.auroc).all()
+    assert any(name in one for one in said)

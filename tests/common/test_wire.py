@@ -97,7 +97,7 @@ def test_whatever_is_small_travels_in_one_record() -> None:
 def test_a_run_that_could_lead_out_of_a_sites_folder_is_refused(run: str) -> None:
     for content, kind in ((encode(REQUEST), TrainRequest), (encode(RollCall("run", "{}")), RollCall)):
         content["fields"] = ConfigRecord({**content["fields"], "run": run})  # type: ignore[dict-item]
-        assert refusal(content, kind).startswith("run must be letters, digits, dashes and underscores, not ")
+        assert refusal(content, kind).startswith("run must be small letters, digits, dashes and underscores, not ")
 
 
 def test_scores_come_back_as_histograms_of_the_classes_that_were_told() -> None:

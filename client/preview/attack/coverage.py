@@ -132,6 +132,7 @@ NOT_TRIED = (
     "Attacks by another hospital of the federation, and by somebody who has taken over this machine.",
     "Statistics of single methods (prototypes, relations, indicators, difficulty), score histograms, plug-ins.",
     "How long an answer takes, and when it comes; whether training diverges; errors and declined requests as answers.",
+    'Parts of the model that stay at the site (`pfl`, `trunk = "fedbn"`).',
     "The figures of the comparison with training alone: only whether a picture makes it fail.",
     "Attacks over hundreds of rounds: blurred figures add up, and who may ask for years finds more than stands here.",
     "What nobody has published yet: 0 here means that these attacks found nothing, not that nothing can be found.",
