@@ -21,7 +21,7 @@ from rich.console import Console
 import polyclinic
 from client.site.policy import Policy
 from common.config import read_experiment
-from common.metrics.multi_label import mean_auroc
+from common.metrics.auroc import mean_auroc
 from common.simulation import whole_data
 from server.simulation.simulate import simulate
 

@@ -1,4 +1,4 @@
-"""The methods' classes by name, read on both sides of the wire."""
+"""The methods' classes by name, read on both sides of the wire; the list is in :mod:`strategies.base.method_list`."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -13,7 +13,7 @@ from common.plugins import METHODS, PLUGIN, loaded
 from common.system.toml import in_words, near_literal
 from strategies.aggregation.robust import RobustMean
 from strategies.aggregation.server_optimizer import ServerOptimizer
-from strategies.base.names import CLASSES, unknown_method
+from strategies.base.method_list import CLASSES, unknown_method
 from strategies.local.training_losses import loss_faults
 from strategies.privacy.protection import privacy_faults
 from strategies.privacy.secure_aggregation.supported import contradictions

@@ -23,9 +23,9 @@ from client.training.model_and_images import Work, unpack, validated
 from client.training.told_validation import ToldFigures, without_gaps
 from common.config import Plan
 from common.data.base.image_set import are_known
+from common.metrics.auroc import per_class
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
 from common.metrics.bootstrap import paired_means
-from common.metrics.multi_label import per_class
 from common.models.inference import label_matrix
 from common.models.state import ModelState, read_state
 from common.system.seeds import seed_of

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from client.site.memory import MemoryFolder, forget_other_runs
 from client.site.site import Site
-from client.site.site_state import MemoryFolder, forget_other_runs
 from client.training.evaluate_round import put_best, scored
 from client.training.model_and_images import unpack, validated
 from client.training.told_validation import ToldFigures

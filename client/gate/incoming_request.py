@@ -13,8 +13,8 @@ from client.gate.policy_rules import Verdict, method_fault, of_request
 from client.gate.question_meter import Question, QuestionMeter, question_of
 from client.gate.requested_work import RequestedWork
 from client.gate.time_limit import at_most
+from client.site.memory import forget_other_runs, forget_run
 from client.site.site import Site
-from client.site.site_state import forget_other_runs, forget_run
 from common.errors import BadInput
 from common.wire.canonical_bytes import small_fields
 from common.wire.hello import WIRE_VERSION

@@ -15,8 +15,8 @@ from flwr.app import RecordDict
 
 from client.gate.policy_rules import Verdict
 from client.gate.requested_work import RequestedWork
+from client.site.memory import MemoryFolder
 from client.site.policy import Policy
-from client.site.site_state import MemoryFolder
 from common.system.files import write_atomically
 from common.wire.canonical_bytes import record_sha256
 

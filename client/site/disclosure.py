@@ -24,7 +24,7 @@ from client.site.policy import Policy
 from client.site.told_figures import on_steps, short
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault
-from common.metrics.multi_label import ClassMetrics
+from common.metrics.auroc import ClassMetrics
 from common.models.zoo.spec import Task
 from common.wire.records import Arrays
 from strategies.base.method import About, Statistic

@@ -20,8 +20,8 @@ from client.site.disclosure import (
     without_labels,
 )
 from client.site.frozen_parts import FrozenParts
+from client.site.memory import MemoryFolder
 from client.site.policy import WITHOUT_LIMITS, Policy
-from client.site.site_state import MemoryFolder
 from client.site.told_figures import FigureSecret
 from common.config import Plan
 from common.contract import Declaration

@@ -11,7 +11,7 @@ from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import loss_here, parts_in_best_round
 from client.training.score_release import NOT_TESTED, counts_right_images, of_test, of_validation, tally_of, told_scores
 from client.training.told_validation import ToldFigures, without_gaps
-from common.metrics.multi_label import ClassMetrics
+from common.metrics.auroc import ClassMetrics
 from common.metrics.plugin import metrics_of
 from common.metrics.score_histograms import Floats, ScoreHistogram
 from common.models.inference import label_matrix, scores_of

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from client.site.memory import Memory, MemoryFolder
 from client.site.site import Site
-from client.site.site_state import Memory, MemoryFolder
 from client.training.features import NetworkOnFeatures, features_of, trains_on_features
 from client.training.network_cache import empty_network, fill_frozen_part
 from common.config import Plan

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from client.site.site_state import Memory
+from client.site.memory import Memory
 from client.training.model_and_images import Work
 from common.models.state import ModelState
 from common.wire.records import (

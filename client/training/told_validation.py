@@ -27,7 +27,7 @@ from client.site.told_figures import (
 )
 from client.training.model_and_images import Work
 from common.errors import BadInput
-from common.metrics.multi_label import ClassMetrics, mean_auroc, per_class
+from common.metrics.auroc import ClassMetrics, mean_auroc, per_class
 from common.metrics.plugin import Metric, or_undefined
 from common.metrics.score_histograms import Floats
 from common.models.inference import logits_of, probabilities

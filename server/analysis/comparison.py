@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.metrics.multi_label import ClassMetrics, Summary, mean_and_sd
+from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd
 from common.system.formatting import counted, shortened, spans
 from common.system.plain_text import json_text
 from server.analysis.site_gains import SiteGain, site_gains

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from common.metrics.multi_label import mean_and_sd
+from common.metrics.auroc import mean_and_sd
 from server.analysis.statistics import ALPHA, FEWEST_SEEDS, holm, without_spread
 from server.runs.reader import Run
 

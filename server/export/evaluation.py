@@ -25,9 +25,9 @@ from common.data.sources.npz_checks import read_headers
 from common.data.tables.csv import Columns
 from common.data.tables.roles import image_column, patient_column
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class
 from common.metrics.bootstrap import Interval, Intervals, auroc_intervals
 from common.metrics.calibration import Decisions, decisions
-from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class
 from common.models.inference import label_matrix
 from common.models.network import SplitNetwork
 from common.models.saved import load_model

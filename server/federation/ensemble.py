@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
+from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class, summarise
 from common.metrics.multi_class import multi_class
-from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class, summarise
 from common.models.files import DESCRIPTION
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork

@@ -12,9 +12,9 @@ from common.config import Plan
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet, Splits, are_known
 from common.data.images.pixels import channels_first
+from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, Summary, mean_and_sd, mean_more, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
-from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, Summary, mean_and_sd, mean_more, per_class, summarise
 from common.metrics.operating_points import operating_points
 from common.metrics.plugin import metrics_of
 from common.metrics.pooled import pooled, summed

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from common.metrics.auroc import GLOBAL_MODEL, ClassGroup, ClassMetrics, Summary
 from common.metrics.bootstrap import Interval
-from common.metrics.multi_label import GLOBAL_MODEL, ClassGroup, ClassMetrics, Summary
 from common.system.formatting import counted, listed, number, spans
 from server.reporting.coverage import owners
 from server.reporting.site_claims import NAMED, better_alone, by_chance

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from common.errors import BadInput, Fault, stop_on
+from common.metrics.auroc import ClassMetrics, Summary
 from common.metrics.benefit import Benefit
 from common.metrics.multi_class import ClientAccuracy, RoundAccuracy
-from common.metrics.multi_label import ClassMetrics, Summary
 from common.system.toml import in_words
 
 SAMPLES = "samples.json"

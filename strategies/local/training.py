@@ -17,7 +17,7 @@ from common.data.augmentation.spec import AugmentationSpec
 from common.data.augmentation.weak import augment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
-from common.metrics.multi_label import mean_auroc
+from common.metrics.auroc import mean_auroc
 from common.models.inference import Precision, autocast, label_matrix, logits_of, probabilities
 from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state

@@ -21,9 +21,9 @@ from client.gate.incoming_request import asked_of
 from client.gate.known_runs import KEPT
 from client.gate.policy_rules import of_request
 from client.gate.requested_work import RequestedWork
+from client.site.memory import KEPT_RUNS
 from client.site.policy import Policy
 from client.site.site import Site
-from client.site.site_state import KEPT_RUNS
 from common.config import Plan, plan_of, read_experiment
 from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS

@@ -10,7 +10,7 @@ import pytest
 
 import client.training.train_round
 import client.training.trained_here
-from client.site.site_state import Memory, MemoryFolder
+from client.site.memory import Memory, MemoryFolder
 from client.training.secure_aggregation import asked_of
 from client.training.train_round import train_round
 from common.config import Plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from client.site.site_state import Memory, MemoryFolder, forget_other_runs
+from client.site.memory import Memory, MemoryFolder, forget_other_runs
 from common.models.head import Head
 from common.wire.records import Groups
 

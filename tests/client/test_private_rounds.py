@@ -17,9 +17,9 @@ from client.connection.status import Status, in_words
 from client.gate.known_runs import digest
 from client.gate.time_limit import OutOfTime
 from client.roll_call import answer
+from client.site.memory import MemoryFolder
 from client.site.policy import Policy
 from client.site.site import Site
-from client.site.site_state import MemoryFolder
 from client.training.privacy_budget import PrivacyBudgetLedger
 from client.training.private_round import ledger_of, private_evaluation, private_round, spent_by
 from common.config import Plan

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from client.site.memory import MemoryFolder
 from client.site.site import Site
-from client.site.site_state import MemoryFolder
 from client.training.evaluate_round import evaluate_round
 from client.training.model_and_images import unpack
 from client.training.train_round import train_round, warm_up

@@ -21,7 +21,7 @@ from client.training.private_round import private_evaluation
 from client.training.score_release import of_test, told_scores
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
-from common.metrics.multi_label import ClassMetrics, per_class
+from common.metrics.auroc import ClassMetrics, per_class
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
 from common.plugins import METRICS, offered, stamp_of
 from common.wire.codec import decode, encode

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 from common.errors import Diverged
-from common.metrics.multi_label import ClassMetrics, mean_and_sd, per_class, summarise
+from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class, summarise
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "surgical.json"
 FEDMLP = VECTORS.with_name("fedmlp.json")

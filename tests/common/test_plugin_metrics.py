@@ -15,7 +15,7 @@ from client.site.disclosure import told_metrics
 from client.site.policy import WITHOUT_LIMITS, Policy
 from common.config import EvaluationSection, plan_of
 from common.errors import BadInput
-from common.metrics.multi_label import ClassMetrics, mean_more, per_class
+from common.metrics.auroc import ClassMetrics, mean_more, per_class
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply
 from strategies.registry import method_of

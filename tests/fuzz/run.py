@@ -24,7 +24,7 @@ READERS = (
     ),
     *(
         "server.coordinator.folder",
-        "client.site.site_state",
+        "client.site.memory",
         "client.connection.pending_message",
         "client.site.settings",
         "client.connection.fleet_client",

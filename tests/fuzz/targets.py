@@ -29,8 +29,8 @@ from PIL import Image
 
 from client.connection.fleet_client import NotThere, bundle_fault, expired
 from client.connection.pending_message import InHand
+from client.site.memory import Memory, MemoryFolder
 from client.site.settings import open_site, read_settings
-from client.site.site_state import Memory, MemoryFolder
 from common.config import read_experiment
 from common.data.base.spec import NpzSpec
 from common.data.base.spec_tables import FolderSpec

@@ -162,7 +162,7 @@ def mistake(death: Death) -> None:
 
 def at_the_site(point: str, death: Death) -> None:
     """Patch a site's program."""
-    import client.site.site_state
+    import client.site.memory
     import client.training.train_round
     from client.connection.fleet_client import Link
 
@@ -185,7 +185,7 @@ def at_the_site(point: str, death: Death) -> None:
                 after=True,
             )
         case "half-way through its memory":
-            half_a_file(death.come, client.site.site_state, lambda name: name == f"round-{ROUND:06d}.safetensors")
+            half_a_file(death.come, client.site.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
         case "before it sends":
             at(Link, "reply", death.come, reply_of_round)
         case "while it sends":
@@ -198,7 +198,7 @@ def at_the_site(point: str, death: Death) -> None:
             wanted = lambda work, request, *rest: request.round == ROUND  # noqa: E731
             at(client.training.train_round, "keep", lambda: set_clock(death, hours), wanted)
         case "disk full":
-            disk_full(death, client.site.site_state, lambda name: name == f"round-{ROUND:06d}.safetensors")
+            disk_full(death, client.site.memory, lambda name: name == f"round-{ROUND:06d}.safetensors")
 
 
 def main() -> None:

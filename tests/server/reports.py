@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from common.metrics.multi_label import ClassMetrics, summarise
+from common.metrics.auroc import ClassMetrics, summarise
 
 RESULTS = {
     "edema": ClassMetrics(0.81, 0.4, 0.7, 40, 160),

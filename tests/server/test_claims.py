@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy.stats import t as scipy_t
 from scipy.stats import ttest_rel, wilcoxon
 
+from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.bootstrap import Intervals
 from common.metrics.calibration import Decisions
-from common.metrics.multi_label import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.quality import Quality
 from common.metrics.site_sample import SiteSample
 from server.analysis.comparison import Comparison, Spread, compare

@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console, RenderableType
 
 from common.errors import BadInput
+from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClass, RoundAccuracy
-from common.metrics.multi_label import ClassMetrics, summarise
 from server.analysis.comparison import Comparison, Spread, compare, write_comparison
 from server.reporting.comparison_claims import headline, verdicts
 from server.reporting.tables import comparison_table, coverage_table, markdown_table

@@ -15,7 +15,7 @@ from client.connection import status as site_status
 from client.gate import audit_report
 from client.gate.gate import LISTED_BYTES, listed
 from common.errors import BadInput, Fault
-from common.metrics.multi_label import summarise
+from common.metrics.auroc import summarise
 from common.models.network import build
 from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec

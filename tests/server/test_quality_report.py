@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
+from common.metrics.auroc import Summary, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
-from common.metrics.multi_label import Summary, per_class, summarise
 from common.metrics.operating_points import OperatingPoint, operating_points
 from common.metrics.pooled import pooled
 from common.metrics.quality import quality

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
+from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClass
-from common.metrics.multi_label import ClassMetrics, summarise
 from server.analysis.comparison import MethodResult, Spread, compare
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures import auroc

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from scipy.stats import ttest_1samp
 
-from common.metrics.multi_label import ClassMetrics, summarise
+from common.metrics.auroc import ClassMetrics, summarise
 from server.analysis.comparison import Comparison, compare, write_comparison
 from server.reporting.pages.gains import gain_rows, gain_sentences, gains_figure
 from server.runs.reader import read_run

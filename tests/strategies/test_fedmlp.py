@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from client.site.site_state import memory_of
+from client.site.memory import memory_of
 from common.contract import LabelContract
 from common.wire.codec import decode
 from common.wire.records import Groups, TrainReply, TrainRequest

@@ -9,7 +9,7 @@ import pytest
 
 from client import app
 from common.data.images.pixels import channels_first
-from common.metrics.multi_label import mean_auroc
+from common.metrics.auroc import mean_auroc
 from common.models.inference import label_matrix, scores_of
 from common.models.network import build
 from common.models.state import Head, write_state

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from client.site.site_state import memory_of
+from client.site.memory import memory_of
 from common.contract import LabelContract
 from common.errors import BadInput
 from common.wire.records import Groups, TrainReply, TrainRequest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from common.metrics.multi_label import mean_and_sd, per_class
+from common.metrics.auroc import mean_and_sd, per_class
 from common.models.state import Head, ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.base.state import FederationState, with_validation

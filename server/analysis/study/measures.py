@@ -54,6 +54,6 @@ def of_classes(classes: Sequence[str]) -> Reading:
 
 
 def _mean_auroc(run: "Run", classes: Sequence[str]) -> float | None:
-    from common.metrics.multi_label import mean_and_sd
+    from common.metrics.auroc import mean_and_sd
 
     return mean_and_sd(each.auroc for name, each in run.summary.test.per_class.items() if name in classes)[0]

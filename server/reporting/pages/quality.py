@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from common.metrics.auroc import Summary, mean_and_sd
 from common.metrics.calibration import Calibration, Decisions
-from common.metrics.multi_label import Summary, mean_and_sd
 from common.metrics.operating_points import OperatingPoint
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures import curves, quality

@@ -19,7 +19,7 @@ from client.site.policy import Policy
 from common.config import Plan
 from common.data.base.image_set import ImageSet, joined
 from common.data.images.pixels import channels_first
-from common.metrics.multi_label import mean_auroc
+from common.metrics.auroc import mean_auroc
 from common.models.network import SplitNetwork, build
 from common.models.state import ModelState, layout_of, read_state, write_state
 from common.wire.records import TrainReply

@@ -1,4 +1,4 @@
-"""How good a multi-label classifier is, class by class, where some labels are unknown.
+"""AUROC, average precision and balanced accuracy, class by class, where some labels are unknown.
 
 An entry whose label is NaN (*not annotated*) is left out for its class. A measure that a class does not allow, because
 the test set holds no positive or no negative of it, is ``None``: neither 0 nor 0.5 would be true.
