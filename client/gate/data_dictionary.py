@@ -133,8 +133,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "round": _ROUND,
         "site": _SITE,
         "statement": "under secure aggregation: two public keys made for this round, the classes whose head rows this "
-        "site sends, the classes that it annotates, whether rows that few sites have may be seen (`rows_alone`), "
-        "whether it masks where too few sites annotate the same ones (`unlike_labels`), what it divides its update by "
+        "site sends, whether rows that few sites have may be seen (`rows_alone`), what it divides its update by "
         "(how many sites were asked), its `smallest_cohort`, among whom it masks, whose sum it opened in an "
         "earlier attempt at the round, and hashes of what it was asked: plan, trunk, head rows; the other "
         "sites read it too",

@@ -53,7 +53,6 @@ level = "standard"              # "strict": only runs whose noise hides patients
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
 # smallest_cohort = 3           # under secure aggregation, refuse to unmask a sum of fewer sites
 # rows_alone = false            # true: then also head rows of classes that fewer sites have: the coordinator sees them
-# unlike_labels = false         # true, with peers: mask also where too few sites annotate the same classes
 # peers = {{ south = "ecdsa-sha2-nistp256 AAAA..." }}   # the sites with which masks are agreed on
 # honest_sites = 1              # so many sites of a sum are trusted to add their share of noise: docs/privacy.md
 

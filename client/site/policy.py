@@ -48,7 +48,6 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
         "label_counts": True,
         "score_histograms": True,
         "rows_alone": True,
-        "unlike_labels": True,
         "smallest_cohort": 2,
         "exact_figures": True,
         "train_hidden_classes": True,
@@ -124,9 +123,6 @@ class Policy(Section):
         masked_only: Send no update but under secure aggregation.
         rows_alone: Whether, under secure aggregation, a head row that fewer sites of the round own than
             ``smallest_cohort`` may be opened. Else it stays masked, and the model's row stays as it was.
-        unlike_labels: Under secure aggregation with ``peers``, whether it masks also where fewer than
-            ``smallest_cohort`` of the sites, itself included, train on the same classes: by rows of the other classes a
-            malicious coordinator can then find its update. With distributed noise it does so anyway.
         smallest_cohort: Under secure aggregation, fewest sites whose sum it helps to open; and a round that is asked
             again is masked among the same sites only. 1: sums of two sites, and of any others when a round is repeated.
         peers: Under secure aggregation, the other sites' names with the public keys that their statements must be
@@ -177,7 +173,6 @@ class Policy(Section):
     score_histograms: bool = False
     masked_only: bool = False
     rows_alone: bool = False
-    unlike_labels: bool = False
     smallest_cohort: int = Field(3, ge=1)
     peers: dict[str, str] = Field(default_factory=dict)
     honest_sites: int | None = Field(1, ge=1)

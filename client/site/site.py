@@ -115,12 +115,6 @@ class Site:
         images: ImageSet = getattr(self, part)
         return images if self.policy.epsilon is not None else self._without_hidden(part, plan.model.task)
 
-    @property
-    def untrained(self) -> frozenset[str]:
-        """Classes that this site annotates and whose labels a run does not train on; see :meth:`trained_on`."""
-        policy = self.policy
-        return frozenset() if policy.epsilon is not None or policy.train_hidden_classes else self.hides("train")
-
     def _without_hidden(self, part: str, task: Task) -> ImageSet:
         """The images of one part without labels of hidden classes, unless the policy has them trained on."""
         images: ImageSet = getattr(self, part)

@@ -23,7 +23,7 @@ from client.site.site import Site
 from common.config import Plan
 from common.data.augmentation.spec import AugmentationSpec
 from common.data.images.pixels import Pixels
-from common.models.inference import autocast
+from common.models.inference import autocast, never_alone
 from common.models.network import SplitNetwork
 from common.system.files import write_atomically
 from strategies.base.method import Method
@@ -96,7 +96,7 @@ class Features:
         found = []
         for batch in pixels.batches(BATCH):
             with autocast(batch.device, plan.training.precision):
-                found.append(network.backbone(network._prepared(batch.float())).float())
+                found.append(never_alone(network.backbone, network._prepared(batch.float())).float())
         return torch.cat(found)
 
     def _write(self, path: Path, name: str, features: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:

@@ -4,7 +4,7 @@ import hashlib
 import hmac
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from client.gate.policy_rules import of_reply
@@ -30,7 +30,7 @@ from strategies.base.method import Method
 from strategies.privacy.discrete_gaussian import KEY_BYTES
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
-from strategies.privacy.secure_aggregation.site import SINGLED_OUT, Asked, MaskingRefused, SiteRound, Terms, no_round
+from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
 from strategies.privacy.secure_aggregation.supported import largest_change
 from strategies.registry import method_of
 
@@ -79,10 +79,6 @@ class Masks:
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = shares_of(plan, method)
-        annotated = tuple(sorted(set(site.declaration.canonical) & set(request.class_names)))
-        unlike = site.policy.unlike_labels or not site.policy.peers or shares is not None
-        if hidden := sorted(site.untrained & set(annotated)):
-            self._refuse_hidden(site.name, hidden, unlike=unlike)
         terms = Terms(
             largest=largest_change(plan, method),
             alone=site.policy.rows_alone and shares is None,
@@ -90,8 +86,6 @@ class Masks:
             peers=site.policy.peers,
             cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
             asked=asked_of(site, request, method),
-            classes=annotated,
-            unlike=unlike,
             masked=masked_rounds_of(site, shares),
             shares=shares,
             **({} if shares is None else {"noise": share_keys(site, plan, request.round)}),
@@ -101,14 +95,6 @@ class Masks:
         if made.cut:
             self._tell(f"round {request.round}: {made.cut} numbers of the update were cut to {terms.largest:g}")
         return replace(reply, update=Groups())
-
-    def _refuse_hidden(self, site: str, hidden: Sequence[str], *, unlike: bool) -> None:
-        """Refuse where head rows of classes that this site alone does not train on could single it out."""
-        if not unlike:
-            self._tell(
-                f"too few patients show {quoted(hidden)}, or lack it: not trained on, so no other site hides this one"
-            )
-            raise MaskingRefused(f"{site} {SINGLED_OUT}.")
 
     def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
         return self._of(site).round.keys(request)

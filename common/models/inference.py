@@ -37,7 +37,7 @@ def logits_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precisi
     parts = []
     for batch in _batches(images):
         with autocast(batch.device, precision):
-            parts.append(_never_alone(network, batch.float()).float())
+            parts.append(never_alone(network, batch.float()).float())
     return torch.cat(parts)
 
 
@@ -50,12 +50,12 @@ def features_and_logits(
     features = []
     for batch in _batches(images):
         with autocast(batch.device, precision):
-            features.append(_never_alone(network.features, batch.float()).float())
+            features.append(never_alone(network.features, batch.float()).float())
     seen = torch.cat(features)
     return seen, network.head(seen)
 
 
-def _never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
+def never_alone(network: Callable[[Tensor], Tensor], batch: Tensor) -> Tensor:
     """What a network makes of a batch; of one image, as of two: some layers fail on a single value a channel."""
     return network(batch) if len(batch) > 1 else network(torch.cat([batch, batch]))[:1]
 

@@ -89,7 +89,6 @@ class Script:
         divisors: Site -> what it is asked to divide its update by.
         forged: Site -> what is done to the statements that are relayed to it.
         restarted: Sites whose processes start anew before.
-        spoilt: A class by whose row the training of all sites fails that are sent it.
         forgetful: A site whose folder is brought back from before the first round.
     """
 
@@ -104,7 +103,6 @@ class Script:
     divisors: Mapping[str, int] = field(default_factory=dict)
     forged: Mapping[str, str] = field(default_factory=dict)
     restarted: tuple[str, ...] = ()
-    spoilt: str = ""
     forgetful: str = ""
 
 
@@ -178,16 +176,12 @@ class AnyCoordinator:
         request = self._request(script, name)
         for _ in range(1 + (script.changed.get(name) == "again")):
             if self._here.asked(name, "train", request, TrainReply) is not None:
-                try:
-                    found.updates[name] = self._here.bare(name, request)
-                except FloatingPointError:  # under masks its change is zero
-                    found.updates[name] = np.zeros(LAYOUT.size(self._rows[name]), np.float32)
+                found.updates[name] = self._here.bare(name, request)
 
     def _request(self, script: Script, name: str) -> TrainRequest:
         generator = np.random.default_rng(script.model)
         trunk = 0.1 * generator.normal(size=LAYOUT.trunk).astype(np.float32)
         weight, bias = generator.normal(size=(len(self._classes), 20)), generator.normal(size=len(self._classes))
-        weight[[one == script.spoilt for one in self._classes]] = 3e38
         whole = Head(self._classes, weight.astype(np.float32), bias.astype(np.float32))
         head, plan = whole.rows(self._rows[name]), self._plan
         honest = TrainRequest(

@@ -14,15 +14,18 @@ from torch import Tensor, nn
 from client.site.policy import Policy
 from client.site.site import Site
 from client.site.told_figures import FigureSecret
+from client.training.features import BATCH, Features
 from common.config import Plan
 from common.data.base.image_set import ImageSet
+from common.data.images.pixels import pixels_of
+from common.models.network import build
 from common.models.state import ModelState
 from common.plugins import MODELS, PLUGIN, offered, stamp_of
 from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import decode, encode
 from common.wire.records import EvaluateReply, Groups, TrainReply
 from tests.client.gates import asked
-from tests.client.rounds import beginning, evaluation, plan, request, site
+from tests.client.rounds import beginning, evaluation, images, plan, request, site
 
 SOUGHT = 255
 """First pixel of the picture that the coordinator looks for; others have 0."""
@@ -160,3 +163,18 @@ def test_how_many_are_right_leaves_with_exact_figures_only(exact: bool, tmp_path
     reply = decode(trained(at, of, beginning(of)).content, TrainReply)
     told = [reply.test_images, judged(at, of, beginning(of)).test_images]
     assert told == [int(at.test.labels.any(axis=1).sum()) if exact else None] * 2
+
+
+def test_features_of_a_frozen_backbone_do_not_say_by_failing_that_one_image_is_left_over(tmp_path: Path) -> None:
+    """Some layers fail on a batch of one: whether there is one hangs on the exact number of images."""
+
+    class NotOfOne(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            assert len(images) > 1
+            return images.flatten(1)
+
+    of = plan("surgical", {})
+    network = build(of.model, ("a",), 1)
+    network.backbone = NotOfOne()
+    pixels = pixels_of(images(1, BATCH + 1), "cpu")
+    assert len(Features(tmp_path, None, False).of(network, "train", pixels, of)) == BATCH + 1

@@ -20,8 +20,10 @@ import pytest
 from tests.network.ended import Command, Ended, Table
 from tests.network.real import ROOT, flwr_client, flwr_server, free_ports
 
-CPU_S = 0.5
-"""Of a refusal. Each may be tried three times, for the first compiles what it imports, and the machine may be busy."""
+CPU_S, CPU_S_BESIDE_OTHERS = 0.5, 0.8
+"""Of a refusal, on a machine that has nothing else to do, and on one whose cores others use, which makes each second
+do less: 0.33 s became 0.6 at a load of 8 on two cores. Torch alone takes 1.9 s. Each may be tried three times, for the
+first compiles what it imports."""
 TRIES = 3
 YARDSTICK = "import asyncio, ssl, email.message, http.client, xml.dom.minidom, unittest, decimal"
 YARDSTICKS = 2.5
@@ -453,7 +455,9 @@ def test_a_wrong_call_is_refused_at_once_and_leaves_nothing(
     assert (ended.code, ended.left) == (2, ()), said
     assert words in said
     assert "Traceback" not in said
-    assert ended.cpu_s < CPU_S or ended.cpu_s < YARDSTICKS * min(yardstick_s() for _ in range(TRIES))
+    busy = os.getloadavg()[0] > (os.cpu_count() or 1) + 1
+    most = CPU_S_BESIDE_OTHERS if busy else CPU_S
+    assert ended.cpu_s < most or ended.cpu_s < YARDSTICKS * min(yardstick_s() for _ in range(TRIES))
     assert not (tmp_path / "out").exists()
 
 

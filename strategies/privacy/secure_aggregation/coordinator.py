@@ -20,14 +20,13 @@ from common.wire.secure_aggregation import (
     SharesAnswer,
     SharesRequest,
 )
-from strategies.privacy.secure_aggregation.cover import left_alone
 from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask, agreed, combined, key_of
 from strategies.privacy.secure_aggregation.fixed_point import from_fixed_point, plausible
 from strategies.privacy.secure_aggregation.masked_rounds import fewest
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares
 from strategies.privacy.secure_aggregation.segments import Segment, SegmentLayout, segments_of
 from strategies.privacy.secure_aggregation.signed_keys import Statement, StatementError, read_statement
-from strategies.privacy.secure_aggregation.site import SINGLED_OUT, may_open
+from strategies.privacy.secure_aggregation.site import may_open
 
 
 class MaskingFailed(Exception):
@@ -179,8 +178,6 @@ class Summing:
                     total[place] += answer.vector[own]
                 survivors.append(site)
         self._refuse_fewer(survivors, self._needed, "sent a masked update")
-        if alone := left_alone(survivors, self._statements):
-            raise MaskingFailed(f"of the sites that sent a masked update, {quoted(sorted(alone))} {SINGLED_OUT}.")
         return total, sorted(survivors)
 
     def _masked_request(self, site: str, letters: Mapping[str, Mapping[str, bytes]]) -> MaskedRequest:

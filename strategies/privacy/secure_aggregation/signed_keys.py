@@ -29,8 +29,6 @@ class Statement(BaseModel):
         model: SHA-256 of the trunk and batch normalisation that it started from.
         shared: SHA-256 by name of what it has in common with some sites only: the head rows that it started from.
         rows: Classes whose head rows it sends, sorted.
-        classes: Classes that it annotates, sorted.
-        unlike: Whether it masks also where too few of the sites annotate the same classes.
         alone: Whether a row that fewer sites own than a cohort may be opened.
         sealing_key, masking_key: Public halves, made for this round: for letters to other sites, and for masks.
     """
@@ -48,16 +46,14 @@ class Statement(BaseModel):
     model: str
     shared: dict[str, str]
     rows: tuple[str, ...]
-    classes: tuple[str, ...]
-    unlike: bool
     alone: bool
     sealing_key: str
     masking_key: str
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        if any(list(names) != sorted(set(names)) for names in (self.rows, self.classes)):
-            raise ValueError("rows and classes must be sorted, once each")
+        if list(self.rows) != sorted(set(self.rows)):
+            raise ValueError("rows must be sorted, once each")
         if not len(self.members) <= self.divisor:
             raise ValueError("the divisor must be the number of members or more")
         if not all(re.fullmatch("[0-9a-f]{66}", key) for key in (self.sealing_key, self.masking_key)):

@@ -32,7 +32,6 @@ from common.wire.secure_aggregation import (
     SharesRequest,
 )
 from strategies.privacy.discrete_gaussian import BitStream
-from strategies.privacy.secure_aggregation.cover import left_alone
 from strategies.privacy.secure_aggregation.crypto import (
     SECRET_BYTES,
     add_mask,
@@ -59,12 +58,6 @@ from strategies.privacy.secure_aggregation.signed_keys import (
 
 Request = KeysRequest | SharesRequest | MaskedRequest | RevealRequest
 Answer = TypeVar("Answer", bound=MaskingAnswer)
-
-
-SINGLED_OUT = (
-    "could be singled out by head rows that spoil the training of others: without policy.unlike_labels = true in its "
-    "site.toml it masks only with as many sites as its smallest_cohort, itself included, that train on the same classes"
-)
 
 
 class MaskingRefused(WireError):
@@ -105,9 +98,6 @@ class Terms:
             relay the right statements.
         cohort: Fewest sites whose sum it helps to open.
         asked: What every other site of the round must have been asked, too.
-        classes: Those that it annotates.
-        unlike: Whether it masks also where fewer than ``cohort`` of the sites annotate the same classes. A site that
-            does not train on all classes that it annotates masks only then.
         masked: The rounds that it has masked so far.
         shares: The noise that the sites add together; None for none.
         noise: From what a share of it covers, the key that it is drawn with: the same for the same, and for nothing
@@ -120,8 +110,6 @@ class Terms:
     peers: Mapping[str, str] = field(default_factory=dict)
     cohort: int = 2
     asked: Asked = field(default_factory=Asked)
-    classes: tuple[str, ...] = ()
-    unlike: bool = True
     masked: MaskedRounds = field(default_factory=MaskedRounds)
     shares: NoiseShares | None = None
     noise: Callable[[str], bytes] = lambda covered: os.urandom(SECRET_BYTES)
@@ -246,8 +234,6 @@ class SiteRound:
             model=self._terms.asked.model,
             shared=dict(self._terms.asked.shared),
             rows=self._rows,
-            classes=tuple(sorted(self._terms.classes)),
-            unlike=self._terms.unlike,
             alone=self._terms.alone,
             sealing_key=public_hex(self._sealing),
             masking_key=public_hex(self._masking),
@@ -301,7 +287,6 @@ class SiteRound:
         if len(found) < 2:
             raise MaskingRefused("there is no other site: a sum of one update is that update.")
         self._refuse_too_few(len(found))
-        self._refuse_lone(found, found, self.site)
         return found
 
     def _refuse_stranger(self, statement: Statement, text: bytes, signature: bytes, identity: str) -> None:
@@ -319,7 +304,6 @@ class SiteRound:
         if not set(others) <= set(self._statements) - {self.site} or len(set(others)) < len(others):
             raise MaskingRefused("letters come from sites that stated no keys.")
         self._refuse_too_few(len(others) + 1)
-        self._refuse_lone({self.site, *others}, self._statements, self.site)
         if self._update is None:
             raise MaskingRefused(f"{self.site} has masked its update and let it go.")
         if request.numbers != len(self._update):
@@ -369,7 +353,6 @@ class SiteRound:
         if MaskedAnswer not in self._answered or self.site not in survivors or not survivors <= took_part:
             raise MaskingRefused("the survivors are not sites that masked their updates together with this one.")
         self._refuse_too_few(len(survivors))
-        self._refuse_lone(survivors, self._statements)
         self._done = self._done.opening(survivors)
         self._note()
         openable = [segment for segment in self._segments if may_open(segment, survivors, self._statements)]
@@ -405,16 +388,6 @@ class SiteRound:
     def _refuse_too_few(self, sites: int) -> None:
         if sites < self._needed:
             raise MaskingRefused(f"{sites} of {len(self._members)} sites are left, {self._needed} are needed.")
-
-    def _refuse_lone(self, among: Collection[str], statements: Mapping[str, Statement], protected: str = "") -> None:
-        """Refuse a sum in which a site could be singled out by its labels.
-
-        Args:
-            protected: Only this site; each where left out.
-        """
-        for site in left_alone(among, statements):
-            if site == (protected or site):
-                raise MaskingRefused(f"{site} {SINGLED_OUT}: it wants {statements[site].cohort}.")
 
 
 def may_open(segment: Segment, survivors: set[str], statements: Mapping[str, Statement]) -> bool:

@@ -21,7 +21,7 @@ from common.models.state import Head, ModelState, layout_of, read_state, state_s
 from common.models.zoo.spec import Task
 from common.wire.records import TrainReply
 
-NOISE = 'of others noise (`level = "strict"`) or `masked_only` with `peers`'
+NOISE = 'of others noise (`level = "strict"`)'
 FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
 OFFSET, STEP = 2.0**10, 2.0**-12
 """A bias, and what one image moves it by: a multiple of the distance of numbers there, so that no sum is rounded."""

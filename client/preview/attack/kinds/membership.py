@@ -72,7 +72,7 @@ def _attempt(name: str, tried: str, scores: Floats, inside: NDArray[np.bool_], a
         found,
         members,
         "members",
-        '`level = "strict"` (noise that hides patients); `masked_only` with `peers`; more images, fewer epochs.',
+        '`level = "strict"` (noise that hides patients); more images, fewer epochs.',
         by_chance=FALSE_ALARMS * members,
         notes=[f"AUROC {auroc or 0.5:.3f}; 0.5 is guessing"],
         said=at.said,
