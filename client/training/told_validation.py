@@ -151,10 +151,10 @@ class ToldFigures:
             more: Metrics of plug-ins by name.
         """
         policy, hidden = self._site.policy, self._site.hides("test")
-        if not self.exact:  # that it fails, and how, can hang on one patient's image
-            more = {name: or_undefined(name, metric, self._site.tell) for name, metric in more.items()}
         found = per_class(scores, labels, class_names, more) if self.exact else {}
         if not self.exact:
+            # That a metric fails, and how, can hang on one patient's image.
+            more = {name: or_undefined(name, metric, self._site.tell) for name, metric in more.items()}
             known: NDArray[np.bool_] = np.any(~np.isnan(labels), axis=1)
             rows = self.counted("test", known)
             images = most_of_one(self._site.test.patients[rows])
