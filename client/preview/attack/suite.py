@@ -14,7 +14,7 @@ from client.preview.attack.kinds.counts import from_digits, from_losses
 from client.preview.attack.kinds.counts_of_updates import from_hash, from_head_rows, from_trunk
 from client.preview.attack.kinds.failures import failures
 from client.preview.attack.kinds.images import imprinted, inverted
-from client.preview.attack.kinds.membership import memberships
+from client.preview.attack.kinds.membership import by_gradient, by_likelihood
 from client.preview.attack.kinds.persons import persons, sought
 from client.preview.attack.kinds.questions import repeated, round_the_budget
 from client.site.site import Site
@@ -47,8 +47,15 @@ def _on_gradients(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
 
 
 def _on_members(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    members, strangers = _halves(site.train, 2 * MOST_IMAGES)
-    return memberships(Adversary(training_on(site, members), folder, plan), strangers)
+    members, strangers, others = by_patient(site.train, MOST_IMAGES)
+    return [
+        attack(
+            Adversary(training_on(site, members), folder / attack.__name__, plan),
+            strangers,
+            Adversary(training_on(site, others), folder / attack.__name__ / "elsewhere", plan),
+        )
+        for attack in (by_gradient, by_likelihood)
+    ]
 
 
 def _on_counts(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
@@ -99,3 +106,16 @@ def _halves(images: ImageSet, most: int) -> tuple[ImageSet, ImageSet]:
     shuffled = np.random.default_rng(6).permutation(len(chosen))
     half = len(chosen) // 2
     return chosen.rows(np.sort(shuffled[:half])), chosen.rows(np.sort(shuffled[half:]))
+
+
+def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
+    """Draw three sets of at most so many images; no patient is in two of them, and each has as few there as it can."""
+    patients, whose = np.unique(images.patients, return_inverse=True)
+    order = np.random.default_rng(7).permutation(len(patients))[whose]
+    by_patient = np.argsort(order, kind="stable")
+    first = np.searchsorted(order[by_patient], order)
+    earlier = np.empty(len(images), int)
+    earlier[by_patient] = np.arange(len(images))
+    earlier -= first  # images of the same patient before this one
+    rows = np.lexsort((order, earlier))
+    return [images.rows(np.sort(rows[order[rows] % 3 == part][:most])) for part in range(3)]

@@ -1,19 +1,22 @@
-"""Whether one image was trained on, from one honest update.
+"""Whether one image was trained on, from one update of an honest model.
 
-*Matched filter*: an image that was trained on lies along the update: minus its gradient, times the update, is larger.
+*Matched filter*: after one step over all images at once, an update is the mean of their gradients. The attacker, who
+has the images, solves for each one's share in it (ridge regression).
 *LiRA*: Carlini et al., "Membership Inference Attacks From First Principles", S&P 2022, with few shadow models: the
 attacker trains models with and without each image, and asks beside which of the two losses that of the real model lies.
 """
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.preview.attack.kinds.adversary import Adversary
+from client.preview.attack.kinds.adversary import Adversary, training_on
 from client.preview.attack.kinds.attempt import Attempt
 from client.site.policy import Policy
 from common.config import Plan
@@ -27,75 +30,118 @@ from strategies.local.losses import loss_for
 from strategies.local.training import Examples, examples_of
 
 SHADOWS = 8
+EPOCHS = 20
+"""Of LiRA's plan: enough for a small network to memorise its images."""
+RIDGE = 1e-4
+"""Added to the images' products, as a share of their mean: single precision leaves no more to solve for."""
 FALSE_ALARMS = 0.05
 Floats = NDArray[np.float64]
 
 
-def memberships(at: Adversary, strangers: ImageSet) -> list[Attempt]:
-    """Both attacks on one update.
+def by_gradient(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
+    """The matched filter.
 
     Args:
         strangers: Images of this hospital that the copy of the site was not given.
+        elsewhere: A copy that trains on neither: what is found in its update is found by chance, or by how members and
+            strangers differ as pictures.
     """
-    members = at.site.train
-    training = {"optimizer": "sgd", "lr": 0.05, "batch_size": 16, "epochs": 2}
-    plan = at.plan({"architecture": "tiny_cnn", "image_size": 32}, training)
-    network = build(plan.model, at.rows, 1)
-    start = read_state(network)
-    reply = at.trains(plan, start)
-    both = joined([members, strangers])
-    inside = np.arange(len(both)) < len(members)
-    update = None if reply is None else reply.update.trunk
-    examples = examples_of(both, channels_first(both.images), network.class_names)
-    filtered = np.zeros(len(both)) if update is None else matched(network, examples, update)
-    ratio = np.zeros(len(both))
-    if reply is not None and update is not None:
-        ratio = likelihoods(_Shadows(at, plan_folder=at.folder / "shadows"), start, reply, both, examples, plan)
+    members = len(at.site.train)
+    batch = min(members, at.site.policy.maximum_batch_size or members)
+    plan = _plan(at, {"optimizer": "sgd", "lr": 0.05, "batch_size": batch, "epochs": 1})
+    known = _Known.of(at, strangers, plan)
+    scores = [np.zeros(len(known.both)) if one is None else matched(known, one) for one in known.replies(at, elsewhere)]
+    tried = f"One honest update (tiny_cnn, one epoch over {members} training images, {batch} at once)"
+    return _attempt("matched filter", tried, scores, known, at)
+
+
+def by_likelihood(at: Adversary, strangers: ImageSet, elsewhere: Adversary) -> Attempt:
+    """LiRA; arguments as of :func:`by_gradient`."""
+    allowed = at.site.policy.maximum_epochs or EPOCHS
+    plan = _plan(at, {"optimizer": "adam", "lr": 1e-3, "batch_size": 16, "epochs": min(EPOCHS, allowed)})
+    known = _Known.of(at, strangers, plan)
+    replies = known.replies(at, elsewhere)
+    scores = likelihoods(_Shadows(at, at.folder / "shadows"), known, replies)
     tried = (
-        f"One honest update (tiny_cnn, two epochs over {len(members)} training images), and the same images beside "
-        f"{len(strangers)} of this hospital that were not trained on."
+        f"One honest update (tiny_cnn, {plan.training.epochs} epochs over {len(at.site.train)} training images, "
+        f"{SHADOWS} shadow models)"
     )
-    return [
-        _attempt("matched filter", tried, filtered, inside, at),
-        _attempt("LiRA", f"{tried} {SHADOWS} shadow models.", ratio, inside, at),
-    ]
+    return _attempt("LiRA", tried, scores, known, at)
 
 
-def _attempt(name: str, tried: str, scores: Floats, inside: NDArray[np.bool_], at: Adversary) -> Attempt:
-    limit = np.quantile(scores[~inside], 1 - FALSE_ALARMS) if (~inside).any() else np.inf
-    found, members = int((scores[inside] > limit).sum()), int(inside.sum())
-    auroc = mean_auroc(scores[:, None], inside[:, None].astype(np.float64))
+def _plan(at: Adversary, training: Mapping[str, Any]) -> Plan:
+    return at.plan({"architecture": "tiny_cnn", "image_size": 32}, training)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The images that the attacker holds, members first, and the model that it sends."""
+
+    plan: Plan
+    both: ImageSet
+    inside: NDArray[np.bool_]
+    network: SplitNetwork
+    start: ModelState
+    examples: Examples
+
+    @classmethod
+    def of(cls, at: Adversary, strangers: ImageSet, plan: Plan) -> "_Known":
+        network = build(plan.model, at.rows, 1)
+        # The roll call tells which classes are hidden, so an attacker knows which labels are not trained on.
+        both = training_on(at.site, joined([at.site.train, strangers])).trained_on("train", plan)
+        examples = examples_of(both, channels_first(both.images), network.class_names)
+        return cls(plan, both, np.arange(len(both)) < len(at.site.train), network, read_state(network), examples)
+
+    def replies(self, *adversaries: Adversary) -> list[TrainReply | None]:
+        return [one.trains(self.plan, self.start) if len(one.site.train) else None for one in adversaries]
+
+
+def _attempt(name: str, tried: str, scores: Sequence[Floats], known: _Known, at: Adversary) -> Attempt:
+    """Judge the scores of the update, beside those of the update that was trained elsewhere."""
+    inside = known.inside
+    found, by_chance = (_surer(one, inside) for one in scores)
+    aurocs = [mean_auroc(one[:, None], inside[:, None].astype(np.float64)) or 0.5 for one in scores]
+    members = int(inside.sum())
     return Attempt(
         f"membership: {name}",
         f"Whether an image was trained on ({name})",
-        f"{tried} Found: members that are surer than 95 of 100 strangers.",
+        f"{tried}, and the same images beside {int((~inside).sum())} of other patients of this hospital. Guessing: the "
+        "same with an update that was trained on further images. Found: members that are surer than 95 of 100 others.",
         found,
         members,
         "members",
-        '`level = "strict"` (noise that hides patients); more images, fewer epochs.',
-        by_chance=FALSE_ALARMS * members,
-        notes=[f"AUROC {auroc or 0.5:.3f}; 0.5 is guessing"],
+        '`level = "strict"` (noise that hides patients).',
+        by_chance=max(float(by_chance), FALSE_ALARMS * members),
+        notes=[f"AUROC {aurocs[0]:.3f}; {aurocs[1]:.3f} in the update that was trained on further images"],
         said=at.said,
     )
 
 
-def matched(network: SplitNetwork, examples: Examples, update: NDArray[np.float32]) -> Floats:
-    """How far each image's own step lies along the update, ``(n,)``."""
-    network.eval()
-    loss = loss_for(network.spec.task, "masked")
-    layout = layout_of(network)
-    places, scores = layout.slices(), []
-    direction = {one.name: torch.from_numpy(update[places[one.name]].copy()).reshape(one.shape) for one in layout.trunk}
-    named = [(value, direction[name]) for name, value in network.named_parameters() if name in direction]
-    pixels = _pixels(examples)
-    for row in range(len(examples)):
+def _surer(scores: Floats, inside: NDArray[np.bool_]) -> int:
+    """How many members have a higher score than 95 of 100 strangers."""
+    limit = np.quantile(scores[~inside], 1 - FALSE_ALARMS) if (~inside).any() else np.inf
+    return int((scores[inside] > limit).sum())
+
+
+def matched(known: _Known, reply: TrainReply) -> Floats:
+    """Each image's share in the update: ridge regression of the update on the images' own steps, ``(n,)``."""
+    update = reply.update.trunk
+    assert update is not None
+    network = known.network.eval()
+    write_state(network, trunk=known.start.trunk, norm=known.start.norm, head=known.start.head)
+    loss, pixels = loss_for(network.spec.task, "masked"), _pixels(known.examples)
+    places = layout_of(network).slices()
+    named = [(name, value) for name, value in network.named_parameters() if name in places]
+    wanted = np.concatenate([update[places[name]] for name, _ in named])
+    steps = np.empty((len(known.both), len(wanted)), np.float32)
+    for row in range(len(steps)):
         part = slice(row, row + 1)
-        value = loss(network(pixels[part]), examples.labels[part], examples.annotated)
-        gradients = torch.autograd.grad(value, [one for one, _ in named])
-        along = sum(float((gradient * way).sum()) for gradient, (_, way) in zip(gradients, named, strict=True))
-        length = sum(float(gradient.square().sum()) for gradient in gradients) ** 0.5
-        scores.append(-along / max(length, 1e-12))
-    return np.array(scores)
+        value = loss(network(pixels[part]), known.examples.labels[part], known.examples.annotated)
+        gradients = torch.autograd.grad(value, [one for _, one in named])
+        steps[row] = np.concatenate([-one.numpy().ravel() for one in gradients])
+    products = (steps @ steps.T).astype(np.float64)
+    products[np.diag_indices_from(products)] += RIDGE * np.trace(products) / len(products)
+    return np.asarray(np.linalg.solve(products, (steps @ wanted).astype(np.float64)))
 
 
 class _Shadows:
@@ -111,38 +157,36 @@ class _Shadows:
         return shadow.trains(plan, start)
 
 
-def likelihoods(
-    shadows: _Shadows, start: ModelState, reply: TrainReply, both: ImageSet, examples: Examples, plan: Plan
-) -> Floats:
-    """Log likelihood of each image's loss as a member's, less that as a stranger's, ``(n,)``."""
-    spec = plan.model
-    network = build(spec, start.head.class_names, 1)
+def likelihoods(shadows: _Shadows, known: _Known, replies: Sequence[TrainReply | None]) -> list[Floats]:
+    """For each reply: log likelihood of each image's loss as a member's, less that as a stranger's, ``(n,)``."""
+    both = len(known.both)
     halves = np.random.default_rng(5)
-    chosen = np.stack([halves.permutation(len(both)) < len(both) // 2 for _ in range(SHADOWS)])
+    chosen = np.stack([halves.permutation(both) < both // 2 for _ in range(SHADOWS)])
     losses = []
     for number, rows in enumerate(chosen):
-        made = shadows.reply(number, both.rows(np.flatnonzero(rows)), plan, start)
+        made = shadows.reply(number, known.both.rows(np.flatnonzero(rows)), known.plan, known.start)
         assert made is not None, "the attacker's own site answers"
-        losses.append(_losses(network, start, made, examples))
-    every, real = np.stack(losses), _losses(network, start, reply, examples)
+        losses.append(_losses(known, made))
+    every = np.stack(losses)
     spread = every.std() + 1e-6
-    members = np.array([every[chosen[:, row], row].mean() if chosen[:, row].any() else 0 for row in range(len(both))])
-    others = np.array(
-        [every[~chosen[:, row], row].mean() if (~chosen[:, row]).any() else 0 for row in range(len(both))]
+    members, others = (
+        np.array([every[had[:, row], row].mean() if had[:, row].any() else 0 for row in range(both)])
+        for had in (chosen, ~chosen)
     )
-    return np.asarray(((real - others) ** 2 - (real - members) ** 2) / spread**2)
+    real = [others if reply is None else _losses(known, reply) for reply in replies]
+    return [np.asarray(((one - others) ** 2 - (one - members) ** 2) / spread**2) for one in real]
 
 
-def _losses(network: SplitNetwork, start: ModelState, reply: TrainReply, examples: Examples) -> Floats:
+def _losses(known: _Known, reply: TrainReply) -> Floats:
     """The loss of each image under the model that an update makes."""
-    update, head = reply.update, reply.update.head
+    update, head, start = reply.update, reply.update.head, known.start
     assert update.trunk is not None
     weight, bias = start.head.weight, start.head.bias
     moved = start.head if head is None else replace(start.head, weight=weight + head.weight, bias=bias + head.bias)
-    write_state(network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
-    loss = loss_for(network.spec.task, "masked")
+    write_state(known.network, trunk=start.trunk + update.trunk, norm=start.norm, head=moved)
+    loss, examples = loss_for(known.network.spec.task, "masked"), known.examples
     with torch.no_grad():
-        logits = network.eval()(_pixels(examples))
+        logits = known.network.eval()(_pixels(examples))
         rows = range(len(examples))
         return np.array([loss(logits[[r]], examples.labels[[r]], examples.annotated).item() for r in rows])
 
