@@ -254,6 +254,7 @@ class Experiment(Section):
     Attributes:
         data, partition: Of a simulation.
         server_data: Images of the coordinator's own: to train on where the method does that, to judge by, to test on.
+        external_test: Images of another place, which no site has: the finished model is tested on them too.
     """
 
     run: RunSection
@@ -268,6 +269,7 @@ class Experiment(Section):
     data: DataSpec | None = None
     partition: PartitionSpec | None = None
     server_data: DataSpec | None = None
+    external_test: DataSpec | None = None
 
     @model_validator(mode="after")
     def _nothing_private_chooses(self) -> Self:

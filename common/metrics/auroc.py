@@ -160,6 +160,25 @@ def summarise(
     )
 
 
+def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
+    """One class as several models score it: means where defined, and the largest counts that are told."""
+    return ClassMetrics(
+        auroc=mean_and_sd(one.auroc for one in metrics)[0],
+        average_precision=mean_and_sd(one.average_precision for one in metrics)[0],
+        balanced_accuracy=mean_and_sd(one.balanced_accuracy for one in metrics)[0],
+        positives=_most(one.positives for one in metrics),
+        negatives=_most(one.negatives for one in metrics),
+        more=mean_more(metrics),
+    )
+
+
+def _most(counts: Iterable[int | None]) -> int | None:
+    """The largest of those told; None where there are some and none tells."""
+    every = list(counts)
+    told = [count for count in every if count is not None]
+    return max(told) if told else None if every else 0
+
+
 def group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
     """AUROC over the classes in ``members``, kept in the order of ``results``."""
     classes = tuple(name for name in results if name in members)

@@ -83,6 +83,7 @@ class Comparison:
         cautions: Sentences on what makes the comparison less than even.
         site_gains: The reference against every other method, site by site.
         kinds: Label -> name of the method.
+        external: The same on the external test set; None unless every run has one.
     """
 
     reference: str
@@ -92,6 +93,7 @@ class Comparison:
     cautions: tuple[str, ...]
     site_gains: tuple[SiteGain, ...] = ()
     kinds: dict[str, str] = field(default_factory=dict)
+    external: "Comparison | None" = None
 
     @property
     def measures(self) -> list[Measure]:
@@ -134,6 +136,7 @@ def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
         cautions=tuple(_cautions(by_method)),
         site_gains=site_gains(by_method),
         kinds={label: next(iter(of_seed.values())).summary.method for label, of_seed in by_method.items()},
+        external=compare(elsewhere, bootstrap_seed=bootstrap_seed) if (elsewhere := _on_external(runs)) else None,
     )
 
 
@@ -157,6 +160,17 @@ def _ensemble(run: Run) -> Iterable[Run]:
         return
     own = {"method": ENSEMBLE, "name": f"{run.summary.label} (ensemble)", "ensemble": None, "client_accuracy": None}
     yield replace(run, summary=run.summary.model_copy(update={**own, "test": found.test, "per_site": found.per_site}))
+
+
+def _on_external(runs: Sequence[Run]) -> list[Run]:
+    """The runs with the results on their external test set in place of the others; empty unless each has them."""
+    found = [(run, run.summary.external) for run in runs]
+    less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
+    return [
+        replace(run, summary=run.summary.model_copy(update={**less, "test": external}))
+        for run, external in found
+        if external is not None and all(each for _, each in found)
+    ]
 
 
 def _by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:

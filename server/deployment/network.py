@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from common.config import ExperimentFile
-from common.data.base.image_set import Splits
+from common.data.base.image_set import ImageSet, Splits
+from common.data.external_test import external_images
 from common.data.load import load
 from common.errors import BadInput, Fault, stop_on
 from common.models.network import model_faults
@@ -72,10 +73,11 @@ class Hospitals:
     def __init__(self, coordinator: Coordinator, file: ExperimentFile, sites: int, tell: Tell) -> None:
         self.coordinator, self.file, self.sites, self.tell = coordinator, file, sites, tell
         self.own: Splits | None = None
+        self.external: ImageSet | None = None
 
     def check(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or where nothing serves the sites."""
-        self.own = _own_images(self.file)
+        self.own, self.external = _own_images(self.file)
         self.sites = expected_sites(self.coordinator, self.file, self.sites)
         if not answers(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([not_started(self.coordinator)])
@@ -118,6 +120,7 @@ class Hospitals:
             precision=self.file.experiment.training.precision,
             own=own,
             test=None if own is None else own.test,
+            external=self.external,
             registered=registered,
             key_of=lambda site: admitted_sites(coordinator)[site].public_key,
             refused_calls=lambda: [_without_time(call) for call in refused_calls.new()],
@@ -130,13 +133,17 @@ def _without_time(call: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in call.items() if name not in ("time", "run")}
 
 
-def _own_images(file: ExperimentFile) -> Splits | None:
-    """Check what can be checked before anybody is asked; return the coordinator's own images, if it has any."""
-    experiment, found, own = file.experiment, list[Fault](), None
+def _own_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
+    """Check what can be checked before anybody is asked; return the coordinator's own images and the external ones."""
+    experiment, found, own, external = file.experiment, list[Fault](), None, None
     try:
         own = load(experiment.server_data, file.base) if experiment.server_data else None
     except BadInput as error:
         found += [replace(fault, where=f"server_data: {fault.where}") for fault in error.faults]
+    try:
+        external = external_images(experiment.external_test, file.base)
+    except BadInput as error:
+        found += error.faults
     try:
         method = method_of(experiment)
         found += method.image_faults(own) if not found else []
@@ -147,4 +154,4 @@ def _own_images(file: ExperimentFile) -> Splits | None:
         found += error.faults
     found += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
     stop_on([Fault(f"{file.path.name}: {fault.where}", fault.problem, fault.remedy) for fault in found])
-    return own
+    return own, external

@@ -22,8 +22,9 @@ def read_early(path: Path, overrides: Iterable[str] = ()) -> ExperimentFile:
 
 def _missing(file: ExperimentFile) -> list[Fault]:
     """What the experiment's data names and what is not there, as the code that reads it says it."""
-    data, found = file.experiment.data, list[Fault]()
-    for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
-        if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
-            found += look(f"data.{key}", file.base / name)
+    found = list[Fault]()
+    for section, data in (("data", file.experiment.data), ("external_test", file.experiment.external_test)):
+        for key, look in (("path", missing_file), ("images", missing_folder), ("labels", missing_file)):
+            if isinstance(name := getattr(data, key, None), str):  # of phantoms, images is their number
+                found += look(f"{section}.{key}", file.base / name)
     return found

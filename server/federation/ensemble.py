@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class, summarise
+from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd, mean_metrics, per_class, summarise
 from common.metrics.multi_class import multi_class
 from common.models.files import DESCRIPTION
 from common.models.inference import Precision, label_matrix, scores_of
@@ -22,6 +22,7 @@ from common.models.network import SplitNetwork
 from common.models.saved import load_model
 
 NOTE = "ensemble of the owning sites' own models"
+OWN_MODELS = "mean over the owning sites' own models"
 
 
 def local_models(run: Path, contract: LabelContract) -> list[Path]:
@@ -67,6 +68,24 @@ def ensemble_result(
         "test": asdict(replace(pooled, multi_class=one_class)),
         "per_site": {site: site_result(of_site) for site, of_site in results.items()},
     }
+
+
+def own_models_tested(
+    folders: Iterable[Path], contract: LabelContract, images: ImageSet, device: str, precision: Precision
+) -> Summary:
+    """Each class as the models of the sites that annotate it score the images, model by model, averaged.
+
+    Args:
+        folders: Of the local models; read one at a time, as a thousand do not fit into memory.
+    """
+    of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
+    for network in (load_model(folder).to(device) for folder in folders):
+        labels = label_matrix(images, network.class_names).numpy()
+        found = per_class(_scores(network, images, device, precision), labels, network.class_names)
+        for name, metrics in found.items():
+            of_class[name].append(metrics)
+    means = {name: mean_metrics(metrics) for name, metrics in of_class.items()}
+    return summarise(means, contract.shared_classes, contract.unique_classes, OWN_MODELS)
 
 
 def _places(network: SplitNetwork, names: tuple[str, ...]) -> tuple[list[int], list[int]]:

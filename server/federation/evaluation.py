@@ -12,7 +12,7 @@ from common.config import Plan
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet, Splits, are_known
 from common.data.images.pixels import channels_first
-from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, Summary, mean_and_sd, mean_more, per_class, summarise
+from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, Summary, mean_metrics, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
 from common.metrics.operating_points import operating_points
@@ -29,7 +29,7 @@ from common.system.seeds import seed_of
 from common.wire.records import EvaluateReply
 from common.wire.roll_call import UNKNOWN_COUNT
 from server.federation.checkpoints import Checkpoint
-from server.federation.ensemble import ensemble_result, local_models, site_result
+from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
 from server.runs.folder import RunFolder
 from strategies.rounds.messages.replies import Replies
 from strategies.rounds.participation.claims import ClaimsBySite, no_lists
@@ -37,7 +37,6 @@ from strategies.rounds.participation.roll_call import Registered
 from strategies.rounds.strategy import FederatedAveraging
 
 SITES_PARTS = "mean over the sites' own test parts"
-OWN_MODELS = "mean over the owning sites' own models"
 Histograms = Mapping[str, ScoreHistogram]
 
 
@@ -55,6 +54,7 @@ class Setting:
         device, precision: Where and how the coordinator evaluates.
         own: The coordinator's own training and validation images; None for none.
         test: The coordinator's own test images; None in a real federation that has none.
+        external: Images of another place, for the finished model; None without them.
         site_tests: Test images of the simulated sites that have their own; None in a real federation.
         coverage: The sites and classes that shared and unique are counted by; None takes the run's own contract.
         registered: The names under which nodes are registered; None in simulation.
@@ -77,6 +77,7 @@ class Setting:
     precision: Precision = "auto"
     own: Splits | None = None
     test: ImageSet | None = None
+    external: ImageSet | None = None
     site_tests: Callable[[], Mapping[str, ImageSet]] | None = None
     coverage: LabelContract | None = None
     registered: Registered | None = None
@@ -95,12 +96,14 @@ class Outcome:
 
     Attributes:
         ensemble: Of the sites' own models where a method shares nothing and the sites are simulated.
+        external: On images of another place; None without them, or where the models lie at the hospitals.
     """
 
     test: Summary
     per_site: Mapping[str, Any]
     model_sha256: str
     ensemble: Mapping[str, Any] | None = None
+    external: Summary | None = None
 
 
 def outcome_of(
@@ -116,7 +119,7 @@ def outcome_of(
         sha256 = _save(network, strategy.result, known, setting)
         test = summarise(over_sites, *groups, SITES_PARTS)
         if setting.test is not None and len(setting.test) > 0:
-            test, own = _tested(network, setting, groups, strategy.plan)
+            test, own = _tested(network, setting.test, setting, groups, strategy.plan)
     else:
         # Each site has its own model; the run's identity is that of all of them.
         sha256 = _joint_sha256(answers)
@@ -126,7 +129,22 @@ def outcome_of(
     test = _with_scores(test, strategy, answers, own, real=setting.site_tests is None)
     test = replace(test, sampled=None if asked is None else _sample(answers, known, asked, test.note))
     per_site = {answer.site: _site_result(answer) for answer in answers}
-    return Outcome(test, per_site, sha256, ensemble)
+    return Outcome(test, per_site, sha256, ensemble, _external(network, strategy, coverage, setting))
+
+
+def _external(
+    network: SplitNetwork, strategy: FederatedAveraging, coverage: LabelContract, setting: Setting
+) -> Summary | None:
+    """The global model, or the sites' own where there is none, on the external test set."""
+    images, groups = setting.external, (coverage.shared_classes, coverage.unique_classes)
+    if images is None:
+        return None
+    if strategy.has_global_model:
+        return _tested(network, images, setting, groups, strategy.plan)[0]
+    folders = local_models(setting.folder.path, coverage)
+    if not folders:  # they lie at the hospitals
+        return None
+    return own_models_tested(folders, coverage, images, setting.device, setting.precision)
 
 
 def _with_scores(
@@ -164,16 +182,19 @@ def _save(network: SplitNetwork, model: ModelState, contract: LabelContract, set
 
 
 def _tested(
-    network: SplitNetwork, setting: Setting, groups: tuple[Collection[str], Collection[str]], plan: Plan
+    network: SplitNetwork,
+    images: ImageSet,
+    setting: Setting,
+    groups: tuple[Collection[str], Collection[str]],
+    plan: Plan,
 ) -> tuple[Summary, Histograms]:
-    """The global model on the coordinator's test images; ``groups`` are the shared and the unique classes."""
-    assert setting.test is not None
+    """The global model on test images that the coordinator has; ``groups`` are the shared and the unique classes."""
     network.to(setting.device)
-    images, names, task = channels_first(setting.test.images), network.class_names, network.spec.task
-    scores = scores_of(network, images.to(setting.device), setting.precision)
-    labels = label_matrix(setting.test, names).numpy()
+    names, task = network.class_names, network.spec.task
+    scores = scores_of(network, channels_first(images.images).to(setting.device), setting.precision)
+    labels = label_matrix(images, names).numpy()
     generator = np.random.default_rng(seed_of(plan.run.seed, "intervals"))
-    more, patients = metrics_of(plan.evaluation.metrics), setting.test.patients
+    more, patients = metrics_of(plan.evaluation.metrics), images.patients
     resampled: Literal["patients", "images"] = "patients" if are_known(patients) else "images"
     spread = {name: score_histogram(scores[:, c], labels[:, c]) for c, name in enumerate(names)}
     test = replace(
@@ -191,7 +212,7 @@ def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) 
     for answer in answers:
         for name, metrics in _metrics(answer).items():
             by_class[name].append(metrics)
-    return {name: _mean_metrics(metrics) for name, metrics in by_class.items()}
+    return {name: mean_metrics(metrics) for name, metrics in by_class.items()}
 
 
 def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, asked: Collection[str], note: str) -> SiteSample:
@@ -207,24 +228,6 @@ def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, asked: Co
     owners = {name: contract.owners(name) for name in contract.class_names}
     shares = {name: len(drawn.intersection(sites)) / len(sites) for name, sites in owners.items()}
     return site_sample(values, shares, len(drawn), every)
-
-
-def _mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
-    return ClassMetrics(
-        auroc=mean_and_sd(one.auroc for one in metrics)[0],
-        average_precision=mean_and_sd(one.average_precision for one in metrics)[0],
-        balanced_accuracy=mean_and_sd(one.balanced_accuracy for one in metrics)[0],
-        positives=_most(one.positives for one in metrics),
-        negatives=_most(one.negatives for one in metrics),
-        more=mean_more(metrics),
-    )
-
-
-def _most(counts: Iterable[int | None]) -> int | None:
-    """The largest of those told; None where there are sites and none tells."""
-    every = list(counts)
-    told = [count for count in every if count is not None]
-    return max(told) if told else None if every else 0
 
 
 def _metrics(answer: EvaluateReply) -> dict[str, ClassMetrics]:

@@ -10,6 +10,7 @@ from flwr.serverapp import Grid
 
 from common.config import Experiment, plan_of
 from common.contract import LabelContract
+from common.data.external_test import refuse_other_classes
 from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
 from common.models.frozen import FrozenPart, built_frozen, naming
@@ -43,6 +44,8 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     recorder = Recorder(experiment, setting, watcher)
     strategy = strategy_of(experiment, setting, recorder, frozen)
     contract, network = _gathered(grid, experiment, setting, strategy)
+    if setting.external is not None:
+        refuse_other_classes(setting.external, contract.class_names)
     if setting.own is not None:
         strategy.use_images(setting.own, contract.class_names, setting.device)
     initial = read_state(network)
@@ -137,6 +140,7 @@ def _summary(
         "per_site": dict(outcome.per_site),
         "drawn_to_test": strategy.drawn_to_test,
         "ensemble": outcome.ensemble,
+        "external": outcome.external and asdict(outcome.external),
         "learned": dict(strategy.summary_figures(strategy.known)),
         "privacy": _privacy(experiment, strategy, books),
         "client_accuracy": accuracy and asdict(accuracy),

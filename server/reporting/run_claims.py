@@ -51,7 +51,29 @@ def run_result(run: Run) -> str:
     result = f"{training}, the mean AUROC {_scored(test.note)} is {number(test.mean_auroc)}{beside}"
     result += f" over {how_many_tested(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
     parts = list(_parts(summary))
-    return f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
+    result = f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
+    return " ".join(filter(None, (result, external_result(summary))))
+
+
+def external_result(summary: RunSummary) -> str:
+    """How good the model is on the external test set, beside the other test images; empty where there is none."""
+    if (external := summary.external) is None:
+        return ""
+    both = [(name, one.auroc) for name, one in external.per_class.items() if one.auroc is not None]
+    if not both:
+        return "On the external test set no class has an AUROC."
+    images = max((one.images or 0 for one in external.per_class.values()), default=0)
+    spread = external.intervals and external.intervals.mean_auroc
+    beside = f" (95 % interval {span(spread)})" if spread else ""
+    where = f"On the external test set ({counted(images, 'labelled image')})"
+    said = f"{where} the mean AUROC is {number(external.mean_auroc)}{beside}"
+    said += f" over {counted(len(both), 'class', 'classes')}"
+    inside = {name: one.auroc for name, one in summary.test.per_class.items()}
+    pairs = [(value, own) for name, value in both if (own := inside.get(name)) is not None]
+    if not pairs:
+        return f"{said}."
+    own = sum(one for _, one in pairs) / len(pairs)
+    return f"{said}; over the same classes it is {number(own)} on the run's other test images."
 
 
 def tested_model(summary: RunSummary) -> str:

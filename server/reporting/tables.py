@@ -69,16 +69,18 @@ def _prominent(run: Run) -> list[Text]:
     return [Text(f"! {limit.text}", style="yellow") for limit in limits(run) if limit.prominent]
 
 
-def comparison_table(comparison: Comparison) -> Group:
+def comparison_table(comparison: Comparison, title: str = "AUROC") -> Group:
     """AUROC of each method over its seeds, and where the reference stands; below, what else a run has."""
     rows = [
         [method.label, *(spread(method.auroc[subset]) for subset in SUBSETS), *_contrasts(comparison, index)]
         for index, method in enumerate(comparison.methods)
     ]
-    tables = [_table("AUROC", ["method", *SUBSETS, *_against(comparison)], rows)]
+    tables: list[Table | Group] = [_table(title, ["method", *SUBSETS, *_against(comparison)], rows)]
     if measures := _measures(comparison):
         rows = [[method.label, *_measured(comparison, method)] for method in comparison.methods]
         tables.append(_table("One class an image", ["method", *measures], rows))
+    if comparison.external:
+        tables.append(comparison_table(comparison.external, "AUROC on the external test set"))
     return Group(*tables)
 
 
@@ -92,7 +94,10 @@ def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -
 
 
 def markdown_table(comparison: Comparison) -> str:
-    """Return one Markdown table, with average precision and balanced accuracy, ending in a line feed."""
+    """Return one Markdown table, with average precision and balanced accuracy, ending in a line feed.
+
+    Results on an external test set follow below a heading, as a second one.
+    """
     aurocs = [f"AUROC, {subset}" for subset in SUBSETS]
     headings = ["method", *aurocs, "average precision", "balanced accuracy"]
     headings += [*_measures(comparison), *_against(comparison)]
@@ -101,7 +106,9 @@ def markdown_table(comparison: Comparison) -> str:
         for index, method in enumerate(comparison.methods)
     ]
     lines = [headings, ["---"] + ["---:"] * (len(headings) - 1), *rows]
-    return "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
+    table = "".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in line)} |\n" for line in lines)
+    external = comparison.external
+    return f"{table}\n### External test set\n\n{markdown_table(external)}" if external else table
 
 
 def _over_classes(method: MethodResult) -> list[str]:

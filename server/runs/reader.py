@@ -124,6 +124,7 @@ class RunSummary(_Record):
         criterion: By which figure of the sites' validation parts the best round was chosen; None where none was.
         table_sha256: Of the table of labels, by which ``evaluate`` knows it again.
         patients_known: Whether the data said whose images they are; None where only the sites know.
+        external: The model on images of another place; None without them.
         drawn_to_test: The sites that were asked to test the model, where they are a sample; None where all were.
         benefit: Site -> how the run's model compares with one that it trained alone; empty where nobody was asked.
     """
@@ -145,6 +146,7 @@ class RunSummary(_Record):
     per_site: dict[str, SiteResult] = Field(default_factory=dict)
     drawn_to_test: tuple[str, ...] | None = None
     ensemble: Ensemble | None = None
+    external: Summary | None = None
     benefit: dict[str, SiteBenefit] = Field(default_factory=dict)
     condemned: dict[str, str] = Field(default_factory=dict)
     learned: Learned = Learned()

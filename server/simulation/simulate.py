@@ -11,7 +11,9 @@ import torch
 from rich.console import Console
 
 from common.config import Experiment, ExperimentFile
+from common.data.base.image_set import ImageSet
 from common.data.base.spec import DataSpec
+from common.data.external_test import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
 from common.data.partition.partition import partition_faults
 from common.errors import BadInput, Fault, stop_on
@@ -96,11 +98,13 @@ class OneMachine:
         self.tell: Callable[[str], None] = console.print
         self.method: Method
         self.data: SimulatedData
+        self.external: ImageSet | None
 
     def check(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` with every fault of the experiment and its data, which are read anew."""
         forget()
         self.method, self.data = checked(self.file)
+        self.external = checked_external(self.file, self.data)
 
     def alone(self) -> AbstractContextManager[object]:
         """Keep nobody out."""
@@ -135,6 +139,7 @@ class OneMachine:
             precision=experiment.training.precision,
             own=data.server,
             test=data.test,
+            external=self.external,
             site_tests=lambda: own_tests(data),
             coverage=data.contract,
             resumed=opening.resumed,
@@ -201,6 +206,7 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     found += model_faults(experiment.model, file.base)
     if experiment.data is not None:
         found += data_faults(experiment.data, file.base)
+    found += external_faults(experiment.external_test, file.base)
     if (names := _class_names(experiment.data)) and experiment.partition is not None:
         found += partition_faults(names, experiment.partition)
     stop_on([replace(fault, where=f"{file.path.name}: {fault.where}") for fault in found])
@@ -215,6 +221,21 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     if method.pooled == "no":
         stop_on(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
+
+
+def checked_external(file: ExperimentFile, data: SimulatedData) -> ImageSet | None:
+    """Read the external test set, if there is one.
+
+    Raises:
+        BadInput: With all faults, or if it labels no class that a site labels.
+    """
+    try:
+        images = external_images(file.experiment.external_test, file.base)
+        if images is not None:
+            refuse_other_classes(images, data.contract.class_names)
+    except BadInput as error:
+        raise BadInput(replace(fault, where=f"{file.path.name}: {fault.where}") for fault in error.faults) from None
+    return images
 
 
 def _class_names(data: DataSpec | None) -> tuple[str, ...]:

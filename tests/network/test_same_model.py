@@ -21,6 +21,7 @@ from tests.server.commands import needs_real_data
 
 pytestmark = pytest.mark.slow
 METHODS = {name: method_named(name, {}) for name in STRATEGIES}
+ELSEWHERE = 'external_test={kind = "digits", image_size = 16}'
 FEDERATED = [name for name, method in METHODS.items() if method.pooled == "no"]
 
 
@@ -32,7 +33,8 @@ class Federation:
     experiment: Path
 
     def models(self, out: Path, *overrides: str, pages: bool = False) -> tuple[str, str]:
-        """The hash of the model over the network, and of the one in simulation."""
+        """The hash of the model over the network, and of the one in simulation; both are tested elsewhere too."""
+        overrides = (*overrides, ELSEWHERE)
         run = self.coordinator.run(self.experiment, out / "network", *overrides, pages=pages)
         sets = [part for override in overrides for part in ("--set", override)]
         with patch("server.federation.set_up.write_pages"):  # those of the network say the same
@@ -41,6 +43,9 @@ class Federation:
         assert run.ends() == 0, run.said
         first, second = (json.loads((out / name / "summary.json").read_text()) for name in ("network", "simulation"))
         assert first["sites"].keys() == second["sites"].keys()
+        shared = METHODS[first["method"]].has_global_model  # else the models stay at the hospitals
+        assert first["external"] == (second["external"] if shared else None)
+        assert second["external"]["mean_auroc"] > 0
         assert all(list((out / name / "tensorboard").iterdir()) for name in ("network", "simulation"))
         return first["model_sha256"], second["model_sha256"]
 

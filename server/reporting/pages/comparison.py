@@ -41,7 +41,16 @@ def write_comparison_report(comparison: Comparison, destination: Path, runs: Seq
         gain_sentences=gain_sentences(comparison),
         gains=gains_figure(comparison),
         subsets=shared_and_unique(comparison.methods),
+        elsewhere=_elsewhere(comparison),
     )
+
+
+def _elsewhere(comparison: Comparison) -> dict[str, object] | None:
+    """What the page says of the external test set; None where the runs have none."""
+    if (found := comparison.external) is None:
+        return None
+    deciding = [each for each in found.contrasts if each.pairing == "classes"]
+    return {"comparison": found, "headline": headline(found), "deciding": deciding, "best": best_per_class(found)}
 
 
 def _reports(runs: Sequence[Run], folder: Path) -> dict[tuple[str, int], str]:
