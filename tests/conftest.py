@@ -1,6 +1,7 @@
 """What all tests share: how pytest-xdist deals them out, and a machine that protects no file by itself."""
 
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -33,18 +34,37 @@ TOGETHER = {
     "test_harm.py": "harm",
 }
 """File in ``tests/network`` -> its group. (xdist's own loadgroup mode does nothing under pytest 9.2.)"""
-ONE_RUN = {"test_contract.py", "test_fedmlp.py", "test_resume.py"}
-"""Files whose tests share runs that one process keeps."""
+FIRST = (
+    *("one federation", "one coordinator", "test_federations", "test_one_liar", "test_resume", "test_contract"),
+    *("test_progress", "test_wrong_calls", "test_attack", "test_runs", "test_privacy", "test_private_rounds"),
+    *("test_wrappers", "test_commands", "test_report_pictures", "test_frozen", "test_lost_output", "test_export"),
+    *("test_fedmlp", "test_fednoro", "test_external", "test_training_plugins", "test_rscfed", "test_claims"),
+)
+"""Groups that take half a minute and more, the longest first: at the end no worker waits for one that began late."""
+
+
+class Queue(OrderedDict[str, dict[str, bool]]):
+    """Groups of tests that are still to be dealt out; those of ``FIRST`` leave first."""
+
+    def popitem(self, last: bool = True) -> tuple[str, dict[str, bool]]:
+        """The next group."""
+        ranks = {name: rank for rank, name in enumerate(FIRST)}
+        name = min(self, key=lambda group: ranks.get(group.split("/")[-1].split(".")[0], len(FIRST)))
+        return name, self.pop(name)
 
 
 class Dealt(LoadScopeScheduling):
-    """One group to one worker; every other test to whichever is free."""
+    """The tests of a file to one worker, for they share runs and what fixtures made; see also ``TOGETHER``."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self.workqueue = Queue()
 
     def _split_scope(self, nodeid: str) -> str:
         path = PurePath(nodeid.split("::")[0])
-        if path.name in ONE_RUN and path.parent.name != "network":
-            return f"{path.name} {_of_a_method(nodeid) if path.name == 'test_contract.py' else ''}"
-        return TOGETHER.get(path.name, nodeid) if path.parent.name == "network" else nodeid
+        if path.name == "test_contract.py":
+            return f"{path} {_of_a_method(nodeid)}"
+        return TOGETHER.get(path.name, str(path)) if path.parent.name == "network" else str(path)
 
 
 def _of_a_method(nodeid: str) -> str:

@@ -105,6 +105,7 @@ def test_all_images_of_a_table_or_of_a_made_set_are_test_images() -> None:
             r"external_test\.(labels|images)",
         ),
     ],
+    ids=["no class in common", "no such file", "too few names", "no such table"],
 )
 def test_what_is_wrong_with_it_is_said_before_anything_is_written(said: str, expected: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=expected):

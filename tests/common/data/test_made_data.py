@@ -8,6 +8,7 @@ import pytest
 from common.data.base.image_set import Splits
 from common.data.base.spec import DigitsSpec, PhantomSpec
 from common.data.load import faults, load
+from common.data.sources import digits
 from common.data.sources.phantom import PHANTOM_CLASSES, phantoms
 
 
@@ -27,6 +28,19 @@ def test_digits_are_1797_grey_images_of_ten_classes() -> None:
     assert splits.train.images.shape[1:] == (8, 8)
     assert (splits.train.images.min(), splits.train.images.max()) == (0, 255)
     assert (splits.train.labels.sum(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["the library's file", "a release that keeps it elsewhere"])
+def test_digits_are_those_of_the_library(elsewhere: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sklearn.datasets import load_digits as of_the_library
+
+    if elsewhere:
+        monkeypatch.setattr(Path, "is_file", lambda file: False)
+    digits._images_and_digits.cache_clear()
+    images, labels = digits._images_and_digits(None)
+    np.testing.assert_array_equal(images, np.round(of_the_library().images * (255 / 16)))
+    np.testing.assert_array_equal(labels, of_the_library().target)
+    digits._images_and_digits.cache_clear()
 
 
 def test_phantom_patients_stand_on_one_side_with_one_to_three_images(splits: Splits) -> None:
