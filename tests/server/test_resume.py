@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from server.runs.folder import RunFolder
 from server.simulation.backends import inline as backends
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of
+from tests.network.real import warm
 from tests.server.killing import Killed, kill_at
 
 ROUNDS = "run.rounds=4"
@@ -143,11 +142,10 @@ def test_a_process_that_gets_sigkill_again_and_again_ends_in_the_same_model(
 ) -> None:
     _, through = undisturbed
     file, out = experiment(tmp_path, ROUNDS).path, tmp_path / "killed"
-    command = [sys.executable, "-m", "server.sim_cli", "run", str(file), "--out", str(out), "--set", ROUNDS]
-    kills = 0
+    command, kills = ["run", str(file), "--out", str(out), "--set", ROUNDS], 0
     for wanted in (1, 2, 3, None):
-        with (tmp_path / "log").open("wb") as log:
-            process = subprocess.Popen([*command, *["--resume"] * bool(kills)], stdout=log, stderr=log)
+        again = ["--resume"] * bool(kills)
+        process = warm().fork("server.sim_cli", [*command, *again], os.environ, tmp_path, tmp_path / "log")
         until = time.monotonic() + 120
         while wanted and not (out / "checkpoints" / f"round-{wanted:06d}.json").exists():
             assert process.poll() is None, (tmp_path / "log").read_text()

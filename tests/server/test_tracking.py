@@ -3,8 +3,8 @@
 import io
 import json
 import os
+import signal
 import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,8 +19,8 @@ from server.runs.tracking.mlflow import mlflow_store
 from server.runs.tracking.tensorboard import TensorBoard
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
-from tests.network.real import WITHIN_S, flwr_server, ready_to_lead
-from tests.server.commands import ROOT, flwr_sim
+from tests.network.real import WITHIN_S, flwr_server, ready_to_lead, warm
+from tests.server.commands import flwr_sim
 
 Curves = dict[str, list[tuple[int, float]]]
 
@@ -78,13 +78,13 @@ def test_figures_are_on_the_disk_before_anything_is_closed(tmp_path: Path) -> No
 
 def test_a_killed_run_keeps_the_rounds_that_it_had(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
-    command = [sys.executable, "-m", "server.sim_cli", "run", "e.toml", "--out", "run", "--set", "run.rounds=999"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = ("run", "e.toml", "--out", "run", "--set", "run.rounds=999")
     rounds, deadline = tmp_path / "run" / "rounds.jsonl", time.monotonic() + WITHIN_S
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as killed:
-        while time.monotonic() < deadline and (not rounds.is_file() or len(lines(tmp_path / "run")) < 3):
-            time.sleep(0.05)
-        killed.kill()
+    killed = warm().fork("server.sim_cli", command, os.environ, tmp_path, tmp_path / "log")
+    while time.monotonic() < deadline and (not rounds.is_file() or len(lines(tmp_path / "run")) < 3):
+        time.sleep(0.05)
+    killed.kill()
+    assert killed.wait(WITHIN_S) == -signal.SIGKILL
     written = [line["round"] for line in lines(tmp_path / "run")]
     kept = [step for step, _ in curves(tmp_path / "run" / "tensorboard")["loss/train"]]
     assert len(written) >= 3

@@ -1,14 +1,12 @@
 """Networks that are not ours: timm's, torchvision's, MONAI's, TorchXRayVision's and plug-ins."""
 
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
-import timm
 import torch
-import torchxrayvision
-from monai.networks.nets import resnet18 as monai_resnet18
 from pydantic import ValidationError
 from torch import Tensor, nn
 
@@ -123,9 +121,12 @@ def test_a_library_that_is_not_installed_is_named(package: str, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("architecture", "whole"),
     [
-        ("timm:resnet18", lambda: timm.create_model("resnet18")),
-        ("torchxrayvision:densenet121", lambda: torchxrayvision.models.DenseNet(num_classes=3)),
-        ("monai:resnet18", lambda: monai_resnet18(spatial_dims=2, n_input_channels=1, num_classes=3)),
+        ("timm:resnet18", lambda: import_module("timm").create_model("resnet18")),
+        ("torchxrayvision:densenet121", lambda: import_module("torchxrayvision").models.DenseNet(num_classes=3)),
+        (
+            "monai:resnet18",
+            lambda: import_module("monai.networks.nets").resnet18(spatial_dims=2, n_input_channels=1, num_classes=3),
+        ),
     ],
 )
 def test_a_librarys_own_weights_become_a_trunk_that_says_the_same(
