@@ -30,11 +30,11 @@ install: $(VENV)/installed  ## the environment alone: three to four minutes, 7 G
 demo: $(VENV)/installed  ## install, then train surgical aggregation and vanilla FL on synthetic phantoms, offline
 	$(BIN)/flwr-sim demo
 
-# mypy beside the rest; its findings come last. All modules are compiled once before the four workers start, for each
-# would do it at the same time. Four, since tests wait for one another's programs.
+# mypy beside the rest; its findings come last. All modules are compiled once before the three workers start, for each
+# would do it at the same time. Three, since tests wait a part of their time; four are slower.
 test: $(VENV)/installed form  ## all tests but the long ones (those on real data skip where ../shared/data is absent)
 	$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; $(BIN)/pytest --collect-only -qq > /dev/null; \
-	$(BIN)/pytest -n 4 -m "not torture and not network and not long"; tests=$$?; \
+	$(BIN)/pytest -n 3 -m "not torture and not network and not long"; tests=$$?; \
 	wait $$types; types=$$?; cat $(VENV)/types.log; exit $$((tests | types))
 
 test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
