@@ -41,6 +41,7 @@ FIRST = (
     *("test_fedmlp", "test_fednoro", "test_external", "test_training_plugins", "test_rscfed", "test_claims"),
 )
 """Groups that take half a minute and more, the longest first: at the end no worker waits for one that began late."""
+RANKS = {name: rank for rank, name in enumerate(FIRST)}
 
 
 class Queue(OrderedDict[str, dict[str, bool]]):
@@ -48,8 +49,7 @@ class Queue(OrderedDict[str, dict[str, bool]]):
 
     def popitem(self, last: bool = True) -> tuple[str, dict[str, bool]]:
         """The next group."""
-        ranks = {name: rank for rank, name in enumerate(FIRST)}
-        name = min(self, key=lambda group: ranks.get(group.split("/")[-1].split(".")[0], len(FIRST)))
+        name = min(self, key=lambda group: RANKS.get(PurePath(group).stem, len(RANKS)))
         return name, self.pop(name)
 
 

@@ -39,16 +39,21 @@ def external_images(spec: DataSpec | None, base: Path) -> ImageSet | None:
         raise BadInput(_named(error.faults)) from None
 
 
-def refuse_other_classes(images: ImageSet, class_names: Sequence[str]) -> None:
-    """Refuse an external test set that labels no class of the run.
+def refuse_other_classes(
+    images: ImageSet, class_names: Sequence[str], where: str = SECTION, whose: str = "the sites label"
+) -> None:
+    """Refuse test images that label no class of the model.
+
+    Args:
+        where, whose: What the fault says of the images' place, and of ``class_names``.
 
     Raises:
         BadInput: Naming the classes of both.
     """
     if not set(images.class_names) & set(class_names):
         near = [hint for name in images.class_names if (hint := did_you_mean(name, class_names))]
-        problem = f"labels {quoted(images.class_names)}, the sites label {quoted(class_names)}: no class in common."
-        raise BadInput([Fault(SECTION, problem, " ".join(near))])
+        problem = f"labels {quoted(images.class_names)}, {whose} {quoted(class_names)}: no class in common."
+        raise BadInput([Fault(where, problem, " ".join(near))])
 
 
 def _named(found: Iterable[Fault]) -> list[Fault]:

@@ -33,6 +33,7 @@ from server.federation.set_up import lead
 from server.runs.live_status import Present, note_run
 from server.runs.reporter import Reporter
 from server.runs.scalars import Track
+from strategies.base.method_list import in_file
 from strategies.registry import method_of
 from strategies.rounds.participation.roll_call import Registered
 
@@ -153,5 +154,5 @@ def _own_images(file: ExperimentFile) -> tuple[Splits | None, ImageSet | None]:
     except BadInput as error:
         found += error.faults
     found += model_faults(experiment.model, file.base) + order_faults(timers(experiment))
-    stop_on([Fault(f"{file.path.name}: {fault.where}", fault.problem, fault.remedy) for fault in found])
+    stop_on([in_file(file, fault) for fault in found])
     return own, external

@@ -18,13 +18,14 @@ from rich.text import Text
 from common.data.base.image_set import ImageSet, Skipped, are_known, joined
 from common.data.base.spec import NpzSpec
 from common.data.base.spec_tables import FolderSpec
+from common.data.external_test import refuse_other_classes
 from common.data.images.reading import IN_MEMORY
 from common.data.load import load
 from common.data.sources.npz import load_npz_test
 from common.data.sources.npz_checks import read_headers
 from common.data.tables.csv import Columns
 from common.data.tables.roles import image_column, patient_column
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.errors import BadInput, Fault, quoted, stop_on
 from common.metrics.auroc import ClassMetrics, mean_and_sd, per_class
 from common.metrics.bootstrap import Interval, Intervals, auroc_intervals
 from common.metrics.calibration import Decisions, decisions
@@ -78,13 +79,8 @@ def evaluate_on(folder: Path, given: Given) -> Evaluation:
     """
     network = load_model(folder)
     test, source = _labelled(network, folder, given)
+    refuse_other_classes(test, network.class_names, str(given.data), "the model knows")
     shared = tuple(name for name in network.class_names if name in test.class_names)
-    if not shared:
-        near = [hint for name in test.class_names if (hint := did_you_mean(name, network.class_names))]
-        problem = (
-            f"labels {quoted(test.class_names)}, the model knows {quoted(network.class_names)}: no class in common."
-        )
-        raise BadInput([Fault(str(given.data), problem, " ".join(near))])
     columns = [network.class_names.index(name) for name in shared]
     scores, labels = picture_scores(network, test.images)[:, columns], label_matrix(test, shared).numpy()
     known = are_known(test.patients)

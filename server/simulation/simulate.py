@@ -37,6 +37,7 @@ from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.program import RayProgram, begun
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from strategies.base.method import Method
+from strategies.base.method_list import in_file
 from strategies.registry import method_of
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -209,7 +210,7 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
     found += external_faults(experiment.external_test, file.base)
     if (names := _class_names(experiment.data)) and experiment.partition is not None:
         found += partition_faults(names, experiment.partition)
-    stop_on([replace(fault, where=f"{file.path.name}: {fault.where}") for fault in found])
+    stop_on([in_file(file, fault) for fault in found])
     try:
         data = simulated_data(experiment, file.base)
         contract = data.contract
@@ -217,7 +218,7 @@ def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:
         if method.pooled == "no":
             method.refuse_unfit(contract)
     except BadInput as error:
-        raise BadInput(replace(fault, where=f"{file.path.name}: {fault.where}") for fault in error.faults) from None
+        raise BadInput(in_file(file, fault) for fault in error.faults) from None
     if method.pooled == "no":
         stop_on(_participation_faults(experiment, len(contract.sites), file.path.name))
     return method, data
@@ -234,7 +235,7 @@ def checked_external(file: ExperimentFile, data: SimulatedData) -> ImageSet | No
         if images is not None:
             refuse_other_classes(images, data.contract.class_names)
     except BadInput as error:
-        raise BadInput(replace(fault, where=f"{file.path.name}: {fault.where}") for fault in error.faults) from None
+        raise BadInput(in_file(file, fault) for fault in error.faults) from None
     return images
 
 

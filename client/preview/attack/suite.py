@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,10 +113,9 @@ def by_patient(images: ImageSet, most: int) -> list[ImageSet]:
     """Draw three sets of at most so many images; no patient is in two of them, and each has as few there as it can."""
     patients, whose = np.unique(images.patients, return_inverse=True)
     order = np.random.default_rng(7).permutation(len(patients))[whose]
-    by_patient = np.argsort(order, kind="stable")
-    first = np.searchsorted(order[by_patient], order)
-    earlier = np.empty(len(images), int)
-    earlier[by_patient] = np.arange(len(images))
-    earlier -= first  # images of the same patient before this one
-    rows = np.lexsort((order, earlier))
+    seen, earlier = Counter[int](), []
+    for patient in whose.tolist():
+        earlier.append(seen[patient])  # images of the same patient before this one
+        seen[patient] += 1
+    rows = np.lexsort((order, np.array(earlier)))
     return [images.rows(np.sort(rows[order[rows] % 3 == part][:most])) for part in range(3)]
