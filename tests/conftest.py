@@ -1,5 +1,6 @@
 """What all tests share: how pytest-xdist deals them out, and a machine that protects no file by itself."""
 
+import gc
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -75,6 +76,17 @@ def _of_a_method(nodeid: str) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     """Have what the tests survived counted."""
     config.pluginmanager.register(Survivals())
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from going through all imported modules again and again: 8 of 190 CPU seconds."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 20)
+
+
+def pytest_unconfigure() -> None:
+    """Let the end of the process free what libraries expect to be freed: nanobind complains otherwise."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(optionalhook=True)
