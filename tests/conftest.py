@@ -81,7 +81,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from going through all imported modules again and again: 8 of 190 CPU seconds."""
     gc.freeze()
-    gc.set_threshold(10_000, 10, 20)
+    gc.set_threshold(700, 10, 50)  # a message of Flower is a cycle: the young are looked at as often as ever
 
 
 def pytest_unconfigure() -> None:
