@@ -26,7 +26,7 @@ import typer
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.system.malloc import keep_large_buffers
 from common.system.plain_text import json_text
-from common.system.stopping import closed_first, go_on_with, stopped_at_once
+from common.system.stopping import closed_first, end_with_starter, go_on_with, stopped_at_once
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
 from server.runs.scalars import Track
 
@@ -394,6 +394,7 @@ def deadlines(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
+    end_with_starter()
     given = list(sys.argv[1:] if arguments is None else arguments)
     stays_up = given[:1] == ["start"] or (given[:1] == ["status"] and "--web" in given)
     with stopped_at_once(), closed_first(0) if stays_up else contextlib.nullcontext():

@@ -30,6 +30,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
 PROGRAM = "POLYCLINIC_PROGRAM"
 """Variable of the surroundings: number of the program that the process which runs are forked from ends with."""
+STARTER = "POLYCLINIC_STARTER"
+"""Variable of the surroundings: number of the process that a program of ours is to end with."""
 _END_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []
@@ -141,6 +143,13 @@ def end_with_parent(parent: int | None = None) -> None:
         ctypes.CDLL(None).prctl(_END_WITH_PARENT, signal.SIGKILL, 0, 0, 0)
     if parent is not None and os.getppid() != parent:
         os._exit(1)
+
+
+def end_with_starter() -> None:
+    """Do as :func:`end_with_parent` where the process that started this program wants it; comes first in ``main``."""
+    starter = os.environ.pop(STARTER, "")  # programs that this one starts are not its starter's
+    if starter:
+        end_with_parent(int(starter))
 
 
 def _adopt_orphans(wanted: bool) -> None:

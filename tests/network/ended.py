@@ -7,8 +7,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -128,6 +128,18 @@ def listens(pid: int) -> bool:
     return False
 
 
+@contextmanager
+def as_from_a_terminal(ignores_ctrl_c: bool = False) -> Iterator[None]:
+    """A program that is started within it has no other signal ignored, also where the tests run under ``nohup``."""
+    wanted = {signal.SIGINT: signal.SIG_IGN if ignores_ctrl_c else signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {number: signal.signal(number, way) for number, way in wanted.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Command:
     """A command that has been started, in a session of its own as a shell starts it.
 
@@ -141,23 +153,17 @@ class Command:
         program, *arguments = map(str, typed)
         self._mark, self._log = uuid.uuid4().hex, log
 
-        def as_from_a_terminal() -> None:
-            # These tests may themselves run in the background of a shell or under nohup, which have signals ignored.
-            signal.signal(signal.SIGINT, signal.SIG_IGN if ignores_ctrl_c else signal.SIG_DFL)
-            signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
         self._cpu = _cpu()
         self._began = time.monotonic()
         near = {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        with log.open("wb") as file:
+        with log.open("wb") as file, as_from_a_terminal(ignores_ctrl_c):
             self.process = subprocess.Popen(
                 [sys.executable, "-m", MODULES[program], *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
                 start_new_session=True,
-                preexec_fn=as_from_a_terminal,
                 env={**near, MARK: self._mark, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTHONPATH": path},
                 cwd=ROOT,
             )

@@ -18,7 +18,7 @@ from common.system.stopping import STOPPED_ON_REQUEST
 from server.sim_cli import line_to_go_on
 from strategies.base.method_list import CLASSES
 from strategies.registry import STRATEGIES
-from tests.network.ended import MARK, living, marked, to_every_process, to_the_group, to_the_parent
+from tests.network.ended import MARK, as_from_a_terminal, living, marked, to_every_process, to_the_group, to_the_parent
 
 LIMIT_S = 5
 PROGRAM = "from server.sim_cli import main; main()"
@@ -53,22 +53,16 @@ def ended(
         late: Send the signal when two rounds are done, else as soon as the program listens to signals.
         after_s: Seconds after that.
     """
-
-    def before() -> None:
-        # These tests may themselves run in the background of a shell or under nohup, which have signals ignored.
-        signal.signal(signal.SIGINT, signal.SIG_IGN if ignored else signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
     scratch = Path(tempfile.mkdtemp(prefix="s"))  # sockets lie in it, whose paths have to be short
-    program = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=before,
-        env={**os.environ, MARK: str(out), "TMPDIR": str(scratch)},
-    )
+    with as_from_a_terminal(ignored):
+        program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, MARK: str(out), "TMPDIR": str(scratch)},
+        )
     until = time.monotonic() + 150
     while late and rounds(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
         time.sleep(0.1)

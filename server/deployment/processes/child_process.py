@@ -1,12 +1,14 @@
-"""Processes that we start and that must not outlive us, however we end."""
+"""Programs of ours that we start and that must not outlive us, however we end."""
 
 import os
-from collections.abc import Callable
-from functools import partial
 
-from common.system.stopping import end_with_parent
+from common.system.stopping import STARTER
 
 
-def with_this_process() -> Callable[[], None]:
-    """For ``preexec_fn``: Linux sends the child SIGKILL once the thread that started it is gone."""
-    return partial(end_with_parent, os.getpid())
+def with_this_process() -> dict[str, str]:
+    """The ``env`` of a program that calls :func:`common.system.stopping.end_with_starter`.
+
+    Linux sends it SIGKILL once the thread that started it is gone. Python's ``preexec_fn`` is no way to that: it
+    makes gRPC's fork handlers run in the child, and of a process that has used gRPC one child in twenty was aborted.
+    """
+    return {**os.environ, STARTER: str(os.getpid())}

@@ -95,7 +95,7 @@ class _Stop:
 def _led(command: Sequence[str], stop: _Stop) -> int:
     """Run the child to its end; its exit code, or minus the signal that killed it."""
     # A session of its own: Ctrl-C at the terminal reaches it once, through us.
-    with subprocess.Popen(command, start_new_session=True, preexec_fn=with_this_process()) as child:
+    with subprocess.Popen(command, start_new_session=True, env=with_this_process()) as child:
         stop.child = child
         if stop.asked.is_set():
             child.terminate()

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.system.stopping import end_with_starter
 from server.deployment.superlink.fleet.server import serve_hospitals
 from server.deployment.superlink.local.database import FILE
 from server.deployment.superlink.local.process import CLOCK, OBJECTS
@@ -30,7 +31,8 @@ GRACE_S = 1.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM, or until the program that started it is gone."""
+    end_with_starter()
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

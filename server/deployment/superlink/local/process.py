@@ -1,6 +1,5 @@
 """The SuperLink's process: started, watched, ended; hospitals reach its Fleet API and nothing else."""
 
-import os
 import secrets
 import subprocess
 import sys
@@ -48,8 +47,7 @@ class SuperLink:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **LARGE_BUFFERS},
-            preexec_fn=with_this_process(),
+            env={**with_this_process(), **LARGE_BUFFERS},
         )
         assert self._process.stdout is not None
         self._log = pump(self._process.stdout, BoundedLog(coordinator.log, as_json=log_form() is LogForm.json))
