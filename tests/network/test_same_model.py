@@ -46,6 +46,7 @@ class Federation:
         shared = METHODS[first["method"]].has_global_model  # else the models stay at the hospitals
         assert first["external"] == (second["external"] if shared else None)
         assert second["external"]["mean_auroc"] > 0
+        assert first["benefit"] == second["benefit"]
         assert all(list((out / name / "tensorboard").iterdir()) for name in ("network", "simulation"))
         return first["model_sha256"], second["model_sha256"]
 
@@ -105,6 +106,17 @@ def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
 ) -> None:
     over_network, simulated = fully.models(tmp_path, f"run.method={method}", *own_needs(method))
     assert over_network == simulated
+
+
+@pytest.mark.network
+def test_sites_are_better_off_alone_over_the_network_where_they_are_in_simulation(
+    partly: Federation, tmp_path: Path
+) -> None:
+    over_network, simulated = partly.models(tmp_path, "evaluation.alone=true")
+    assert over_network == simulated
+    told = json.loads((tmp_path / "network" / "summary.json").read_text())["benefit"]
+    assert len(told) == 3
+    assert all(one["benefit"]["mean"]["alone"]["value"] > 0.5 for one in told.values())
 
 
 def private_forms(pem: bytes) -> list[bytes]:

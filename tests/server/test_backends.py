@@ -21,6 +21,7 @@ from tests.federations import DIGITS, federation, finished
 from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
 from tests.server.ray_kills import PROGRAM, rounds_of
 
+ALONE = "evaluation.alone=true"
 ON_RAY = 'simulation.backend="ray"'
 WITHIN_S = 240
 
@@ -78,11 +79,13 @@ def test_ray_gives_the_inline_model_bit_for_bit_and_listens_on_loopback_alone(
         return push(grid, messages)
 
     monkeypatch.setattr(RayGrid, "push_messages", looking)
-    _, inline = finished()
-    on_ray = federation(tmp_path, ON_RAY, f"simulation.workers={workers}", out="ray")
+    _, inline = finished(ALONE)
+    on_ray = federation(tmp_path, ON_RAY, ALONE, f"simulation.workers={workers}", out="ray")
     assert (inline["backend"], on_ray["backend"]) == ("inline", "ray")
     assert inline["model_sha256"] == on_ray["model_sha256"]
     assert inline["test"] == on_ray["test"]
+    assert inline["benefit"] == on_ray["benefit"]
+    assert all(found["benefit"] for found in on_ray["benefit"].values())
     assert modes == {0o700}  # sites' memory and Ray's logs lie there
     forked = not any(map(os.path.exists, GPUS))
     assert [event["forked"] for event in events_of(tmp_path / "ray", "worker_ready")] == [forked] * workers
