@@ -22,6 +22,8 @@ shift 2
 bin=${POLYCLINIC_BIN:-$(dirname "$(command -v flwr-sim)")}
 port=${RAY_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
 export RAY_USAGE_STATS_ENABLED=0 OMP_NUM_THREADS=1
+# Ray runs code for everybody who reaches its ports and has this: the job's nodes get it from srun, nobody else.
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
 
 nodes=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))
 head=${nodes[0]}

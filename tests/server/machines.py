@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 EAST, WEST = "10.77.0.1", "10.77.0.2"
 WITHIN_S = 120
+SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "for-tests-alone-" * 3}
+"""Without it Ray takes one from the home folder where there is one."""
 POSSIBLE = hasattr(os, "geteuid") and os.geteuid() == 0 and Path("/usr/sbin/ip").exists()
 """Namespaces of one's own need root."""
 
@@ -39,7 +41,7 @@ class Machine:
 
     def start(self, *arguments: str, more: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
         """Start a program there, which finds our packages in this tree."""
-        environment = {**os.environ, **QUIET, "PYTHONPATH": str(ROOT), **(more or {})}
+        environment = {**os.environ, **QUIET, **SECRET, "PYTHONPATH": str(ROOT), **(more or {})}
         pipe = subprocess.PIPE
         return subprocess.Popen(self.command(arguments), env=environment, stdout=pipe, stderr=pipe, text=True)
 
