@@ -32,6 +32,10 @@ def faults_of_run(coordinator: Coordinator, out: Path, *, resume: bool) -> list[
 
 def not_started(coordinator: Coordinator) -> Fault:
     """The fault of a run where nothing serves the sites."""
+    if at_work(coordinator, "start"):
+        problem = "flwr-server start is at work on this folder, but its SuperLink does not answer."
+        remedy = f"Wait until it says ready; if it does not, {coordinator.log} says why."
+        return Fault(str(coordinator.folder), problem, remedy)
     remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
     return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
 

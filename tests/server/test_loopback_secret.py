@@ -2,15 +2,18 @@
 
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
-from server.coordinator.folder import Coordinator, read_coordinator
+from server.coordinator.before_start import not_started
+from server.coordinator.folder import Coordinator, alone, read_coordinator
 from server.deployment.superlink.local.process import SuperLink
 from server.deployment.superlink.loopback.control import Control, SuperLinkGone, answers
 from server.deployment.superlink.loopback.protocol import CALLS, SERVICE
@@ -96,6 +99,27 @@ def test_who_reads_the_folder_is_answered(coordinator: Coordinator) -> None:
     assert answers(coordinator)
     with closing(Control(coordinator)) as control:
         assert control.nodes() == []
+
+
+def test_a_superlink_that_takes_seconds_to_answer_is_there(coordinator: Coordinator) -> None:
+    """As on a machine that has much to do."""
+    (process,) = [one for one in psutil.Process().children() if "superlink.program" in " ".join(one.cmdline())]
+    process.suspend()
+    later = threading.Timer(4, process.resume)
+    later.start()
+    try:
+        assert answers(coordinator)
+    finally:
+        later.cancel()
+        process.resume()
+
+
+def test_a_run_that_comes_too_early_is_told_that_start_is_at_work(coordinator: Coordinator) -> None:
+    with alone(coordinator, "start"):
+        told = not_started(coordinator)
+    assert told.problem == "flwr-server start is at work on this folder, but its SuperLink does not answer."
+    assert str(coordinator.log) in told.remedy
+    assert not_started(coordinator).problem == "flwr-server start does not run on this folder."
 
 
 def test_who_has_another_secret_is_told_that_the_superlink_does_not_answer(coordinator: Coordinator) -> None:

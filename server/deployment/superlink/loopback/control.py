@@ -20,6 +20,8 @@ LINK_PATIENCE_S = 900.0
 """How long a run waits for a SuperLink that does not answer."""
 ANSWER_S = 20.0
 """For one call; longer and it is made again, or the SuperLink counts as away."""
+LOOK_S = 10.0
+"""For a SuperLink that is asked whether it is there: two seconds are too few on a machine that has much to do."""
 PAUSE_S = 0.2
 GIVEN_UP = "the SuperLink heard nothing of this run for too long, and gave it up."
 _AWAY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -75,7 +77,7 @@ class Control:
             ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", 100),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * LOOK_S)),  # gRPC's limit for TCP and TLS together
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
         self._channel = grpc.secure_channel(coordinator.control_address, credentials, options=options)
@@ -173,7 +175,10 @@ class Control:
 
 
 def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
-    """Whether the SuperLink of this folder answers on loopback, now or within this time."""
+    """Whether the SuperLink of this folder answers on loopback, now or within this time.
+
+    Where nothing listens it is known at once; one that listens is waited for ``LOOK_S``.
+    """
     until = time.monotonic() + within_s
     while not (well := _answers(coordinator)) and time.monotonic() < until:
         time.sleep(0.2)
@@ -182,7 +187,7 @@ def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
 
 def _answers(coordinator: Coordinator) -> bool:
     try:
-        control = Control(coordinator, answer_s=2.0)
+        control = Control(coordinator, answer_s=LOOK_S)
     except OSError:
         return False
     try:
