@@ -29,9 +29,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The last comes when a terminal is closed or an ssh connection is lost; ``nohup`` has it ignored."""
 _SHOW_CURSOR = "\x1b[?25h"  # a table of progress hides it
 PROGRAM = "POLYCLINIC_PROGRAM"
-"""Variable of the surroundings: number of the program that the process which runs are forked from ends with."""
+"""Environment variable: number of the program that the process which runs are forked from ends with."""
 STARTER = "POLYCLINIC_STARTER"
-"""Variable of the surroundings: number of the process that a program of ours is to end with."""
+"""Environment variable: number of the process that a program of ours is to end with."""
 _END_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of linux/prctl.h
 
 _how_to_go_on: list[Callable[[], str]] = []

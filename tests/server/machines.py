@@ -13,13 +13,13 @@ from pathlib import Path
 
 import psutil
 
-from server.simulation.backends.cluster import QUIET
+from server.simulation.backends.cluster import QUIET, with_a_token
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 EAST, WEST = "10.77.0.1", "10.77.0.2"
 WITHIN_S = 120
-SECRET = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "for-tests-alone-" * 3}
+SECRET = with_a_token()
 """Without it Ray takes one from the home folder where there is one."""
 POSSIBLE = hasattr(os, "geteuid") and os.geteuid() == 0 and Path("/usr/sbin/ip").exists()
 """Namespaces of one's own need root."""

@@ -38,6 +38,22 @@ def listens(pid: int) -> bool:
     return bool(caught >> (signal.SIGTERM - 1) & 1)
 
 
+def started(arguments: list[str], out: Path, **more: str) -> subprocess.Popen[str]:
+    """``flwr-sim`` in a session of its own; its processes are marked with ``out``.
+
+    Args:
+        more: Environment variables.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, MARK: str(out), **more},
+    )
+
+
 def ended(
     arguments: list[str],
     out: Path,
@@ -55,14 +71,7 @@ def ended(
     """
     scratch = Path(tempfile.mkdtemp(prefix="s"))  # sockets lie in it, whose paths have to be short
     with as_from_a_terminal(ignored):
-        program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, MARK: str(out), "TMPDIR": str(scratch)},
-        )
+        program = started(arguments, out, TMPDIR=str(scratch))
     until = time.monotonic() + 150
     while late and rounds(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
         time.sleep(0.1)
@@ -168,14 +177,7 @@ def test_a_program_that_gets_sigkill_leaves_no_process_and_can_be_called_again(
     """As the system does where memory is short: nothing of ours can act, and no one else is told."""
     out = tmp_path / "run"
     for _ in range(2):
-        program = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments, "--out", str(out)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, MARK: str(out)},
-        )
+        program = started(arguments, out)
         until = time.monotonic() + 150
         begun = (lambda: rounds(out) >= 2) if late else (lambda: len(marked(str(out))) > 1)
         while not begun() and program.poll() is None and time.monotonic() < until:

@@ -247,10 +247,10 @@ def environment(address: str) -> dict[str, str]:
     """Environment of the process that drives Ray, which its workers here inherit."""
     paths = [os.path.abspath(path) for path in sys.path]  # "" is the working folder
     own = {"PYTHONPATH": os.pathsep.join(paths), **QUIET, **LARGE_BUFFERS}
-    return {**os.environ, **own, **({} if address else LOOPBACK_ONLY | _with_a_token())}
+    return {**os.environ, **own, **({} if address else LOOPBACK_ONLY | with_a_token())}
 
 
-def _with_a_token() -> dict[str, str]:
+def with_a_token() -> dict[str, str]:
     """Have a Ray of our own answer nobody else on this machine; known from Ray 2.52 on.
 
     From 2.59 on Ray asks for a token by itself, but keeps one in the home folder, for ever and for all clusters, and
