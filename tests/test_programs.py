@@ -18,6 +18,7 @@ import client.cli
 import server.cli
 import server.sim_cli
 from common import __version__
+from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[1]
 PROGRAMS = {"flwr-sim": server.sim_cli, "flwr-server": server.cli, "flwr-client": client.cli}
@@ -161,6 +162,20 @@ def test_the_superlink_needs_nothing_of_flower() -> None:
 def test_a_program_that_trains_starts_without_what_only_tests_and_reports_need(module: str) -> None:
     looked = f"import sys, {module}; sys.exit(bool({{'sklearn', 'matplotlib', 'scipy'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", looked], check=False).returncode == 0
+
+
+def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
+    arguments = ["run", "a.toml", "--set", "run.rounds=1", "--backend", "inline", "--out", "run"]
+    code = (
+        f"import sys\nfrom server.sim_cli import main\n"
+        f"try:\n    main({arguments!r})\n"
+        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
+        "    print({'torch._dynamo', 'torch._inductor', 'sympy', 'sklearn', 'torchvision'} & set(sys.modules))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert ended.stdout.splitlines()[-2:] == ["0 True", "set()"], ended.stderr
 
 
 WRONG_PATHS = {

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import torch
 from torch import nn
 
 from client.site.site import Site
@@ -65,5 +66,8 @@ def _networks(spec: ModelSpec, device: str) -> KeptNetworks:
 
 
 def _headed(kept: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
-    head = nn.Linear(kept.head.in_features, len(class_names), device="meta").to_empty(device=device)
+    rows, features = len(class_names), kept.head.in_features
+    head = nn.Linear(features, rows, device="meta")  # its to_empty would import sympy: a CPU second
+    head.weight = nn.Parameter(torch.empty(rows, features, device=device))
+    head.bias = nn.Parameter(torch.empty(rows, device=device))
     return SplitNetwork(kept.spec, class_names, backbone=kept.backbone, neck=kept.neck, head=head).to(device)

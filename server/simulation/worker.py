@@ -1,4 +1,4 @@
-"""One run in a process of its own, forked from one that has everything imported: that takes seven seconds once."""
+"""One run in a process of its own, forked from one that has everything imported: that takes seconds, once."""
 
 import multiprocessing
 import multiprocessing.forkserver
@@ -27,10 +27,9 @@ from strategies.base.round_record import RunStopped
 CONTEXT = multiprocessing.get_context("forkserver")
 FIRST_USED_IN_A_RUN = (
     *("client.simulation", "client.app", "server.analysis.comparison", "server.reporting.pages.run"),
-    *("server.reporting.pages.model_card", "sklearn.datasets", "sklearn.metrics", "sklearn.model_selection"),
-    "torch._dynamo",  # every optimiser's first step imports it
+    "server.reporting.pages.model_card",
 )
-"""Modules that a run imports when it needs them: five CPU seconds, which each run would pay again."""
+"""Modules that a run imports when it needs them, which each run would pay again."""
 CONTEXT.set_forkserver_preload(["server.simulation.ended_with_program", __name__, *FIRST_USED_IN_A_RUN])
 
 _STARTING = threading.Lock()

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from inspect import unwrap
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +20,23 @@ from common.plugins import OPTIMIZERS, PLUGIN, SCHEDULES, loaded
 FIRST_SCALE = 1024.0
 """Of each epoch. Torch's 65536 overflows in an epoch's first steps, and a small site has no others."""
 
+Kind = TypeVar("Kind", bound=torch.optim.Optimizer)
+
+
+def _never_compiled(kind: type[Kind]) -> type[Kind]:
+    """The same optimiser, to the bit, without ``torch._dynamo``: 1.2 CPU seconds and 150 MB of a process that trains.
+
+    Torch wraps three methods so that ``torch.compile`` leaves them out of what it compiles, and the wrappers import
+    it. A training step here is never compiled.
+    """
+    methods = {name: unwrap(getattr(kind, name)) for name in ("add_param_group", "zero_grad")}
+    return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(unwrap(kind.step))})
+
+
+_SGD = _never_compiled(torch.optim.SGD)
+_ADAM = _never_compiled(torch.optim.Adam)
+_ADAMW = _never_compiled(torch.optim.AdamW)
+
 
 def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> torch.optim.Optimizer:
     """The optimiser over the parameters that learn; Adam with Keras' epsilon, as in specs 1.4.
@@ -31,9 +50,9 @@ def optimizer_for(network: SplitNetwork, spec: TrainingSection, lr: float) -> to
     if spec.optimizer.startswith(PLUGIN):
         return _of_plugin(spec, learning, lr)
     if spec.optimizer != "sgd":
-        kind = torch.optim.Adam if spec.optimizer == "adam" else torch.optim.AdamW
+        kind = _ADAM if spec.optimizer == "adam" else _ADAMW
         return kind(learning, lr=lr, eps=1e-7, weight_decay=spec.weight_decay, fused=True)
-    return torch.optim.SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
+    return _SGD(learning, lr=lr, momentum=spec.momentum, weight_decay=spec.weight_decay, fused=True)
 
 
 def rate_factor(spec: TrainingSection, server_round: int, rounds: int) -> float:

@@ -196,10 +196,7 @@ if __name__ == "__main__":
     os.environ.update(
         FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
     )
-    import torch._dynamo  # every optimiser's first step imports it
-
     import client.connection.service  # what takes the time: torch, Flower, gRPC, our own code
 
     assert client.connection.service
-    assert torch._dynamo
     main()

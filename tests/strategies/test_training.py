@@ -1,5 +1,7 @@
 """The training loop: seeds, batches, what is frozen, and an optimiser that outlives a round."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -78,6 +80,40 @@ def test_an_optimiser_put_back_from_disk_goes_on_exactly_where_it_was(spec: Trai
     epochs(stopped, after, [2])
     assert arrays
     assert sha256(stopped) == sha256(through)
+
+
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize(
+    ("spec", "theirs"),
+    [
+        (TrainingSection(optimizer="sgd"), partial(torch.optim.SGD, weight_decay=0.0)),
+        (
+            TrainingSection(optimizer="sgd", momentum=0.9, weight_decay=0.01),
+            partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01),
+        ),
+        (TrainingSection(weight_decay=0.01), partial(torch.optim.Adam, eps=1e-7, weight_decay=0.01)),
+        (
+            TrainingSection(optimizer="adamw", weight_decay=0.01),
+            partial(torch.optim.AdamW, eps=1e-7, weight_decay=0.01),
+        ),
+    ],
+    ids=["sgd", "momentum", "adam", "adamw"],
+)
+def test_an_optimiser_steps_as_torchs_own_does(
+    spec: TrainingSection, theirs: Callable[..., torch.optim.Optimizer], clip: float | None
+) -> None:
+    spec = spec.model_copy(update={"batch_size": 8, "clip_gradients": clip})
+    ours, same = network(), network()
+    exercise = Exercise(EXAMPLES, plain(known_entries), spec, WEAK, NOTHING)
+    for model, optimizer in (
+        (ours, optimizer_for(ours, spec, 0.01)),
+        (same, theirs(same.parameters(), lr=0.01, fused=True)),
+    ):
+        for seed in (1, 2):
+            with reproducible(seed, threads=1) as generator:
+                train_epoch(model, exercise, optimizer, generator)
+        assert torch.is_grad_enabled()
+    assert sha256(ours) == sha256(same) != sha256(network())
 
 
 def test_a_fresh_optimiser_does_not() -> None:
