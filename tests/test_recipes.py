@@ -10,7 +10,6 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-import timm
 import torch
 from PIL import Image
 from pydicom import dcmread
@@ -180,6 +179,8 @@ def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str) -> None
 
 
 def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) -> None:
+    import timm  # here: each worker collects this module, and one runs it
+
     save_file(timm.create_model(SMALL.partition(":")[2], img_size=32).state_dict(), reader / "model.safetensors")
     file = reader / "foundation.toml"
     text = file.read_text()

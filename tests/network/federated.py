@@ -32,8 +32,10 @@ class Federation:
     def sites(self) -> tuple[Site, ...]:
         return self.east, self.north, self.south
 
-    def run(self, out: Path, *overrides: str, sites: int = 3, options: Sequence[str] = ()) -> Program:
-        return self.coordinator.run(self.experiment, out, *overrides, sites=sites, options=options)
+    def run(
+        self, out: Path, *overrides: str, sites: int = 3, options: Sequence[str] = (), once: bool = False
+    ) -> Program:
+        return self.coordinator.run(self.experiment, out, *overrides, sites=sites, options=options, once=once)
 
     def run_struck(self, folder: Path, point: str, *overrides: str, victim: int = 0) -> Program:
         """A run to whose leading process something happens in round 2; see :mod:`tests.network.dying`."""

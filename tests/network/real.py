@@ -26,8 +26,8 @@ import server.sim_cli
 from client.connection.status import asked
 from common.errors import BadInput
 from tests.federations import DIGITS
+from tests.network.warm import LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
-from tests.network.warm import Forked, Warm
 from tests.server.commands import Ended
 
 ROOT = Path(__file__).parents[2]
@@ -181,10 +181,10 @@ class Machine:
         }
 
     def start(self, name: str, *arguments: object) -> Program:
-        """Run Python with these arguments; a hospital's program is forked from a process that has imported torch."""
+        """Run Python with these arguments; what :mod:`tests.network.warm` can fork is forked."""
         log = self.folder / f"{name}-{len(self._programs)}.log"
         words = [str(argument) for argument in arguments]
-        if words[0] == "-m" and words[1] in WARM_PROGRAMS:
+        if words[0] == "-m" and (words[1] in WARM_PROGRAMS or (words[1] == LEADS and "--once" in words)):
             log.touch()
             process = warm().fork(words[1], words[2:], self._environment, self._works_in, log)
             self._programs.append(Program(log, process))
@@ -389,11 +389,18 @@ class Coordinator:
         sites: int = 0,
         options: Sequence[str] = (),
         pages: bool = False,
+        once: bool = False,
     ) -> Program:
-        """``flwr-server run``, begun; with its pages where a test reads them."""
+        """``flwr-server run``, begun.
+
+        Args:
+            pages: Draw its report and its model card.
+            once: No process stays that begins the leading one again. That one is forked then, and imports nothing.
+        """
         sets = [part for override in overrides for part in ("--set", override)]
-        command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *sets, *options)
-        return self.lead("-m", "server.cli" if pages else "tests.network.without_pages", *command)
+        more = (*sets, *options, *["--once"] * once)
+        command = ("run", self.folder, experiment, "--out", out, "--sites", sites, *more)
+        return self.lead("-m", "server.cli" if pages else LEADS, *command)
 
     def lead(self, *arguments: object) -> Program:
         """A run that is begun in another way."""

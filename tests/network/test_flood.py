@@ -71,10 +71,10 @@ def test_a_run_under_a_flood_goes_on_and_nothing_of_the_flood_stays(
     connections: int, seconds: float, federation: Federation, tmp_path: Path
 ) -> None:
     superlink = federation.coordinator.superlink
-    assert federation.run(tmp_path / "warm", "run.rounds=2").ends() == 0
+    assert federation.run(tmp_path / "warm", "run.rounds=2", once=True).ends() == 0
     before, files, logged = superlink.memory_info().rss / 1e6, superlink.num_fds(), kept_on_disk(federation, "logs")
     attack = flood(federation, connections, seconds)
-    run = federation.run(tmp_path / "run", "run.rounds=6")
+    run = federation.run(tmp_path / "run", "run.rounds=6", once=True)
     most = peak_mb(superlink, attack)
     said: dict[str, Any] = json.loads(attack.said.splitlines()[-1])
     assert said["most_open"] >= connections / 3  # the flood was one

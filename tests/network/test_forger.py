@@ -38,7 +38,7 @@ def test_a_forger_that_tries_every_call_all_the_time_changes_nothing_and_is_name
     program = federation.machine.start("forger", "-m", "tests.network.forger", *arguments)
     eventually(out.exists, "the forger is at work")
     begun = time.monotonic()
-    run = federation.run(tmp_path / "run", "training.epochs=2")
+    run = federation.run(tmp_path / "run", "training.epochs=2", once=True)
     assert run.ends() == 0, run.said
     program.stop()
     ended = json.loads(out.read_text(encoding="utf-8"))
@@ -68,7 +68,7 @@ def test_a_forger_that_tries_every_call_all_the_time_changes_nothing_and_is_name
 def test_a_hospitals_signatures_are_in_the_receipt_and_a_reply_that_is_taken_out_is_missed(
     federation: Federation, tmp_path: Path
 ) -> None:
-    run = federation.run(tmp_path / "run", "run.rounds=3")
+    run = federation.run(tmp_path / "run", "run.rounds=3", once=True)
     assert run.ends() == 0, run.said
     path = tmp_path / "run" / "receipt.json"
     receipt = json.loads(path.read_text(encoding="utf-8"))

@@ -82,7 +82,7 @@ def test_a_run_through_the_proxy_goes_on_while_a_crowd_is_kept_away_from_the_coo
     federation, port = behind
     superlink = federation.coordinator.superlink
     files = superlink.num_fds()
-    run = federation.run(tmp_path / "run", "run.rounds=4")
+    run = federation.run(tmp_path / "run", "run.rounds=4", once=True)
     with ExitStack() as stack:
         crowd = [stack.enter_context(socket.socket()) for _ in range(A_CROWD)]
         for one in crowd:

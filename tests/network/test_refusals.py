@@ -186,7 +186,7 @@ def test_a_site_that_uses_another_sites_name_is_refused_at_the_roll_call(
     for suffix in ("kit", "key"):
         site.folder.joinpath(f"impostor.{suffix}").rename(site.folder / f"north.{suffix}")
     site.start().says("connected to trial")
-    run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1)
+    run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1, once=True)
     assert run.ends() == 1
     reason = 'it calls itself "north", but its key is registered for "impostor".'
     assert f"impostor: {reason}" in run.said
@@ -211,7 +211,7 @@ def test_a_site_of_another_wire_version_is_refused_and_both_sides_say_why(
         "from client.cli import main; main(sys.argv[1:])"
     )
     site.start_by("-c", newer, "start", site.folder).says("connected to trial")
-    run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1)
+    run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1, once=True)
     assert run.ends() == 1
     assert site.program.ends() == ExitCode.VERSION == 17
     for said in (run.said, site.program.said):
@@ -275,7 +275,7 @@ def test_code_that_a_coordinator_sends_is_refused_reported_and_not_run(trial: Tr
     coordinator.start_by("-c", f"SHIPPING = {superlink!r}{STARTING}", "start", coordinator.folder)
     site = coordinator.admit(coordinator.site(trial.sites[0], "wary"))
     site.start().says("connected to shipping")
-    run = coordinator.run(trial.experiment, tmp_path / "run", sites=1, options=("--once",))
+    run = coordinator.run(trial.experiment, tmp_path / "run", sites=1, once=True)
     assert run.ends() == 1
     reason = "the app bundle carries evil.py; this site runs only what its own image holds"
     assert reason in run.said

@@ -1,4 +1,4 @@
-"""Hospitals' programs without the wait for torch: one process has imported what all of them import, and forks.
+"""Hospitals' programs, and what leads a run, without the wait for torch: one process has imported it, and forks.
 
 ``python -m client.cli start`` spends four CPU seconds on imports, and the tests start it some hundred times. A program
 that is forked here runs the same module with its own arguments, environment, folder and log, and ends as it would.
@@ -22,6 +22,8 @@ from pathlib import Path
 
 PROGRAMS = ("client.cli", "tests.network.adversary", "tests.network.loose_talker")
 """Modules that may be started so: those that begin with the imports of a hospital's program."""
+LEADS = "tests.network.without_pages"
+"""So too with ``--once``: it starts no other process then."""
 STARTS_WITHIN_S = 240.0
 
 
@@ -197,6 +199,8 @@ if __name__ == "__main__":
         FLWR_TELEMETRY_ENABLED="0", FLWR_DISABLE_UPDATE_CHECK="1", FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION="1"
     )
     import client.connection.service  # what takes the time: torch, Flower, gRPC, our own code
+    import server.deployment.network
 
     assert client.connection.service
+    assert server.deployment.network
     main()

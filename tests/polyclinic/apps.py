@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,9 +29,15 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10))
 
 
+@cache
+def digits() -> Any:
+    """scikit-learn's own, read once."""
+    return load_digits()
+
+
 def data(part: int = 0, of: int = 1) -> tuple[Tensor, Tensor]:
     """Images ``(n, 1, 8, 8)`` and targets ``(n, 10)``."""
-    found = load_digits()
+    found = digits()
     own = slice(part, None, of)
     images = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1)[own] / 16
     return images, functional.one_hot(torch.tensor(found.target), 10).float()[own]

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from timm.loss import AsymmetricLossMultiLabel
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
-from torchvision.ops import sigmoid_focal_loss
 
 from common.config import TrainingSection
 from common.errors import BadInput
@@ -50,6 +48,8 @@ def test_without_a_choice_it_is_the_methods_own_loss() -> None:
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0, 2.0, 5.0])
 def test_focal_is_torchvisions_without_alpha(gamma: float) -> None:
+    from torchvision.ops import sigmoid_focal_loss  # here: each worker collects this module, and one runs it
+
     logits, labels = drawn()
     ours = chosen(labels, loss="focal", focal_gamma=gamma)(logits, labels, EVERY)
     assert torch.allclose(ours, sigmoid_focal_loss(logits, labels, alpha=-1, gamma=gamma, reduction="mean"))
@@ -60,6 +60,8 @@ def test_focal_is_torchvisions_without_alpha(gamma: float) -> None:
 def test_asymmetric_is_timms(gammas: tuple[float, float], margin: float) -> None:
     logits, labels = drawn()
     ours = chosen(labels, loss="asymmetric", asymmetric_gammas=gammas, asymmetric_margin=margin)
+    from timm.loss import AsymmetricLossMultiLabel  # here as torchvision is above
+
     theirs = AsymmetricLossMultiLabel(gamma_neg=gammas[1], gamma_pos=gammas[0], clip=margin, reduction="mean")
     assert torch.allclose(ours(logits, labels, EVERY), theirs(logits, labels), rtol=1e-4)
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
-import torchvision
 from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
@@ -125,12 +124,19 @@ def test_without_the_wheel_one_is_told_how_to_get_it(tmp_path: Path, monkeypatch
         convert_efficientnet_lite0(tmp_path / "x")
 
 
+@pytest.fixture(scope="module")
+def models() -> Any:
+    from torchvision import models  # here: it takes two CPU seconds, each worker collects this module, and one runs it
+
+    return models
+
+
 def with_old_names(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {re.sub(r"(denselayer\d+\.\w+)([12])\.", r"\1.\2.", name): tensor for name, tensor in state.items()}
 
 
-def test_a_densenet_file_with_the_old_names_is_converted(tmp_path: Path) -> None:
-    original = torchvision.models.densenet121(weights=None).eval()
+def test_a_densenet_file_with_the_old_names_is_converted(models: Any, tmp_path: Path) -> None:
+    original = models.densenet121(weights=None).eval()
     old = with_old_names(original.state_dict())
     assert "features.denseblock1.denselayer1.norm.1.weight" in old
     torch.save(old, tmp_path / "densenet.pth")
@@ -145,14 +151,12 @@ def test_a_densenet_file_with_the_old_names_is_converted(tmp_path: Path) -> None
     torch.testing.assert_close(network.features(images), original(normalised), rtol=1e-4, atol=1e-5)
 
 
-def test_resnet_and_vgg_state_dicts_of_either_kind_of_file_are_converted(tmp_path: Path) -> None:
-    resnet = torchvision.models.resnet18(weights=None).state_dict()
+def test_resnet_and_vgg_state_dicts_of_either_kind_of_file_are_converted(models: Any, tmp_path: Path) -> None:
+    resnet = models.resnet18(weights=None).state_dict()
     safetensors.torch.save_file(resnet, tmp_path / "resnet.safetensors")
     sha256 = convert_checkpoint("resnet18", tmp_path / "resnet.safetensors", tmp_path / "r")
     assert sha256 == hashlib.sha256((tmp_path / "r").read_bytes()).hexdigest()
-    features = torchvision.models.vgg.make_layers(
-        [64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"], True
-    )
+    features = models.vgg.make_layers([64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M"], True)
     vgg = {f"features.{name}": tensor for name, tensor in features.state_dict().items()}
     torch.save(vgg | {"classifier.0.weight": torch.zeros(1)}, tmp_path / "vgg.pth")
     convert_checkpoint("vgg11", tmp_path / "vgg.pth", tmp_path / "v")
@@ -161,8 +165,8 @@ def test_resnet_and_vgg_state_dicts_of_either_kind_of_file_are_converted(tmp_pat
     assert torch.equal(network.backbone.state_dict()["features.25.weight"], vgg["features.25.weight"])
 
 
-def test_a_checkpoint_of_another_network_is_refused(tmp_path: Path) -> None:
-    torch.save(torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "resnet.pth")
+def test_a_checkpoint_of_another_network_is_refused(models: Any, tmp_path: Path) -> None:
+    torch.save(models.resnet18(weights=None).state_dict(), tmp_path / "resnet.pth")
     with pytest.raises(BadInput, match="lacks tensors"):
         convert_checkpoint("densenet121", tmp_path / "resnet.pth", tmp_path / "x")
     assert not (tmp_path / "x").exists()
