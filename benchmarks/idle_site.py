@@ -24,7 +24,7 @@ from client.roll_call import answer
 from client.site.settings import open_site, read_settings
 from client.site.site_file import read_credentials
 from common.models.state import Head
-from common.system.malloc import keep_large_buffers
+from common.system.memory_use import keep_large_buffers
 from common.system.stopping import closed_first, stopped_at_once
 from common.system.terminal import teller
 from common.wire.codec import decode, encode

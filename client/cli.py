@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from client.connection.exit_codes import ExitCode, Refused
-from common.system.malloc import keep_large_buffers
+from common.system.memory_use import importing, keep_large_buffers
 from common.system.plain_text import at_terminal, json_text
 from common.system.stopping import closed_first, stopped_at_once
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
@@ -160,12 +160,13 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
 
 def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
-    from client.connection.service import DROP_SIGNAL, Service, alone_in
-    from client.connection.status import Status, health_server
-    from client.gate.gate import begin
-    from client.site.settings import open_site, read_settings
-    from client.site.site_file import read_credentials
-    from client.training.private_round import spent_by
+    with importing():
+        from client.connection.service import DROP_SIGNAL, Service, alone_in
+        from client.connection.status import Status, health_server
+        from client.gate.gate import begin
+        from client.site.settings import open_site, read_settings
+        from client.site.site_file import read_credentials
+        from client.training.private_round import spent_by
 
     keep_large_buffers()
     settings = read_settings(folder)

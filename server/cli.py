@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from common.errors import BadInput, CannotGoOn, Fault, stop_on
-from common.system.malloc import keep_large_buffers
+from common.system.memory_use import importing, keep_large_buffers
 from common.system.plain_text import json_text
 from common.system.stopping import closed_first, end_with_starter, go_on_with, stopped_at_once
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
@@ -188,11 +188,12 @@ def run(
     stop_on([*faults_of_run(coordinator, out, resume=resume), *of_folder])
     if not once:
         raise SystemExit(_supervised(arguments, out, resume=resume))
-    from server.deployment.network import run as lead
-    from server.deployment.processes.exit_codes import led
-    from server.deployment.processes.supervisor import RunExit
-    from server.reporting.tables import result_of
-    from server.runs.reader import read_run
+    with importing():
+        from server.deployment.network import run as lead
+        from server.deployment.processes.exit_codes import led
+        from server.deployment.processes.supervisor import RunExit
+        from server.reporting.tables import result_of
+        from server.runs.reader import read_run
 
     keep_large_buffers()
     os.umask(0o077)  # the run folder is for this account only

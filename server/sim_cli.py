@@ -28,6 +28,7 @@ import typer
 
 from common.errors import CannotGoOn, stop_on
 from common.system.files import is_file, no_such_file, there_already, write_atomically
+from common.system.memory_use import importing
 from common.system.plain_text import json_text
 from common.system.stopping import go_on_with, stopped_at_once
 from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
@@ -90,7 +91,8 @@ def run(
     from server.simulation.backends.program import begun
 
     with begun(file.experiment) as ray:  # its workers import torch while this process does
-        from server.simulation.simulate import simulate
+        with importing():
+            from server.simulation.simulate import simulate
 
         view = port if web else None
         simulate(file, out, console, track, resume=resume, web_port=view, progress=form, program=ray)

@@ -1,5 +1,6 @@
 """One run in a process of its own, forked from one that has everything imported: that takes seconds, once."""
 
+import gc
 import multiprocessing
 import multiprocessing.forkserver
 import multiprocessing.util
@@ -89,6 +90,7 @@ def run_measured(cell: Cell) -> tuple[str, float]:
 def _run(cell: Cell, sending: Connection) -> None:
     """Run in a process of its own: what libraries print would break the table of progress."""
     end_with_parent()
+    gc.freeze()  # what it shares with the process it is forked from: to look through that would copy every page
     if (program := multiprocessing.parent_process()) is not None and not program.is_alive():
         return  # it was gone before we asked
     with open(os.devnull, "wb") as nowhere:

@@ -15,7 +15,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from common.system.malloc import keep_large_buffers
+from common.system.memory_use import keep_large_buffers
 from common.wire.flower_objects import act_as, name_as
 
 CLIENT_APP = "client.simulation:simulated_app"

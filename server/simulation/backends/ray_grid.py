@@ -10,7 +10,7 @@ from flwr.app import Error, Message
 
 from common.data.base.image_set import Splits
 from common.data.images.decoded import raw, shapes, taken_apart
-from common.system.malloc import keep_large_buffers
+from common.system.memory_use import keep_large_buffers
 from common.system.stopping import wait_if_ending
 from server.simulation.backends.frames import Frame
 from server.simulation.backends.inline import CLIENT_APP_RAISED, FIRST_NODE, LocalGrid, Main, prepare_flower

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import write_atomically
-from common.system.malloc import LARGE_BUFFERS
+from common.system.memory_use import LARGE_BUFFERS
 from common.system.terminal import LogForm, log_form
 from server.coordinator.before_start import faults_of_ports
 from server.coordinator.folder import Coordinator

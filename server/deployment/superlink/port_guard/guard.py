@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from common.system.malloc import give_back
+from common.system.memory_use import give_back
 from server.deployment.superlink.port_guard.call_limits import CallLimits
 from server.deployment.superlink.port_guard.refusals import Refusals
 from server.deployment.superlink.port_guard.sockets import Accepted, Peer, parsed_peer
