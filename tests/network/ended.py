@@ -22,6 +22,16 @@ HALF = ("*.part", "*.unfinished", "*.tmp")
 """Names of what is not whole."""
 
 
+def rounds_done(folder: Path) -> int:
+    """The most rounds that a run below a folder has done; runs may be renamed while this looks."""
+    done = 0
+    for place, _, files in os.walk(folder):  # which passes over a folder that is gone; Path.rglob does not
+        with suppress(FileNotFoundError):
+            if "rounds.jsonl" in files:
+                done = max(done, Path(place, "rounds.jsonl").read_text(encoding="utf-8").count("\n"))
+    return done
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a command ended.

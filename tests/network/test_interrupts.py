@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tests.network.ended import WAYS, Command, Ended, Table, listens
+from tests.network.ended import WAYS, Command, Ended, Table, listens, rounds_done
 from tests.network.real import PARTIAL, ROOT, Coordinator, Site, exported, flwr_client, flwr_sim, machine, written
 
 LIMIT_S = 5.0
@@ -78,7 +78,7 @@ def trained(rounds: int) -> Callable[[Command, Path], bool]:
     """So many rounds are done."""
 
     def there(command: Command, out: Path) -> bool:
-        return any(path.read_text().count("\n") >= rounds for path in out.parent.rglob("rounds.jsonl"))
+        return rounds_done(out.parent) >= rounds
 
     return there
 

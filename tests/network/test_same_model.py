@@ -2,6 +2,7 @@
 
 import base64
 import json
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,9 +33,9 @@ class Federation:
     coordinator: Coordinator
     experiment: Path
 
-    def models(self, out: Path, *overrides: str, pages: bool = False) -> tuple[str, str]:
+    def models(self, out: Path, *overrides: str, pages: bool = False, elsewhere: str = ELSEWHERE) -> tuple[str, str]:
         """The hash of the model over the network, and of the one in simulation; both are tested elsewhere too."""
-        overrides = (*overrides, ELSEWHERE)
+        overrides = (*overrides, elsewhere)
         run = self.coordinator.run(self.experiment, out / "network", *overrides, pages=pages)
         sets = [part for override in overrides for part in ("--set", override)]
         with patch("server.federation.set_up.write_pages"):  # those of the network say the same
@@ -163,5 +164,7 @@ def test_a_method_that_pools_images_is_refused(partly: Federation, tmp_path: Pat
 def test_hospitals_with_radiographs_train_the_model_that_simulation_trains(tmp_path: Path) -> None:
     experiment = ROOT / "experiments" / "nih_surgical.toml"
     with connected(experiment, tmp_path / "machine") as nih:
-        over_network, simulated = nih.models(tmp_path, "run.rounds=2")
+        data = tomllib.loads(experiment.read_text(encoding="utf-8"))["data"]
+        again = ", ".join(f"{key} = {json.dumps(value)}" for key, value in data.items())
+        over_network, simulated = nih.models(tmp_path, "run.rounds=2", elsewhere=f"external_test={{{again}}}")
     assert over_network == simulated

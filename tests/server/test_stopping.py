@@ -18,17 +18,22 @@ from common.system.stopping import STOPPED_ON_REQUEST
 from server.sim_cli import line_to_go_on
 from strategies.base.method_list import CLASSES
 from strategies.registry import STRATEGIES
-from tests.network.ended import MARK, as_from_a_terminal, living, marked, to_every_process, to_the_group, to_the_parent
+from tests.network.ended import (
+    MARK,
+    as_from_a_terminal,
+    living,
+    marked,
+    rounds_done,
+    to_every_process,
+    to_the_group,
+    to_the_parent,
+)
 
 LIMIT_S = 5
 PROGRAM = "from server.sim_cli import main; main()"
 EXPERIMENT = "experiments/digits_surgical.toml"
 ENDLESS = ["--set", "run.rounds=500"]
 Send = Callable[[int, str, signal.Signals], None]
-
-
-def rounds(folder: Path) -> int:
-    return max((path.read_text().count("\n") for path in folder.rglob("rounds.jsonl")), default=0)
 
 
 def listens(pid: int) -> bool:
@@ -73,7 +78,7 @@ def ended(
     with as_from_a_terminal(ignored):
         program = started(arguments, out, TMPDIR=str(scratch))
     until = time.monotonic() + 150
-    while late and rounds(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
+    while late and rounds_done(out.parent) < 2 and program.poll() is None and time.monotonic() < until:
         time.sleep(0.1)
     while not late and not listens(program.pid) and time.monotonic() < until:
         time.sleep(0.05)
@@ -179,7 +184,7 @@ def test_a_program_that_gets_sigkill_leaves_no_process_and_can_be_called_again(
     for _ in range(2):
         program = started(arguments, out)
         until = time.monotonic() + 150
-        begun = (lambda: rounds(out) >= 2) if late else (lambda: len(marked(str(out))) > 1)
+        begun = (lambda: rounds_done(out) >= 2) if late else (lambda: len(marked(str(out))) > 1)
         while not begun() and program.poll() is None and time.monotonic() < until:
             time.sleep(0.05)
         known = set(marked(str(out)))
