@@ -81,14 +81,14 @@ def run(
     """
     form = progress_form(progress, console)
     from common.system.before_start import place_faults, port_faults
-    from server.federation.early import read_early
+    from server.federation.before_torch import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
     # Before torch is imported.
     file = read_early(experiment, _with_backend(overrides, backend))
     stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or place_faults(out))
     stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
-    from server.simulation.backends.program import begun
+    from server.simulation.backends.ray_program import begun
 
     with begun(file.experiment) as ray:  # its workers import torch while this process does
         with importing():
@@ -144,7 +144,7 @@ def compare(
     """
     form = progress_form(progress, console)
     from common.system.before_start import others_folder_faults, place_faults
-    from server.federation.early import read_early
+    from server.federation.before_torch import read_early
 
     for one in experiments:
         read_early(one, _with_backend(overrides, backend))  # before torch is imported
@@ -233,7 +233,7 @@ def sites(
     Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
     """
     from common.system.before_start import others_folder_faults
-    from server.federation.early import read_early
+    from server.federation.before_torch import read_early
 
     file = read_early(experiment, overrides)  # before torch is imported
     stop_on(others_folder_faults(out))
@@ -265,7 +265,7 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.early import file_of, form_of, refuse_early
+    from server.export.before_torch import file_of, form_of, refuse_early
 
     form = form_of(to)
     refuse_early(folder, check, out or file_of(folder, form))  # before torch is imported
@@ -289,7 +289,7 @@ def demo(
     Example: flwr-sim demo --backend inline
     """
     from common.system.before_start import place_faults
-    from server.federation.early import read_early
+    from server.federation.before_torch import read_early
     from server.runs.folder import demo_folder_faults
 
     # Before torch is imported.
@@ -322,7 +322,7 @@ def predict(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    from server.export.early import refuse_early
+    from server.export.before_torch import refuse_early
     from server.export.pictures import refuse_no_pictures
     from server.export.rendering import named_rendering
 
@@ -369,7 +369,7 @@ def evaluate(
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    from server.export.early import refuse_early
+    from server.export.before_torch import refuse_early
     from server.export.labelled import Given, refuse_unlabelled
 
     refuse_early(folder, data, out)

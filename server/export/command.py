@@ -13,7 +13,7 @@ from common.errors import BadInput, Fault
 from common.models.saved import load_model
 from common.models.zoo.spec import ModelSpec
 from common.system.files import write_atomically
-from server.export.early import ExportFormat, file_of
+from server.export.before_torch import ExportFormat, file_of
 from server.export.exported_model import ExportCheck, Pixels, export_model
 from server.export.labelled import data_of_experiment
 from server.export.pictures import read_pictures

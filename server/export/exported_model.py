@@ -21,7 +21,7 @@ from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
 from common.system.files import part_of, taken, whole_or_nothing
-from server.export.early import ExportFormat
+from server.export.before_torch import ExportFormat
 
 TOLERANCE = 1e-4
 INPUT, OUTPUT = "images", "probabilities"

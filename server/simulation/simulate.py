@@ -34,8 +34,8 @@ from server.runs.samples import wanted, write_samples
 from server.runs.scalars import Track
 from server.runs.tracking.progress import progress_of_run
 from server.simulation.backends.inline import inline, site_app
-from server.simulation.backends.program import RayProgram, begun
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
+from server.simulation.backends.ray_program import RayProgram, begun
 from strategies.base.method import Method
 from strategies.base.method_list import in_file
 from strategies.registry import method_of

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from common.errors import BadInput
-from server.simulation.backends import program
-from server.simulation.backends.program import GPUS
+from server.simulation.backends import ray_program
 from server.simulation.backends.ray_grid import RayGrid
+from server.simulation.backends.ray_program import GPUS
 from tests.federations import DIGITS, federation, finished
 from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
 from tests.server.ray_kills import PROGRAM, rounds_of
@@ -159,7 +159,7 @@ def test_a_ray_in_which_no_worker_can_be_forked_starts_as_it_does_by_itself(
     lines = f"from server.simulation.backends.own_ray import raylet\n{broken}\n"
     (tmp_path / "sitecustomize.py").write_text(lines, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(program, "FORKED_WITHIN_S", 15.0)  # more than a start takes here
+    monkeypatch.setattr(ray_program, "FORKED_WITHIN_S", 15.0)  # more than a start takes here
     summary = federation(tmp_path, ON_RAY, "simulation.workers=2")
     assert summary["model_sha256"] == finished()[1]["model_sha256"]
     assert [event["forked"] for event in events_of(tmp_path / "run", "worker_ready")] == [False, False]

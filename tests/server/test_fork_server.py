@@ -15,9 +15,9 @@ import psutil
 import pytest
 from ray._private import services
 
-from server.simulation.backends.own_ray.launch import FORK_SERVER, ONE_THREAD
 from server.simulation.backends.own_ray.ray_worker import FORKED
 from server.simulation.backends.own_ray.raylet import AGENT, WORKER, own_parts
+from server.simulation.backends.own_ray.start_fork_server import FORK_SERVER, ONE_THREAD
 from tests.network.ended import living
 
 WITHIN_S = 20

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 from common.wire.canonical_bytes import kept_sha256, record_sha256
-from server.simulation.backends import frames, program
+from server.simulation.backends import frames, ray_program
 from server.simulation.backends.cluster import ClusterNode, Wanted, Workers, choose_workers, room_faults, version_faults
 from server.simulation.backends.dispatch import MOST_LOSSES, Dispatcher, Task, Worker
 from server.simulation.backends.inline import prepare_flower
@@ -217,7 +217,7 @@ def test_a_frame_arrives_whole_and_an_end_is_told_from_a_frame() -> None:
 HOLD = """
 import sys, time
 from pathlib import Path
-from server.simulation.backends.program import in_use
+from server.simulation.backends.ray_program import in_use
 with in_use(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
@@ -227,7 +227,7 @@ with in_use(Path(sys.argv[1])):
 def test_what_a_killed_run_left_is_removed_by_the_next_and_a_running_ones_is_not(tmp_path: Path) -> None:
     """Sites' memory lies there, and a process that gets SIGKILL can remove nothing."""
     names = ("abandoned", "without-a-lock", "held", "young")
-    folders = {name: tmp_path / f"{program.PREFIX}{name}" for name in names}
+    folders = {name: tmp_path / f"{ray_program.PREFIX}{name}" for name in names}
     for folder in (*folders.values(), tmp_path / "other"):
         (folder / "r").mkdir(parents=True)
         (folder / "r" / "memory").touch()
@@ -242,7 +242,7 @@ def test_what_a_killed_run_left_is_removed_by_the_next_and_a_running_ones_is_not
     for folder in (folders["abandoned"], folders["without-a-lock"], folders["held"], tmp_path / "other"):
         os.utime(folder, (0, 0))
     try:
-        program.remove_abandoned(tmp_path)
+        ray_program.remove_abandoned(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == [
             "other",
             *sorted(folders[n].name for n in names[2:]),

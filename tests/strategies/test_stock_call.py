@@ -15,8 +15,8 @@ from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import whole_data
 from server.simulation.backends.inline import inline, site_app
-from server.simulation.backends.program import begun
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
+from server.simulation.backends.ray_program import begun
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation
 

@@ -1,4 +1,4 @@
-"""Start the fork server, then go on as another program: ``python -m ...own_ray.launch SOCKET THREADS MODULE ...``.
+"""Start the fork server and go on as another program: ``python -m ...own_ray.start_fork_server SOCKET THREADS MODULE``.
 
 A program of its own, so that the fork server imports torch while the other one imports Ray.
 """

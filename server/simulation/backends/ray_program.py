@@ -27,8 +27,8 @@ from common.system.stopping import removed_if_stopped
 from server.simulation.backends import frames
 from server.simulation.backends.cluster import Wanted, environment, own_paths
 
-DRIVER = "server.simulation.backends.driver"
-LAUNCH = "server.simulation.backends.own_ray.launch"
+DRIVER = "server.simulation.backends.ray_driver"
+LAUNCH = "server.simulation.backends.own_ray.start_fork_server"
 FORK_SERVER = "fork"
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Where a machine has one of these, workers are not forked: not tested with a GPU."""

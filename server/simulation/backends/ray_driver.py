@@ -1,4 +1,4 @@
-"""The process that drives Ray: ``python -m server.simulation.backends.driver WANTED DESCRIPTOR``.
+"""The process that drives Ray: ``python -m server.simulation.backends.ray_driver WANTED DESCRIPTOR``.
 
 It is not the coordinator's own process, because Ray ends the process that drives it when its own processes are gone,
 and with an exit code of its own. The coordinator starts another one then, and asks again what has not been answered.
