@@ -1,5 +1,6 @@
 """Templates of the pages: what a run or a site says is escaped, and a name that a template lacks is an error."""
 
+from functools import cache
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -7,6 +8,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from common.system.plain_text import in_page
 
 
+@cache
 def page_environment(folder: Path) -> Environment:
     """Read HTML templates from a folder.
 

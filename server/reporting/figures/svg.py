@@ -128,6 +128,10 @@ def _saved(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # the browser has the letters that our font lacks
         warnings.filterwarnings("ignore", message="constrained_layout not applied")  # a very long name
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # else savefig draws all of it once more, to lay it out
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
