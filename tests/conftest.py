@@ -36,12 +36,14 @@ TOGETHER = {
 }
 """File in ``tests/network`` -> its group. (xdist's own loadgroup mode does nothing under pytest 9.2.)"""
 FIRST = (
-    *("one federation", "one coordinator", "test_federations", "test_one_liar", "test_resume", "test_contract"),
-    *("test_progress", "test_wrong_calls", "test_attack", "test_runs", "test_privacy", "test_private_rounds"),
+    *("one federation", "test_federations", "test_one_liar", "test_resume", "test_contract", "one coordinator"),
+    *("test_progress", "test_attack", "test_wrong_calls", "test_runs", "test_privacy", "test_private_rounds"),
     *("test_wrappers", "test_commands", "test_report_pictures", "test_frozen", "test_lost_output", "test_export"),
     *("test_fedmlp", "test_fednoro", "test_external", "test_training_plugins", "test_rscfed", "test_claims"),
+    *("test_backends", "test_polyclinic", "test_wheel", "test_recipes", "test_tutorials", "test_real_data"),
 )
-"""Groups that take half a minute and more, the longest first: at the end no worker waits for one that began late."""
+"""Long groups, the longest first: at the end no worker waits for one that began late. The two that mostly wait for
+other processes, ``one federation`` and ``one coordinator``, do not begin together: a processor would be idle."""
 RANKS = {name: rank for rank, name in enumerate(FIRST)}
 
 

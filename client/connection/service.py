@@ -149,6 +149,10 @@ class Service:
             except (KeyboardInterrupt, SystemExit):
                 link.sign_off()
                 raise
+            except Refused as refusal:
+                if refusal.exit_code is not ExitCode.KEY:  # a newer process may have signed on by this key
+                    link.sign_off()
+                raise
             finally:
                 stop.set()
                 beat.join(timeout=BEAT_ENDS_S)

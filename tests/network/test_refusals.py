@@ -192,6 +192,7 @@ def test_a_site_that_uses_another_sites_name_is_refused_at_the_roll_call(
     assert f"impostor: {reason}" in run.said
     assert site.program.ends() == ExitCode.NAME == 16
     assert reason in site.program.said
+    trial.coordinator.sees(site, state="stopped")  # so that the next run does not wait for its signs of life to end
 
 
 def test_a_site_does_not_even_start_with_the_kit_of_another(hospital: Hospital) -> None:
