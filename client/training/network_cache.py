@@ -4,11 +4,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
-from torch import nn
 
 from client.site.site import Site
 from common.models.frozen import FrozenPart
-from common.models.network import SplitNetwork, build, unfreeze
+from common.models.network import SplitNetwork, build, head_of, unfreeze
 from common.models.zoo.spec import ModelSpec
 from common.wire.errors import WireError
 from common.wire.records import Groups
@@ -67,7 +66,5 @@ def _networks(spec: ModelSpec, device: str) -> KeptNetworks:
 
 def _headed(kept: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:
     rows, features = len(class_names), kept.head.in_features
-    head = nn.Linear(features, rows, device="meta")  # its to_empty would import sympy: a CPU second
-    head.weight = nn.Parameter(torch.empty(rows, features, device=device))
-    head.bias = nn.Parameter(torch.empty(rows, device=device))
+    head = head_of(torch.empty(rows, features, device=device), torch.empty(rows, device=device))
     return SplitNetwork(kept.spec, class_names, backbone=kept.backbone, neck=kept.neck, head=head).to(device)

@@ -203,9 +203,14 @@ def _neck(width: int, spec: ModelSpec) -> nn.Module:
 
 def _head(class_names: Sequence[str], features: int, seed: int) -> nn.Linear:
     values = initial_head(class_names, features, seed)
-    head = nn.Linear(features, len(class_names), device="meta")  # draws no random numbers there
-    head.weight = nn.Parameter(torch.from_numpy(values.weight))
-    head.bias = nn.Parameter(torch.from_numpy(values.bias))
+    return head_of(torch.from_numpy(values.weight), torch.from_numpy(values.bias))
+
+
+def head_of(weight: Tensor, bias: Tensor) -> nn.Linear:
+    """Return a dense layer of these values, ``(rows, features)`` and ``(rows,)``, without drawing any others."""
+    rows, features = weight.shape
+    head = nn.Linear(features, rows, device="meta")  # draws no random numbers there; its to_empty would import sympy
+    head.weight, head.bias = nn.Parameter(weight), nn.Parameter(bias)
     return head
 
 

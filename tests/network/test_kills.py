@@ -171,7 +171,7 @@ def test_a_run_whose_process_is_killed_twice_is_resumed_and_ends_in_the_same_mod
 def test_a_run_whose_process_was_killed_does_not_stand_in_the_way_of_the_next(
     federation: Federation, tmp_path: Path
 ) -> None:
-    first = federation.run(tmp_path / "first", SLOW, "run.rounds=3", options=("--once",))
+    first = federation.run(tmp_path / "first", SLOW, "run.rounds=3", once=True)
     federation.north.works_on("train", 1)
     first.kill()
     assert federation.coordinator.now["run"]["state"] == "interrupted"

@@ -24,9 +24,8 @@ from tests.federations import DIGITS
 from tests.server.commands import ROOT, flwr_sim, needs_real_data
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="the export extra is not installed")
-if (
-    importlib.util.find_spec("onnxscript") is None
-):  # its import takes a CPU second, and each worker collects this module
+# Its import takes a CPU second, and each worker collects this module.
+if importlib.util.find_spec("onnxscript") is None:
     pytest.skip("the export extra is not installed", allow_module_level=True)
 
 CLASSES = ("edema", "mass", "nodule")

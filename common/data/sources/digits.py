@@ -36,7 +36,6 @@ def _images_and_digits(size: int | None) -> tuple[NDArray[np.uint8], NDArray[np.
     return images, table[:, -1].astype(np.int64)
 
 
-@functools.cache
 def _table() -> NDArray[np.float64]:
     """64 pixels and the digit, ``(1797, 65)``: from the library's file, for its import takes a second of CPU."""
     found = importlib.util.find_spec("sklearn")

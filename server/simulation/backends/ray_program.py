@@ -28,7 +28,7 @@ from server.simulation.backends import frames
 from server.simulation.backends.cluster import Wanted, environment, own_paths
 
 DRIVER = "server.simulation.backends.ray_driver"
-LAUNCH = "server.simulation.backends.own_ray.start_fork_server"
+START_FORK_SERVER = "server.simulation.backends.own_ray.start_fork_server"
 FORK_SERVER = "fork"
 GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Where a machine has one of these, workers are not forked: not tested with a GPU."""
@@ -71,7 +71,7 @@ class RayProgram:
         with theirs:
             program = [DRIVER, json.dumps(asdict(wanted)), str(theirs.fileno())]
             if wanted.fork_server:
-                program = [LAUNCH, wanted.fork_server, str(wanted.threads), *program]
+                program = [START_FORK_SERVER, wanted.fork_server, str(wanted.threads), *program]
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", *program],
                 pass_fds=[theirs.fileno()],

@@ -5,7 +5,6 @@ once. It must not import Ray, whose settings are read from the environment at it
 thread, because a fork copies no other. It ends with the process that started it.
 """
 
-import gc
 import importlib
 import json
 import os
@@ -17,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from common.system.memory_use import importing
 from server.simulation.backends.own_ray.ray_worker import FORKED, KILLED_FIRST
 
 LOOK_S, WITHIN_S = 0.5, 5.0
@@ -35,12 +35,9 @@ def serve(parent: int, path: str, modules: Sequence[str]) -> dict[str, Any]:
     listener.bind(beside)
     listener.listen()  # a worker that is wanted before the imports are done waits
     os.replace(beside, path)  # so that it listens as soon as it is there; that of one which was killed may be
-    gc.disable()  # imports leave next to nothing to collect, and looking for it took a fifth of their time
-    for name in modules:
-        importlib.import_module(name)
-    gc.enable()
-    gc.collect()
-    gc.freeze()  # else a worker's first collection copies every page that it shares
+    with importing():  # frozen too: else a worker's first collection copies every page that it shares
+        for name in modules:
+            importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for a worker that has ended
     listener.settimeout(LOOK_S)
     while os.getppid() == parent and len(os.listdir(THREADS)) == 1:
