@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from tests.network.real import ROOT
+from tests.processes import command_line, kill, living
 
 MARK = "POLYCLINIC_TEST_COMMAND"
 MODULES = {"flwr-sim": "server.sim_cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
@@ -119,16 +120,6 @@ def marked(mark: str) -> list[psutil.Process]:
     return living(found.values())
 
 
-def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
-    """Those that have not ended."""
-    found = []
-    for process in processes:
-        with suppress(psutil.Error):
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
 def listens(pid: int) -> bool:
     """Whether a process has begun: SIGTERM would no longer just end it."""
     with suppress(OSError):
@@ -222,12 +213,11 @@ class Command:
             while left() and time.monotonic() < deadline:
                 time.sleep(0.01)
             wall = time.monotonic() - since
-            alive = [" ".join(one.cmdline()[:5]) for one in left()]
+            alive = [line for one in left() if (line := command_line(one))]
             half = [str(path.relative_to(folder)) for name in HALF for path in folder.rglob(name)]
             return Ended(code, _cpu() - self._cpu, wall, self.said, (*alive, *half))
         finally:
-            for process in left():
-                process.kill()
+            kill(left())
             self.process.wait()
 
 

@@ -28,6 +28,7 @@ from common.errors import BadInput
 from tests.federations import DIGITS
 from tests.network.warm import LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
+from tests.processes import command_line, kill
 from tests.server.commands import Ended
 
 ROOT = Path(__file__).parents[2]
@@ -223,9 +224,8 @@ class Machine:
         for program in self._programs:
             program.process.terminate()
         _, late = psutil.wait_procs(self.left(), timeout=ENDS_WITHIN_S)
-        names = [" ".join(process.cmdline()[:6]) for process in late]
-        for process in late:
-            process.kill()
+        names = [line for process in late if (line := command_line(process))]
+        kill(late)
         psutil.wait_procs(late, timeout=ENDS_WITHIN_S)
         for program in self._programs:
             program.process.wait()
@@ -410,8 +410,7 @@ class Coordinator:
     def kill_leading(self, run: Program) -> None:
         """SIGKILL to the process that leads, and not to the one that begins it again; nothing between two lives."""
         with contextlib.suppress(psutil.Error):
-            for child in psutil.Process(run.process.pid).children():
-                child.kill()
+            kill(psutil.Process(run.process.pid).children())
 
     def end_runs(self) -> None:
         """SIGTERM to runs that have not ended."""

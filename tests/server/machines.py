@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from server.simulation.backends.cluster import QUIET, with_a_token
+from tests.processes import command_line, kill
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -53,10 +54,7 @@ class Machine:
 
     def kill_all(self, name: str) -> None:
         """Kill the processes there that have this in their command line."""
-        for process in inside(self):
-            with suppress(psutil.Error):
-                if name in " ".join(process.cmdline()):
-                    process.kill()
+        kill(process for process in inside(self) if name in command_line(process))
 
 
 def inside(machine: Machine) -> list[psutil.Process]:
@@ -87,9 +85,7 @@ def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
             _checked(west, f"mount -t tmpfs none {place}")
         yield east, west
     finally:
-        for process in (*inside(east), *inside(west)):  # Ray's agents outlive a raylet that is killed
-            with suppress(psutil.Error):
-                process.kill()
+        kill([*inside(east), *inside(west)])  # Ray's agents outlive a raylet that is killed
         for keeper in keepers:
             keeper.wait()
 
@@ -108,10 +104,7 @@ def ray_on(east: Machine, west: Machine) -> Iterator[str]:
         _wait_for_nodes(east, address, 2)
         yield address
     finally:
-        for process in (*inside(west), *inside(east)):
-            if process.pid not in (east.pid, west.pid):
-                with suppress(psutil.Error):
-                    process.kill()
+        kill(one for one in (*inside(west), *inside(east)) if one.pid not in (east.pid, west.pid))
         for started in processes:
             started.communicate()
         shutil.rmtree(place, ignore_errors=True)

@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 
-from tests.network.ended import MARK, living, marked
+from tests.network.ended import MARK, marked
+from tests.processes import command_line, kill, living
 
 PROGRAM = "from server.sim_cli import main; main()"
 VICTIMS = {
@@ -31,12 +32,7 @@ WHILE_IT_RECOVERS = 0.02
 
 
 def victims(mark: str, kind: str) -> list[psutil.Process]:
-    found = []
-    for process in marked(mark):
-        with suppress(psutil.Error):
-            if VICTIMS[kind] in " ".join(process.cmdline()):
-                found.append(process)
-    return found
+    return [process for process in marked(mark) if VICTIMS[kind] in command_line(process)]
 
 
 def rounds_of(out: Path) -> list[dict[str, Any]]:
@@ -71,7 +67,6 @@ def run_under_fire(arguments: list[str], out: Path, seed: int, kills: int) -> tu
                     killed[kind] += 1
                     seen = done
         code = program.wait(30)
-        return code, killed, [process.name() for process in living(known)]
+        return code, killed, [command_line(process) for process in living(known)]
     finally:
-        for process in living(known):
-            process.kill()
+        kill(known)

@@ -19,6 +19,7 @@ from server.simulation.backends import ray_program
 from server.simulation.backends.ray_grid import RayGrid
 from server.simulation.backends.ray_program import GPUS
 from tests.federations import DIGITS, federation, finished
+from tests.processes import command_line
 from tests.server.machines import POSSIBLE, Machine, ray_on, two_machines
 from tests.server.ray_kills import PROGRAM, rounds_of
 
@@ -37,20 +38,12 @@ def events_of(run: Path, name: str) -> list[dict[str, Any]]:
     return [event for event in every if event["event"] == name]
 
 
-def typed_of(process: psutil.Process) -> str:
-    """A process's command line; empty where it has ended."""
-    try:
-        return " ".join(process.cmdline())
-    except psutil.Error:
-        return ""
-
-
 def a_site_worker() -> psutil.Process:
     """One of the processes that serve sites; Ray changes their titles, so that one look may find none."""
     until = time.monotonic() + 10
     while True:
         children = psutil.Process().children(recursive=True)
-        if found := [child for child in children if "SiteWorker" in typed_of(child)]:
+        if found := [child for child in children if "SiteWorker" in command_line(child)]:
             return found[0]
         assert time.monotonic() < until, "no worker of Ray's has come"
 
@@ -78,7 +71,7 @@ except Exception as error:
 
 def asked_by_a_stranger(home: Path) -> str:
     """What another user of this machine hears from the Ray that is running."""
-    words = [word for child in psutil.Process().children(recursive=True) for word in typed_of(child).split()]
+    words = [word for child in psutil.Process().children(recursive=True) for word in command_line(child).split()]
     address = next(word.partition("=")[2] for word in words if word.startswith("--gcs-address="))
     outside = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
     command, pipe = [sys.executable, "-c", ASK, address], subprocess.PIPE

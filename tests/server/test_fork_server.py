@@ -18,7 +18,7 @@ from ray._private import services
 from server.simulation.backends.own_ray.ray_worker import FORKED
 from server.simulation.backends.own_ray.raylet import AGENT, WORKER, own_parts
 from server.simulation.backends.own_ray.start_fork_server import FORK_SERVER, ONE_THREAD
-from tests.network.ended import living
+from tests.processes import living
 
 WITHIN_S = 20
 SAYS = f"""

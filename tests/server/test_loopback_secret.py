@@ -20,6 +20,7 @@ from server.deployment.superlink.loopback.protocol import CALLS, SERVICE
 from server.deployment.superlink.loopback.secret import HEADER, REFUSED, secret_file, secret_of
 from tests.network.flood import END_HEADERS, HEADERS, PREFACE, SETTINGS, announced, frame, headers
 from tests.network.real import flwr_server, free_ports
+from tests.processes import command_line
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +104,7 @@ def test_who_reads_the_folder_is_answered(coordinator: Coordinator) -> None:
 
 def test_a_superlink_that_takes_seconds_to_answer_is_there(coordinator: Coordinator) -> None:
     """As on a machine that has much to do."""
-    (process,) = [one for one in psutil.Process().children() if "superlink.program" in " ".join(one.cmdline())]
+    (process,) = [one for one in psutil.Process().children() if "superlink.program" in command_line(one)]
     process.suspend()
     later = threading.Timer(4, process.resume)
     later.start()

@@ -21,13 +21,13 @@ from strategies.registry import STRATEGIES
 from tests.network.ended import (
     MARK,
     as_from_a_terminal,
-    living,
     marked,
     rounds_done,
     to_every_process,
     to_the_group,
     to_the_parent,
 )
+from tests.processes import living
 
 LIMIT_S = 5
 PROGRAM = "from server.sim_cli import main; main()"

@@ -12,6 +12,7 @@ import pytest
 from server.deployment.processes import supervisor
 from server.deployment.processes.supervisor import RunExit, rounds_done, supervise
 from tests.network.real import ROOT, eventually
+from tests.processes import living
 
 LEADS = """
 import os, pathlib, signal, sys, time
@@ -110,7 +111,7 @@ def test_a_child_does_not_outlive_the_process_that_started_it() -> None:
         child = psutil.Process(int(parent.stdout.readline()))
         parent.send_signal(signal.SIGKILL)
         parent.wait(30)
-    eventually(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE, "the child ends")
+    eventually(lambda: not living([child]), "the child ends")
 
 
 def test_a_process_that_uses_grpc_loses_none_of_its_children_at_their_start() -> None:
