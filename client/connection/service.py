@@ -147,15 +147,23 @@ class Service:
             try:
                 yield link
             except (KeyboardInterrupt, SystemExit):
-                link.sign_off()
+                self._sign_off(link, stop, beat)
                 raise
             except Refused as refusal:
                 if refusal.exit_code is not ExitCode.KEY:  # a newer process may have signed on by this key
-                    link.sign_off()
+                    with contextlib.suppress(KeyboardInterrupt, SystemExit):  # the refusal is what has to be told
+                        self._sign_off(link, stop, beat)
                 raise
             finally:
                 stop.set()
                 beat.join(timeout=BEAT_ENDS_S)
+
+    @staticmethod
+    def _sign_off(link: Link, stop: threading.Event, beat: threading.Thread) -> None:
+        """Leave; a sign of life that is still under way must not arrive after that."""
+        stop.set()
+        beat.join(timeout=BEAT_ENDS_S)
+        link.sign_off()
 
     def _note_node_id(self, node_id: int) -> None:
         """Keep the node id, so that a process started after a kill is the same node."""

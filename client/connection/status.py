@@ -173,6 +173,9 @@ def asked(state: Path) -> Mapping[str, Any]:
         if not isinstance(answer, dict) or answer.get("folder") != _folder(state):
             raise ValueError("somebody else has the port of a process that was killed")
     except (OSError, ValueError, http.client.HTTPException):
-        remedy = 'Start it with flwr-client start; with health = "" in site.toml it answers nobody.'
+        remedy = (
+            "Its log says whether it waits after a refusal; else start it with flwr-client start. "
+            'With health = "" in site.toml it answers nobody.'
+        )
         raise BadInput([Fault(str(state.parent), "no flwr-client answers for this folder.", remedy)]) from None
     return answer

@@ -32,7 +32,7 @@ def read_connections(state: Path) -> dict[str, bool] | None:
 
 
 def note_sign_off(state: Path, site: str) -> None:
-    """Note that a site says now that it leaves, because its operator stops it."""
+    """Note that a site says now that it leaves: its operator stops it, or it ends because a run refused it."""
     with _one_at_a_time:
         when = dt.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         _write_sign_offs(state, {**read_sign_offs(state), site: when})
@@ -46,7 +46,7 @@ def forget_sign_off(state: Path, site: str) -> None:
 
 
 def read_sign_offs(state: Path) -> dict[str, str]:
-    """Site -> local date, time and zone at which its operator stopped it; the others are connected, or were lost."""
+    """Site -> local date, time and zone at which it said that it leaves; the others are connected, or were lost."""
     try:
         found = json.loads((state / SIGNED_OFF).read_text(encoding="utf-8"))
         return {str(name): str(when) for name, when in found.items()}

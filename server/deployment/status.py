@@ -117,7 +117,7 @@ def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
 
 
 def _waited_for(name: str, site: Mapping[str, Any]) -> str:
-    """A site that is waited for, with what it takes where its operator stopped it."""
+    """A site that is waited for, with what it takes where it signed off."""
     return f"{name} ({stopped_at(site['stopped'])})" if site.get("state") == "stopped" else name
 
 

@@ -13,7 +13,7 @@ from common.errors import BadInput, Fault, stop_on
 from common.security.audit import files as audit_files
 from common.system.files import is_file, named_if_full, no_such_file, not_empty, remove_parts, write_atomically
 from common.system.plain_text import json_text
-from server.runs.live_status import STOPPED_BY_OPERATOR
+from server.runs.live_status import SIGNED_OFF
 from server.runs.scalars import Tracker, round_scalars, summary_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
@@ -159,7 +159,7 @@ class RunFolder:
         self._append("events.jsonl", {"time": now, "event": name, **fields})
 
     def absent(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
-        """Note who missed a round or an exchange, and why; of a site that its operator stopped only the first time.
+        """Note who missed a round or an exchange, and why; of a site that signed off only the first time.
 
         Args:
             when: The round, or the name of the exchange.
@@ -171,7 +171,7 @@ class RunFolder:
             if self._stopped.get(site) == reason:
                 continue
             self.event("absent", round=when, site=site, reason=reason)
-            if reason.startswith(STOPPED_BY_OPERATOR):
+            if reason.startswith(SIGNED_OFF):
                 self._stopped[site] = reason
 
     def summary(self, summary: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 FILE = "present.json"
-STOPPED_BY_OPERATOR = "stopped by its operator"
+SIGNED_OFF = "signed off"
 HISTORY = "runs.jsonl"
 """A line when a run begins and a line when it ends."""
 PHASES = {
@@ -29,7 +29,7 @@ class Present:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
         phase: ``roll call``, ``train``, ``evaluate``, ``test``, ``benefit``.
         waiting_for: Sites that are waited for; of those in ``lost``, which give no sign of life, only where needed.
-        stopped: Those of the lost that said that they leave -> when their operators stopped them.
+        stopped: Those of the lost that said that they leave -> when.
         deadline: Unix time at which the run goes on without them.
         seconds_left: Of the run, by the pace so far.
         left_out: Site -> why its reply last did not count, and in which round.
@@ -57,8 +57,8 @@ class Present:
 
 
 def stopped_at(when: str) -> str:
-    """Why a site is away whose operator stopped it; the same words in every file and on every page."""
-    return f"{STOPPED_BY_OPERATOR} at {when}"
+    """Why a site is away that said that it leaves; the same words in every file and on every page."""
+    return f"{SIGNED_OFF} at {when}"
 
 
 def read_present(state: Path) -> Present | None:

@@ -21,7 +21,7 @@ class Reporter:
     """Tells and writes. A :class:`server.federation.run.Watcher`.
 
     Args:
-        signed_off: Site -> when its operator stopped it, of those that said so when they left.
+        signed_off: Site -> when it left, of those that said so.
         note: Told when the run begins and when it has ended, for a list of runs.
     """
 
@@ -82,7 +82,7 @@ class Reporter:
             self._lost.add(site)
             if when := signed_off.get(site):
                 self._present.stopped[site] = when
-                what, until = f"{site} was {stopped_at(when)}", "it is started"
+                what, until = f"{site} {stopped_at(when)}", "it is started"
             else:
                 what, until = f"lost contact with {site}", "it is back"
             self._note_error(f"round {server_round}: {what}")

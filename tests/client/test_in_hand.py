@@ -46,6 +46,7 @@ from client.site.init import prepare
 from client.site.settings import open_site, read_settings
 from common.security.call_signatures import WAIT, wait_of
 from common.security.identity import SiteKit, read_request
+from common.wire.errors import WireVersionError
 from common.wire.fleet_protocol import names_in
 from common.wire.flower_objects import message_of
 from server.coordinator.authority import issue_server_certificate, make_authority, signing_identity
@@ -146,6 +147,9 @@ class Desk(FleetServicer):
         self.trouble: dict[str, list[grpc.StatusCode]] = {}
         self.lost = False  # whether the content of the message is gone
         self.waits: list[str] = []
+        self.beat_s = 0.0  # how long a sign of life is under way
+        self.beats = self.beats_at_leaving = 0
+        self.leaving: Callable[[], None] = lambda: None
 
     @property
     def replies(self) -> list[Message]:
@@ -161,9 +165,14 @@ class Desk(FleetServicer):
         return ActivateNodeResponse(node_id=5)
 
     def DeactivateNode(self, request: Any, context: grpc.ServicerContext) -> DeactivateNodeResponse:
+        self.beats_at_leaving = self.beats
+        self.leaving()
         return DeactivateNodeResponse()
 
     def SendNodeHeartbeat(self, request: Any, context: grpc.ServicerContext) -> SendNodeHeartbeatResponse:
+        self.beats += 1
+        time.sleep(self.beat_s)
+        self.beats -= 1
         return SendNodeHeartbeatResponse(success=True)
 
     def PullMessages(self, request: Any, context: grpc.ServicerContext) -> PullMessagesResponse:
@@ -306,6 +315,37 @@ def test_a_site_says_why_the_coordinator_left_its_last_reply_out(hospital_of: Ho
     said = "run abc: the reply of this site did not count in round 4: trunk was expected"
     assert hospital.said.count(said) == 1
     assert hospital.begun == 1
+
+
+def another_release() -> None:
+    raise WireVersionError("the other side is of another release")
+
+
+def test_a_site_that_is_told_to_stop_while_it_leaves_after_a_refusal_says_the_refusal(hospital_of: HospitalOf) -> None:
+    hospital = hospital_of(train())
+    hospital.work = another_release
+    hospital.desk.leaving = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: ended())
+    try:
+        assert hospital.start() == ExitCode.VERSION
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_no_sign_of_life_is_under_way_when_a_site_signs_off(
+    hospital_of: HospitalOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client.connection.service, "HEARTBEAT_PAUSE_S", 0.001)
+    hospital = hospital_of(train())
+    hospital.desk.beat_s, hospital.desk.beats_at_leaving = 0.2, 99
+
+    def work() -> None:
+        time.sleep(0.1)  # a sign of life has begun
+        another_release()
+
+    hospital.work = work
+    assert hospital.start() == ExitCode.VERSION
+    assert hospital.desk.beats_at_leaving == 0
 
 
 def test_work_that_a_process_was_ended_at_is_done_by_the_next(hospital_of: HospitalOf) -> None:

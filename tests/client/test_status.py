@@ -55,7 +55,7 @@ def silent(folder: Path) -> str:
     return said
 
 
-NOBODY = "no flwr-client answers for this folder. Start it with flwr-client start"
+NOBODY = "no flwr-client answers for this folder. Its log says whether it waits after a refusal"
 
 # ---------------------------------------------------------------------- well or not
 
@@ -226,7 +226,7 @@ def test_another_site_that_got_the_port_of_a_killed_one_does_not_answer_for_it(t
 
 def test_a_site_that_wants_no_health_address_has_none(tmp_path: Path) -> None:
     with health_server(Status("north"), "", tmp_path / "state"):
-        assert 'with health = "" in site.toml it answers nobody' in silent(tmp_path)
+        assert 'With health = "" in site.toml it answers nobody' in silent(tmp_path)
         assert not (tmp_path / "state").exists()
 
 

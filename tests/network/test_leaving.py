@@ -59,7 +59,7 @@ def test_a_site_that_its_operator_stopped_is_not_waited_for_stands_once_in_the_e
     run = federation.run(out, *sets)
     run.says("round 2 of 500")
     assert north.program.stop() == 0
-    run.says("north was stopped by its operator at")
+    run.says("north signed off at")
     began, seen = coordinator.now["run"]["round"], list[str]()
     until = time.monotonic() + 60
     while (now := coordinator.now["run"])["round"] < began + 8 and time.monotonic() < until:
@@ -68,7 +68,7 @@ def test_a_site_that_its_operator_stopped_is_not_waited_for_stands_once_in_the_e
     assert "north" not in seen
     assert run.stop() == 3
     events = (out / "events.jsonl").read_text(encoding="utf-8")
-    assert events.count("stopped by its operator") == 1
+    assert events.count("signed off") == 1
     again = federation.run(out, *sets, options=("--resume",))
     assert again.ends() == 1
     assert 'Not there of the sites that took part: "north". Start them, and resume.' in " ".join(again.said.split())

@@ -1,10 +1,13 @@
 """Whom a site refuses, and who is refused: each with a reason that a person can act on, and an exit code."""
 
+import json
 import re
 import shutil
+import signal
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -25,6 +28,11 @@ from tests.network.real import Coordinator, Site, flwr_client, flwr_server
 pytestmark = pytest.mark.slow
 
 Hospital = Callable[[str], Site]
+NEWER = (
+    "import sys, common.wire.codec; common.wire.codec.WIRE_VERSION = 99; "
+    "from client.cli import main; main(sys.argv[1:])"
+)
+"""A site of another release."""
 
 
 def to_another_address(site: Site, trial: Trial, address: str) -> Site:
@@ -207,16 +215,37 @@ def test_a_site_of_another_wire_version_is_refused_and_both_sides_say_why(
     trial: Trial, hospital: Hospital, tmp_path: Path
 ) -> None:
     site = hospital("newer")
-    newer = (
-        "import sys, common.wire.codec; common.wire.codec.WIRE_VERSION = 99; "
-        "from client.cli import main; main(sys.argv[1:])"
-    )
-    site.start_by("-c", newer, "start", site.folder).says("connected to trial")
+    site.start_by("-c", NEWER, "start", site.folder).says("connected to trial")
     run = trial.coordinator.run(trial.experiment, tmp_path / "run", sites=1, once=True)
     assert run.ends() == 1
     assert site.program.ends() == ExitCode.VERSION == 17
     for said in (run.said, site.program.said):
         assert "wire version" in said
+
+
+def test_why_a_site_was_refused_stands_when_it_has_gone_before_another_answers(
+    trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    """The one of another release leaves at once; the run waits for the slow one alone, and goes on with it."""
+    newer, slow = hospital("later"), hospital("slow")
+    newer.start_by("-c", NEWER, "start", newer.folder).says("connected to trial")
+    slow.start_by("-m", "client.cli", "start", slow.folder).says("connected to trial")
+    slow.program.process.send_signal(signal.SIGSTOP)
+    try:
+        out = tmp_path / "run"
+        options = ("participation.min_sites=1", "participation.roll_call_deadline_s=120")
+        run = trial.coordinator.run(trial.experiment, out, *options, sites=2, once=True)
+        assert newer.program.ends() == ExitCode.VERSION
+        time.sleep(2)  # the coordinator sees that it has gone
+    finally:
+        slow.program.process.send_signal(signal.SIGCONT)
+    began = time.monotonic()
+    assert run.ends() == 0, run.said
+    assert time.monotonic() - began < 60
+    assert "the run goes on without later: " in run.said
+    events = [json.loads(line) for line in (out / "events.jsonl").read_text(encoding="utf-8").splitlines()]
+    (left_out,) = [event for event in events if event["event"] == "left_out"]
+    assert "wire version" in left_out["reason"]
 
 
 @pytest.mark.network

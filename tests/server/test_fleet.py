@@ -335,6 +335,27 @@ def test_a_process_that_takes_a_sites_place_is_the_only_one_that_is_answered(por
     assert refused(lambda: second.PullMessages(pull, metadata=by("x" * 65)))[0] == UNKNOWN
 
 
+def test_a_sign_of_life_that_arrives_after_the_sign_off_is_refused(port: Port) -> None:
+    """A slow line delivers them in another order; the next process of this site is answered again."""
+    key = pem(OWN.public_key())
+    node, stub = port.link.storage.sites.register("own", key), port.stub()
+
+    def by(process: str) -> Headers:
+        return (*signed(OWN, at(0)), ("polyclinic-process", process))
+
+    activation = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL)
+    beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=INTERVAL)
+    stub.ActivateNode(activation, metadata=by("first"))
+    stub.DeactivateNode(DeactivateNodeRequest(node_id=node), metadata=by("first"))
+    code, reason = refused(lambda: stub.SendNodeHeartbeat(beat, metadata=by("first")))
+    assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
+    found = port.link.storage.sites.get(node)
+    assert found is not None
+    assert found.state == Presence.SIGNED_OFF
+    stub.ActivateNode(activation, metadata=by("second"))
+    assert stub.SendNodeHeartbeat(beat, metadata=by("second")).success
+
+
 def test_a_site_that_restarts_for_ever_takes_no_memory() -> None:
     one = OneProcess()
     for number in range(1000):

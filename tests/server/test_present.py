@@ -55,7 +55,7 @@ def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_is_
         assert line in words.splitlines()
 
 
-def test_a_site_that_signed_off_was_stopped_by_its_operator_once_and_a_lost_one_was_not(tmp_path: Path) -> None:
+def test_that_a_site_signed_off_is_told_once_and_of_a_lost_one_that_contact_was_lost(tmp_path: Path) -> None:
     told: list[str] = []
     at = "2026-11-24 06:52:27+00:00"
     signed_off = {"south": at}
@@ -63,13 +63,13 @@ def test_a_site_that_signed_off_was_stopped_by_its_operator_once_and_a_lost_one_
         reporter.began(["east", "north", "south"], 3)
         for number in (1, 2):
             reporter.waiting(Waiting("train", number, ("north", "south"), ("north", "south"), 600.0))
-            absent = {"north": "it is not connected", "south": f"stopped by its operator at {at}"}
+            absent = {"north": "it is not connected", "south": f"signed off at {at}"}
             reporter.round_done(done(number, absent=absent), FederationState(number, MODEL))
         assert (now := read_present(tmp_path)) is not None
         assert now.stopped == {"south": at}
         assert [part_of(now, site) for site in ("north", "south")] == [
             "lost, may come back",
-            f"stopped by its operator at {at}",
+            f"signed off at {at}",
         ]
         signed_off.clear()
         reporter.round_done(replace(done(3), sites=("east", "north", "south")), FederationState(3, MODEL))
@@ -78,8 +78,8 @@ def test_a_site_that_signed_off_was_stopped_by_its_operator_once_and_a_lost_one_
     assert [line for line in told if "lost contact" in line] == [
         "lost contact with north; it gets its work again when it is back"
     ]
-    assert [line for line in told if line.startswith("south was stopped")] == [
-        f"south was stopped by its operator at {at}; it gets its work again when it is started"
+    assert [line for line in told if line.startswith("south signed off")] == [
+        f"south signed off at {at}; it gets its work again when it is started"
     ]
 
 
@@ -90,11 +90,11 @@ def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_st
     sites = {"north": {"state": "connected", **same}, "south": {"state": "stopped", "stopped": at, **same}}
     found = {"name": "trial", "address": "", "superlink": "up", "certificate_days": 9.0, "sites": sites, "time": 40.0}
     words = str(in_words({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
-    assert f"waiting for north, south (stopped by its operator at {at}), at most 60 s more" in words
+    assert f"waiting for north, south (signed off at {at}), at most 60 s more" in words
 
 
 def test_events_have_a_stopped_site_once_and_again_when_it_is_stopped_again(tmp_path: Path) -> None:
-    folder, at = RunFolder(tmp_path), "stopped by its operator at 06:52"
+    folder, at = RunFolder(tmp_path), "signed off at 06:52"
     folder.absent(1, {"south": at, "north": "NaN"}, ["east"])
     folder.absent("evaluate", {"south": at})
     folder.absent(2, {"south": at, "north": "NaN"}, ["east"])

@@ -281,3 +281,22 @@ def test_whoever_has_to_mend_something_is_told_all_of_it_in_one_message_and_is_o
     assert [sent_to(roll, node) for node in NAMES] == [[ROLL_CALL], [ROLL_CALL, REFUSAL], [ROLL_CALL]]
     assert roll.members.keys() == {7, 9}
     assert roll.refused == {8: reason}
+
+
+def test_who_leaves_at_once_after_an_error_has_its_reason_and_the_others_are_not_kept_waiting(clock: Clock) -> None:
+    """A site of another release answers with an error, and its process ends before the next one has answered."""
+    release = Site([Answer(1, failed(1, "another release"))], away=(1, 10**9))
+    roll = roll_of({7: release, 8: hospital(8, 6)}, clock)
+    with pytest.raises(TooFewSites, match="north: another release") as error:
+        called(roll, expected=2)
+    assert 'Not there: "east".' in str(error.value)
+    assert 6 <= clock.now < 7
+    assert roll.refused == {7: "another release"}
+
+
+def test_who_left_after_an_error_is_asked_again_when_it_is_back_within_the_roll_call(clock: Clock) -> None:
+    release = Site([Answer(1, failed(1, "another release")), Answer(1, present("north"))], away=(1, 4))
+    roll = roll_of({7: release, 8: hospital(8, 6)}, clock)
+    called(roll, expected=2)
+    assert roll.members.keys() == {7, 8}
+    assert roll.refused == {}

@@ -54,7 +54,7 @@ class Roll:
 
     Attributes:
         members: By node.
-        refused: Node -> why; not asked again while it stays connected.
+        refused: Node -> why; not asked again before it went away and came back.
     """
 
     grid: Grid
@@ -62,6 +62,7 @@ class Roll:
     registered: Registered | None = None
     members: dict[int, Member] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
+    _away: set[int] = field(default_factory=set)  # of the refused, those that have left since
     _asked: dict[str, int] = field(default_factory=dict)  # message -> node that has not answered it yet
 
     def __post_init__(self) -> None:
@@ -82,10 +83,12 @@ class Roll:
         """Send the call to anyone who has connected since.
 
         A site that answers with an error will not answer better the second time, unless it went away and came back:
-        somebody may have fixed it.
+        somebody may have fixed it. While it is away the reason stands: a site of another release leaves at once.
         """
         online = set(self.grid.get_node_ids())
-        self.refused = {node: why for node, why in self.refused.items() if node in online}
+        back = self._away & online
+        self.refused = {node: why for node, why in self.refused.items() if node not in back}
+        self._away = set(self.refused) - online
         nodes = sorted(online - set(self.members) - set(self.refused) - set(self._asked.values()))
         messages = [Message(self._content, node, ROLL_CALL, group_id="roll call", ttl=timeout_s) for node in nodes]
         self._asked |= {name: message.metadata.dst_node_id for name, message in pushed(self.grid, messages).items()}

@@ -169,7 +169,7 @@ class Control:
                     raise RunLost(GIVEN_UP) from None
                 if error.code() not in _AWAY or time.monotonic() >= until:
                     said = error.details() or error.code().name.lower()
-                    problem = f"the SuperLink does not answer: {said}. Is flwr-server start still running?"
+                    problem = f"the SuperLink does not answer: {said}. The log of flwr-server start says why."
                     raise SuperLinkGone(problem) from None
             time.sleep(PAUSE_S)
 

@@ -37,7 +37,7 @@ class NetworkGrid(Grid):
     Args:
         run: Its number.
         clock: The steady clock that the SuperLink goes by.
-        signed_off: Site -> when its operator stopped it.
+        signed_off: Site -> when it said that it leaves.
     """
 
     def __init__(
