@@ -41,6 +41,8 @@ WRAPPED: Mapping[str, tuple[str, ...]] = {
     ),
     "drop": ('participation.far_updates="drop"', "participation.min_sites=2"),
     "noguard": ('participation.guard="off"',),
+    "contiguous": ('training.memory_format="contiguous"',),
+    "bf16": ('training.precision="bf16"',),
     "some": ("participation.sites_per_round=2",),
 }
 

@@ -11,8 +11,10 @@ from flwr.clientapp import ClientApp
 from client.app import client_app
 from client.site.policy import WITHOUT_LIMITS, Policy
 from client.site.site import Site
-from common.config import Experiment
+from common.config import Experiment, TrainingSection
+from common.models.inference import precision_on
 from common.simulation import SimulatedData, images_of, simulated_data
+from strategies.local.arithmetic import Arithmetic
 from strategies.registry import method_of
 
 MOST_KEPT = 1000
@@ -24,7 +26,7 @@ class SimulatedSites:
     """Finds a site by its partition id.
 
     Attributes:
-        experiment: The experiment as JSON.
+        experiment: The experiment as JSON, its arithmetic chosen.
         base: Folder that the experiment's paths start from.
         run_folder: Where the sites keep their memory, each in its own folder under ``sites``.
     """
@@ -78,7 +80,15 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
         durable=False,
         repeatable_noise=True,
         frozen_folder=sites.run_folder / "frozen",
+        arithmetic=None if use_gpu else _as_chosen(experiment.training),
     )
+
+
+def _as_chosen(training: TrainingSection) -> Arithmetic | None:
+    """What the process that leads the run has chosen, so that all sites compute alike; None where nobody has."""
+    if training.precision == "fastest":
+        return None
+    return Arithmetic(precision_on("cpu", training.precision), training.memory_format)
 
 
 def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:

@@ -69,7 +69,10 @@ class TrainingSection(Section):
         clip_gradients: Longest Euclidean length of a step's gradient; None for any.
         accumulate: Batches whose gradients are added up to one step, for batches that memory does not hold.
         threads: Threads per site. Part of the experiment, because their number changes float sums.
-        precision: On a GPU: ``auto`` is ``bf16``; ``fp16`` is for GPUs that have no bfloat16. On a CPU all are float32.
+        precision: ``auto`` is ``bf16`` on a GPU and ``float32`` on a CPU; ``bf16`` on a CPU needs AVX-512 BF16 or AMX,
+            else it is ``float32``; ``fp16`` is for GPUs that have no bfloat16; ``fastest`` is chosen at each site, with
+            ``memory_format``, by measurement.
+        memory_format: The order in which convolutions keep an image's numbers in memory.
     """
 
     epochs: int = Field(1, ge=1)
@@ -89,7 +92,8 @@ class TrainingSection(Section):
     clip_gradients: float | None = Field(None, gt=0)
     accumulate: int = Field(1, ge=1, le=4096)
     threads: int = Field(1, ge=1, le=1024)
-    precision: Literal["auto", "float32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "float32", "bf16", "fp16", "fastest"] = "auto"
+    memory_format: Literal["channels_last", "contiguous"] = "channels_last"
 
 
 class EvaluationSection(Section):

@@ -77,6 +77,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
         "epsilon": "what the run has cost this site so far, in a run with privacy",
+        "arithmetic": "the format of the numbers that it trained with and their order in memory, such as `float32, "
+        "channels_last`: where the plan asks for the fastest, it tells whether this CPU has bfloat16",
     },
     "EvaluateReply": {
         "run": _RUN,

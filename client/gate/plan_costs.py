@@ -12,6 +12,7 @@ from functools import lru_cache
 import torch
 
 from common.config import BY_STEP, Plan
+from common.models.inference import precision_on
 from common.models.network import adapted_outline
 from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
@@ -145,7 +146,7 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
     size, training = footprint(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
     batch = pack_size(training.batch_size) if private else min(training.batch_size, images)
-    narrow = training.precision != "float32" and (device == "cuda" or training.precision == "bf16")
+    narrow = precision_on(device, training.precision) != "float32"
     of_batch = batch * size.activations // (2 if narrow else 1)
     if private:
         of_batch += GRADIENTS_AT_ONCE * batch * size.trained * FLOAT32

@@ -28,6 +28,7 @@ from common.contract import Declaration
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels, pixels_of
 from common.models.zoo.spec import Task
+from strategies.local.arithmetic import Arithmetic, chosen, in_arithmetic
 from strategies.privacy.secure_aggregation.site import Identity
 
 
@@ -50,6 +51,7 @@ class Site:
         tell: Prints one line for the person who looks after it.
         frozen_folder: Where frozen parts of models lie; in its own folder where None. Simulated sites share one.
         weights_folder: Where the hospital puts weights files; none are looked for where None.
+        arithmetic: What a plan that asks for the fastest arithmetic gets; measured here where None.
     """
 
     declaration: Declaration
@@ -67,6 +69,17 @@ class Site:
     tell: Callable[[str], None] = lambda text: None
     frozen_folder: Path | None = None
     weights_folder: Path | None = None
+    arithmetic: Arithmetic | None = None
+
+    def in_its_arithmetic(self, plan: Plan) -> Plan:
+        """The plan with what it leaves to the site."""
+        return in_arithmetic(plan, self.arithmetic_for(plan))
+
+    def arithmetic_for(self, plan: Plan) -> Arithmetic:
+        """How a round of this plan is computed here."""
+        if self.arithmetic is not None and plan.training.precision == "fastest":
+            return self.arithmetic
+        return chosen(plan, self.device, self.folder, durable=self.durable)
 
     @cached_property
     def train_samples(self) -> int:

@@ -27,6 +27,7 @@ from common.models.inference import autocast, never_alone
 from common.models.network import SplitNetwork
 from common.system.files import write_atomically
 from strategies.base.method import Method
+from strategies.local.arithmetic import arithmetic_in
 
 NONCE_BYTES = 12
 BATCH = 32
@@ -70,9 +71,8 @@ class Features:
         Args:
             network: The whole network, its frozen part filled.
         """
-        about = (
-            f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {plan.training.precision} {pixels.device.type}"
-        )
+        device = pixels.device.type
+        about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic_in(plan, device)} {device}"
         if about != self._frozen:
             self._frozen, self._parts = about, {}
         if part not in self._parts:

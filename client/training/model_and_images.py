@@ -57,9 +57,8 @@ class Work:
 
     def exercise(self, local: LocalRound, *, backbone_frozen: bool = False, epoch: Epoch | None = None) -> Exercise:
         """What is trained on, and how."""
-        frozen = Frozen(norm=self.method.frozen_norm, backbone=backbone_frozen)
-        examples, plan = self.examples("train"), self.plan
-        return Exercise(examples, local.objective, plan.training, plan.augmentation, frozen, epoch)
+        frozen, plan = Frozen(norm=self.method.frozen_norm, backbone=backbone_frozen), self.plan
+        return Exercise(self.examples("train"), local.objective, plan.training, plan.augmentation, frozen, epoch)
 
 
 def unpack(site: Site, request: Request) -> Work:
@@ -71,7 +70,7 @@ def unpack(site: Site, request: Request) -> Work:
             model is missing or another one than the plan names, or a covered round is to go on from itself.
     """
     site.refuse_few()
-    plan = Plan.model_validate_json(request.plan)
+    plan = site.in_its_arithmetic(Plan.model_validate_json(request.plan))
     method, own = method_of(plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")
@@ -81,7 +80,7 @@ def unpack(site: Site, request: Request) -> Work:
         # Training writes over that memory, and no site could say afterwards which it went on from.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
     memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
-    network = empty_network(plan.model, request.class_names, site.device)
+    network = empty_network(plan.model, request.class_names, site.device, plan.training.memory_format)
     fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.over(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))
@@ -97,5 +96,4 @@ def put(network: SplitNetwork, groups: Groups) -> None:
 
 def validated(work: Work, validation: Examples) -> Validation:
     """How good the network is on the validation part; no class of few patients counts in the AUROC."""
-    hidden = work.site.hides("validation")
-    return validate(work.network, validation, work.method.loss, work.plan.training, hidden)
+    return validate(work.network, validation, work.method.loss, work.plan.training, work.site.hides("validation"))

@@ -7,7 +7,7 @@ import torch
 
 from client.site.site import Site
 from common.models.frozen import FrozenPart
-from common.models.network import SplitNetwork, build, head_of, unfreeze
+from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in_format, unfreeze
 from common.models.zoo.spec import ModelSpec
 from common.wire.errors import WireError
 from common.wire.records import Groups
@@ -19,18 +19,29 @@ class KeptNetworks:
 
     Attributes:
         frozen_sha256: Of the frozen part that the backbone holds; empty where it is not filled yet.
+        memory_format: Of all their convolutions; a new network's to begin with.
     """
 
     by_rows: dict[tuple[str, ...], SplitNetwork] = field(default_factory=dict)
     frozen_sha256: str = ""
+    memory_format: MemoryFormat = "channels_last"
 
 
-def empty_network(spec: ModelSpec, class_names: tuple[str, ...], device: str) -> SplitNetwork:
+def empty_network(
+    spec: ModelSpec, class_names: tuple[str, ...], device: str, memory_format: MemoryFormat | None = None
+) -> SplitNetwork:
     """A network whose values mean nothing yet; its backbone and neck are those of the request before.
 
     Drawing the initial weights of a ResNet-18 takes longer than training it on ten images.
+
+    Args:
+        memory_format: None where it does not matter.
     """
-    networks = _networks(spec, device).by_rows
+    kept = _networks(spec, device)
+    networks = kept.by_rows
+    if memory_format not in (None, kept.memory_format):
+        in_format(networks[()], memory_format)  # all have its backbone and neck
+        kept.memory_format = memory_format
     if class_names not in networks:
         networks[class_names] = _headed(next(iter(networks.values())), class_names, device)
     network = networks[class_names]

@@ -2,6 +2,8 @@
 
 import contextlib
 from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -15,9 +17,12 @@ from common.models.network import SplitNetwork
 from common.models.zoo.spec import Task
 
 EVALUATION_BATCH = 256
-Precision = Literal["auto", "float32", "bf16", "fp16"]
+Precision = Literal["auto", "float32", "bf16", "fp16", "fastest"]
 HALF_ON = ("cuda",)
-"""Kinds of device on which half precision is used; elsewhere everything is float32."""
+"""Kinds of device on which all kinds of half precision are used."""
+BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
+"""CPUs with one of these multiply bfloat16 at least twice as fast as float32; others emulate it, slower."""
+CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def label_matrix(images: ImageSet, class_names: tuple[str, ...]) -> Tensor:
@@ -76,7 +81,30 @@ def scores_of(network: SplitNetwork, images: Tensor | Pixels, precision: Precisi
 
 
 def autocast(device: torch.device, precision: Precision) -> contextlib.AbstractContextManager[None]:
-    """Half precision on a GPU: float16 where the experiment asks for it, bfloat16 where it does or leaves it open."""
-    if precision == "float32" or device.type not in HALF_ON:
+    """Compute in the precision of :func:`precision_on`; parameters, sums of losses and steps stay float32."""
+    if (kind := precision_on(device.type, precision)) == "float32":
         return contextlib.nullcontext()
-    return torch.autocast(device.type, dtype=torch.float16 if precision == "fp16" else torch.bfloat16)
+    return torch.autocast(device.type, dtype=torch.float16 if kind == "fp16" else torch.bfloat16)
+
+
+def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16", "fp16"]:
+    """Return what a precision means on ``cpu`` or ``cuda``.
+
+    ``auto`` is bfloat16 on a GPU and float32 on a CPU, so that a CPU's runs are the same on each. ``bf16`` is float32
+    on a CPU without instructions for it, ``fp16`` on any CPU. ``fastest`` has to be chosen by measurement before it
+    gets here (:mod:`strategies.local.arithmetic`); where nobody has, it is ``auto``.
+    """
+    if device in HALF_ON and precision != "float32":
+        return "fp16" if precision == "fp16" else "bf16"
+    return "bf16" if precision == "bf16" and device == "cpu" and cpu_has_bf16() else "float32"
+
+
+@lru_cache(maxsize=1)
+def cpu_has_bf16() -> bool:
+    """Whether this machine's CPU has instructions for bfloat16; false where the system does not tell."""
+    try:
+        text = CPU_FACTS.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
+    return not BF16_FLAGS.isdisjoint(flags.split())

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from common.models.zoo.batch_norm import make_grouped
 from common.models.zoo.registry import new_backbone, outline
 from common.models.zoo.spec import ModelSpec, is_external
 
+MemoryFormat = Literal["channels_last", "contiguous"]
+"""The order of an image's numbers in memory: a pixel's channels side by side, or each channel's pixels."""
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _LUMINANCE = (0.299, 0.587, 0.114)  # ITU-R BT.601
 
@@ -107,10 +110,14 @@ def build(spec: ModelSpec, class_names: Sequence[str], seed: int, base: Path = P
     adapt(backbone, spec.train)
     refuse_all_trained(backbone, spec)
     head = _head(class_names, spec.neck or width, seed)
-    # Convolutions and poolings read channels last faster, on a CPU too.
-    return SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head).to(
-        memory_format=torch.channels_last
-    )
+    # Most convolutions and poolings read channels last faster, on a CPU too.
+    return in_format(SplitNetwork(spec, class_names, backbone=backbone, neck=neck, head=head), "channels_last")
+
+
+def in_format(network: SplitNetwork, memory_format: MemoryFormat) -> SplitNetwork:
+    """Keep the weights of convolutions in this order, in place; images take it from them."""
+    wanted = torch.channels_last if memory_format == "channels_last" else torch.contiguous_format
+    return network.to(memory_format=wanted)
 
 
 def model_faults(spec: ModelSpec, base: Path) -> list[Fault]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-WIRE_VERSION = 12
+WIRE_VERSION = 13
 """Raised whenever a record gains, loses or changes a field; the two sides must agree."""
 
 SERVICE, METHOD = "polyclinic.Coordinator", "Hello"

@@ -202,6 +202,7 @@ class TrainReply:
         test_images, test_correct: Images of the site's test part, and how many of them the model as received puts into
             the right class; None unless the plan asks for it every round.
         epsilon: What the run has cost this site so far, where the plan asks for privacy.
+        arithmetic: How the site computed, as ``precision, memory format``.
     """
 
     run: Text
@@ -218,6 +219,7 @@ class TrainReply:
     test_images: MaybeCount = None
     test_correct: MaybeCount = None
     epsilon: Annotated[float | None, EPSILON] = None
+    arithmetic: Text = ""
 
     def __post_init__(self) -> None:
         if self.train_samples < 1:

@@ -25,6 +25,7 @@ class Books:
         round_seconds: What all rounds took by the coordinator's clock.
         site_seconds, epochs: What each site spent on training, over all rounds.
         epsilon: What the run has cost each site, where it has privacy.
+        arithmetic: How each site said that it computed, the last time.
         tallies: Round -> how the model after it did on the sites' test parts.
     """
 
@@ -37,6 +38,7 @@ class Books:
     site_seconds: Counter[str] = field(default_factory=Counter)
     epochs: Counter[str] = field(default_factory=Counter)
     epsilon: dict[str, float] = field(default_factory=dict)
+    arithmetic: dict[str, str] = field(default_factory=dict)
     _pending: tuple[RoundRecord, Mapping[str, Any]] | None = None
     _plain: tuple[str, ...] = ()
 
@@ -56,6 +58,7 @@ class Books:
         self.site_seconds.update(record.site_seconds)
         self.epochs.update(record.epochs)
         self.epsilon.update(record.epsilon)
+        self.arithmetic.update(record.arithmetic)
         self.folder.absent(record.round, record.absent, record.sites)
         for site, reason in record.far.items():
             self.folder.event("far_update", round=record.round, site=site, reason=reason)
@@ -90,6 +93,7 @@ class Books:
                 },
                 "epochs": dict(record.epochs),
                 "epsilon": dict(record.epsilon),
+                "arithmetic": dict(record.arithmetic),
                 "coordinator": record.coordinator and asdict(record.coordinator),
                 "learned": dict(learned),
                 "site_seconds": dict(record.site_seconds),
@@ -111,6 +115,7 @@ class Books:
             "site_seconds": dict(self.site_seconds),
             "epochs": dict(self.epochs),
             "epsilon": dict(self.epsilon),
+            "arithmetic": dict(self.arithmetic),
             "tallies": {str(number): as_json(tallies) for number, tallies in self.tallies.items()},
             "pending": pending,
         }
@@ -121,6 +126,7 @@ class Books:
         self.round_seconds = facts.get("round_seconds", self.train_seconds)
         self.site_seconds, self.epochs = Counter(facts["site_seconds"]), Counter(facts["epochs"])
         self.epsilon = dict(facts.get("epsilon", {}))
+        self.arithmetic = dict(facts.get("arithmetic", {}))
         self.tallies = {int(number): _TALLIES.validate_python(one) for number, one in facts["tallies"].items()}
         self._pending = None
         if (pending := facts["pending"]) is not None:

@@ -165,6 +165,7 @@ def _sites(strategy: FederatedAveraging, books: Books, counted: Mapping[str, Map
             "bytes_down": strategy.sites.bytes_down[site],
             "seconds": books.site_seconds[site],
             "epochs": books.epochs[site],
+            "arithmetic": books.arithmetic.get(site, ""),
         }
         for site, member in sorted(strategy.sites.members.items())
     }

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from common.config import Experiment, ExperimentFile
+from common.config import Experiment, ExperimentFile, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.base.spec import DataSpec
 from common.data.external_test import external_faults, external_images, refuse_other_classes
 from common.data.load import faults as data_faults
 from common.data.partition.partition import partition_faults
 from common.errors import BadInput, Fault, stop_on
+from common.models.inference import Precision
 from common.models.network import model_faults
 from common.models.saved import load_model
 from common.simulation import POOLED, SimulatedData, forget, own_tests, simulated_data, whole_data
@@ -38,6 +39,7 @@ from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from server.simulation.backends.ray_program import RayProgram, begun
 from strategies.base.method import Method
 from strategies.base.method_list import in_file
+from strategies.local.arithmetic import chosen
 from strategies.registry import method_of
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -113,7 +115,8 @@ class OneMachine:
 
     def run(self, opening: OpenedRunFolder) -> dict[str, Any]:
         """Run the rounds in simulation, and choose the images that the report shows."""
-        setting, folder, data = self._setting(opening), opening.folder, self.data
+        asked, folder, data = self._with_arithmetic(opening), opening.folder, self.data
+        setting = self._setting(opening, asked.training.precision)
         for part in ("train", "validation", "test"):
             for skipped in getattr(data.splits, part).skipped:
                 folder.event("image_skipped", part=part, image=skipped.name, reason=skipped.reason)
@@ -122,12 +125,12 @@ class OneMachine:
             if (key := NAMES_PATIENTS.get(self.experiment.data.kind if self.experiment.data else "")) is not None:
                 self.tell(f"{UNKNOWN_PATIENTS} Name data.{key} if there is one.")
         with self._watched(folder.path) as watcher:
-            summary = self._federated(setting, watcher)
+            summary = self._federated(setting, asked, watcher)
         if self.method.has_global_model and len(data.test) and wanted(self.experiment):
             write_samples(folder.path, load_model(folder.path), data.test, setting.device, setting.precision)
         return summary
 
-    def _setting(self, opening: OpenedRunFolder) -> Setting:
+    def _setting(self, opening: OpenedRunFolder, precision: Precision) -> Setting:
         experiment, data = self.experiment, self.data
         return Setting(
             base=self.file.base,
@@ -136,8 +139,8 @@ class OneMachine:
             sites=len(self._site_names()),
             workers=1,
             backend=experiment.simulation.backend,
-            device="cuda" if torch.cuda.is_available() and experiment.simulation.gpus_per_site != 0 else "cpu",
-            precision=experiment.training.precision,
+            device=self._device,
+            precision=precision,
             own=data.server,
             test=data.test,
             external=self.external,
@@ -173,7 +176,7 @@ class OneMachine:
                 watcher = Both(watcher, stack.enter_context(Reporter(present, out, lambda line: None)))
             yield watcher
 
-    def _federated(self, setting: Setting, watcher: Watcher) -> dict[str, Any]:
+    def _federated(self, setting: Setting, asked: Experiment, watcher: Watcher) -> dict[str, Any]:
         experiment, base = self.experiment, self.file.base
         summaries: list[dict[str, Any]] = []
 
@@ -181,7 +184,7 @@ class OneMachine:
             workers = getattr(grid, "workers", setting.workers)
             summaries.append(federate(grid, experiment, replace(setting, workers=workers), watcher))
 
-        text, path = experiment.model_dump_json(), setting.folder.path.resolve()
+        text, path = asked.model_dump_json(), setting.folder.path.resolve()
         if self.program is not None:
             note = setting.folder.event
             run = SimulatedRun(text, base, path, self._site_names(), whole_data(experiment, base), note)
@@ -189,6 +192,19 @@ class OneMachine:
         else:
             inline(main, site_app(text, base, path), setting.sites)
         return summaries[0]
+
+    def _with_arithmetic(self, opening: OpenedRunFolder) -> Experiment:
+        """The experiment as sites read it: with one arithmetic for all, which a run that goes on has chosen before."""
+        experiment = self.experiment
+        if experiment.training.precision != "fastest":
+            return experiment
+        arithmetic = chosen(plan_of(experiment), self._device, opening.folder.path, durable=False)
+        self.tell(f"fastest on this machine: {arithmetic}")
+        return experiment.model_copy(update={"training": experiment.training.model_copy(update=vars(arithmetic))})
+
+    @property
+    def _device(self) -> str:
+        return "cuda" if torch.cuda.is_available() and self.experiment.simulation.gpus_per_site != 0 else "cpu"
 
 
 def checked(file: ExperimentFile) -> tuple[Method, SimulatedData]:

@@ -56,6 +56,7 @@ class RoundRecord:
         far: Sites whose update is far longer than the others' and counts all the same, with the reason.
         plain: What got the plain mean because too few sites sent it for the method's own: ``trunk``, and classes.
         closed_rows: Head rows that stayed masked, because only one site was left that owns them.
+        arithmetic: How each site says that it computed.
     """
 
     round: int
@@ -75,6 +76,7 @@ class RoundRecord:
     plain: tuple[str, ...] = ()
     closed_rows: tuple[str, ...] = ()
     epsilon: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    arithmetic: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def mean_train_loss(self) -> float | None:

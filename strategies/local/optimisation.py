@@ -80,7 +80,7 @@ def gradient_scaler(device: torch.device, precision: Precision) -> torch.amp.Gra
 
     A step whose gradients overflow is left out, and the scale is halved.
     """
-    enabled = precision == "fp16" and device.type in inference.HALF_ON
+    enabled = inference.precision_on(device.type, precision) == "fp16"
     return torch.amp.GradScaler(device.type, init_scale=FIRST_SCALE, enabled=enabled)
 
 

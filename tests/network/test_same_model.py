@@ -14,6 +14,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from common.models.inference import cpu_has_bf16
 from strategies.registry import STRATEGIES, method_named
 from tests.federations import needs_of
 from tests.network.federated import Federation as Connected
@@ -107,6 +108,31 @@ def test_sites_with_the_same_labels_train_the_model_that_simulation_trains(
 ) -> None:
     over_network, simulated = fully.models(tmp_path, f"run.method={method}", *own_needs(method))
     assert over_network == simulated
+
+
+@pytest.mark.network
+@pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no instructions for bfloat16")
+def test_sites_that_train_in_bfloat16_train_the_model_that_simulation_trains(
+    partly: Federation, tmp_path: Path
+) -> None:
+    over_network, simulated = partly.models(tmp_path, "training.precision=bf16")
+    assert over_network == simulated
+    told = json.loads((tmp_path / "network" / "summary.json").read_text())["sites"]
+    assert {site["arithmetic"] for site in told.values()} == {"bf16, channels_last"}
+
+
+@pytest.mark.network
+def test_each_site_chooses_the_fastest_arithmetic_itself_once_and_says_which(
+    partly: Federation, tmp_path: Path
+) -> None:
+    for name in ("first", "second"):
+        run = partly.coordinator.run(partly.experiment, tmp_path / name, "training.precision=fastest")
+        assert run.ends() == 0, run.said
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("first", "second"))
+    assert first["model_sha256"] == second["model_sha256"]
+    said = [{name: site["arithmetic"] for name, site in one["sites"].items()} for one in (first, second)]
+    assert said[0] == said[1]
+    assert all(said[0].values())
 
 
 @pytest.mark.network

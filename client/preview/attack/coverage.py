@@ -49,6 +49,7 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "seconds": "depends on the number of images, which is told, and on the machine; 0 in a run with privacy",
         "update": (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, TRUNK, PERSONS),
         "epochs": "the plan's, or a number of training losses; with exact_figures one of validation losses",
+        "arithmetic": "says something of the machine, and nothing of the images",
         "statistics": "by name, below",
         "test_images": _TOLD_COUNT,
         "test_correct": (FAILURES,),

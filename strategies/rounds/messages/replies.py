@@ -91,6 +91,7 @@ def round_record(server_round: int, replies: Mapping[str, TrainReply], **figures
         site_seconds={site: reply.seconds for site, reply in replies.items()},
         epochs={site: reply.epochs for site, reply in replies.items()},
         epsilon=figure_of(replies, "epsilon"),
+        arithmetic={site: reply.arithmetic for site, reply in replies.items()},
         **figures,
     )
 

@@ -1,0 +1,139 @@
+"""How a site computes: the format of its numbers and their order in memory, chosen by measurement where a plan says so.
+
+What is fastest depends on CPU and network: bfloat16 halves a ResNet-18's step on a CPU that has instructions for it and
+doubles an EfficientNet-Lite0's. Equal choices give equal bits, so a site keeps its choice for as long as machine,
+network and torch stay the same.
+"""
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from common.config import Plan
+from common.models.inference import BF16_FLAGS, CPU_FACTS, autocast, cpu_has_bf16, precision_on
+from common.models.network import MemoryFormat, SplitNetwork, build, in_format, unfreeze
+from common.system.files import write_atomically
+from strategies.local.training import reproducible
+
+FILE = "arithmetic.json"
+STEPS = 2
+"""Steps of each choice that are timed, after one that is not."""
+MOST_IMAGES = 64
+"""In a timed step: more say nothing new."""
+WORTH_IT = 0.9
+"""A choice has to take at most so much of the default's time: measured again, it would win again."""
+MOST_KEPT = 100
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """A format of numbers and an order in memory."""
+
+    precision: Literal["float32", "bf16", "fp16"]
+    memory_format: MemoryFormat
+
+    def __str__(self) -> str:
+        return f"{self.precision}, {self.memory_format}"
+
+
+DEFAULT = Arithmetic("float32", "channels_last")
+
+
+def arithmetic_in(plan: Plan, device: str) -> Arithmetic:
+    """Return what a plan asks for on ``cpu`` or ``cuda``; of ``fastest`` what nobody has measured."""
+    return Arithmetic(precision_on(device, plan.training.precision), plan.training.memory_format)
+
+
+def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
+    """Return what a plan asks for on ``cpu`` or ``cuda``; on a CPU ``fastest`` is measured, once for a network.
+
+    Args:
+        folder: Where the choice is kept, in ``arithmetic.json``.
+        durable: Whether the choice must outlive a power cut.
+    """
+    if plan.training.precision != "fastest" or device != "cpu":
+        return arithmetic_in(plan, device)
+    kept, about = _kept(folder / FILE), _about(plan)
+    if about not in kept:
+        kept[about] = fastest(step_seconds(plan, choices()))
+        newest = dict(list(kept.items())[-MOST_KEPT:])
+        text = json.dumps({name: vars(one) for name, one in newest.items()}, indent=1)
+        write_atomically(folder / FILE, text.encode(), durable=durable)
+    return kept[about]
+
+
+def in_arithmetic(plan: Plan, arithmetic: Arithmetic) -> Plan:
+    """Return a plan that asks for this."""
+    return plan.model_copy(update={"training": plan.training.model_copy(update=vars(arithmetic))})
+
+
+def choices() -> Sequence[Arithmetic]:
+    """Return what this CPU can do, the default first."""
+    precisions: Sequence[Literal["float32", "bf16"]] = ("float32", "bf16") if cpu_has_bf16() else ("float32",)
+    formats: Sequence[MemoryFormat] = ("channels_last", "contiguous")
+    return [Arithmetic(precision, memory_format) for precision in precisions for memory_format in formats]
+
+
+def fastest(seconds: Mapping[Arithmetic, float]) -> Arithmetic:
+    """Return the fastest choice, or the default where none is clearly faster."""
+    best = min(seconds, key=lambda one: seconds[one])
+    return best if seconds[best] <= WORTH_IT * seconds[DEFAULT] else DEFAULT
+
+
+def step_seconds(plan: Plan, asked: Sequence[Arithmetic]) -> dict[Arithmetic, float]:
+    """Time a step forward and back of each choice: the shortest of :data:`STEPS`, in CPU seconds of this process.
+
+    Choices take turns, so that what else runs on the machine slows all of them.
+    """
+    spec, training = plan.model, plan.training
+    with reproducible(0, training.threads) as generator:
+        shape = (min(training.batch_size, MOST_IMAGES), spec.channels, spec.image_size, spec.image_size)
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        networks = {one: in_format(build(spec, ("",), seed=0), one.memory_format) for one in asked}
+        for network in networks.values():
+            unfreeze(network)
+        turns = [{one: _step(network, images, one) for one, network in networks.items()} for _ in range(1 + STEPS)]
+    return {one: min(turn[one] for turn in turns[1:]) for one in asked}
+
+
+def _step(network: SplitNetwork, images: torch.Tensor, arithmetic: Arithmetic) -> float:
+    began = time.process_time()
+    with autocast(images.device, arithmetic.precision):
+        logits = network(images.float())
+    logits.float().square().mean().backward()
+    network.zero_grad()
+    return time.process_time() - began
+
+
+def _kept(path: Path) -> dict[str, Arithmetic]:
+    """Earlier choices; none where the file is damaged, for they can be measured again."""
+    try:
+        return {name: Arithmetic(**one) for name, one in json.loads(path.read_bytes()).items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return {}
+
+
+def _about(plan: Plan) -> str:
+    """Hash what a choice depends on: the network, the batch, the threads, torch and the CPU."""
+    training = plan.training
+    spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
+    facts = (spec, training.batch_size, training.threads, torch.__version__, platform.machine(), _cpu())
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def _cpu() -> str:
+    """Return the CPU's name, and which of the instructions that matter here it has."""
+    try:
+        lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return platform.processor()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return f"{name} {sorted(BF16_FLAGS.intersection(flags))}"

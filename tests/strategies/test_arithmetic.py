@@ -1,0 +1,155 @@
+"""Which arithmetic a site trains with: what a precision means where, what is measured, and that a choice is kept."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.config import Plan, plan_of, read_experiment
+from common.models import inference
+from common.models.inference import Precision, autocast, cpu_has_bf16, precision_on
+from strategies.local import arithmetic
+from strategies.local.arithmetic import DEFAULT, FILE, MOST_KEPT, Arithmetic, choices, chosen, fastest, step_seconds
+from tests.federations import DIGITS, federation
+
+BF16, CONTIGUOUS = Arithmetic("bf16", "channels_last"), Arithmetic("float32", "contiguous")
+needs_bf16 = pytest.mark.skipif(not cpu_has_bf16(), reason="this CPU has no instructions for bfloat16")
+
+
+@pytest.fixture(
+    params=["flags\t\t: fpu avx512f avx512_bf16", "flags\t\t: fpu amx_bf16", "flags\t\t: fpu avx512f", None]
+)
+def cpu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[bool]:
+    """Machines with and without bfloat16, and one that does not tell; whether it has it."""
+    if request.param is not None:
+        (tmp_path / "cpuinfo").write_text(
+            f"processor\t: 0\nmodel name\t: a CPU\nflags\t\t: fpu {request.param}\n", encoding="ascii"
+        )
+    for module in (inference, arithmetic):
+        monkeypatch.setattr(module, "CPU_FACTS", tmp_path / "cpuinfo")
+    cpu_has_bf16.cache_clear()
+    yield "bf16" in (request.param or "")
+    cpu_has_bf16.cache_clear()
+
+
+def plan(tmp_path: Path, *overrides: str) -> Plan:
+    (tmp_path / "experiment.toml").write_text(DIGITS, encoding="utf-8")
+    return plan_of(read_experiment(tmp_path / "experiment.toml", ("training.precision=fastest", *overrides)).experiment)
+
+
+def test_only_who_asks_for_it_gets_bfloat16_on_a_cpu_and_only_where_the_cpu_has_it(cpu: bool) -> None:
+    asked: tuple[Precision, ...] = ("auto", "float32", "fp16", "fastest", "bf16")
+    assert [precision_on("cpu", one) for one in asked] == [*["float32"] * 4, "bf16" if cpu else "float32"]
+    assert [precision_on("cuda", one) for one in asked] == ["bf16", "float32", "fp16", "bf16", "bf16"]
+    assert {one.precision for one in choices()} == ({"float32", "bf16"} if cpu else {"float32"})
+    assert choices()[0] == DEFAULT
+
+
+@needs_bf16
+def test_bfloat16_is_computed_in_it() -> None:
+    layer, images = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    with autocast(images.device, "bf16"):
+        assert layer(images).dtype == torch.bfloat16
+    with autocast(images.device, "auto"):
+        assert layer(images).dtype == torch.float32
+
+
+def test_another_choice_has_to_be_clearly_faster() -> None:
+    assert fastest({DEFAULT: 1.0, BF16: 0.95, CONTIGUOUS: 2.0}) == DEFAULT
+    assert fastest({DEFAULT: 1.0, BF16: 0.89, CONTIGUOUS: 0.5}) == CONTIGUOUS
+    assert fastest({DEFAULT: 1.0}) == DEFAULT
+
+
+def test_each_choice_is_timed_and_nothing_else_changes(tmp_path: Path) -> None:
+    random, threads = torch.get_rng_state(), torch.get_num_threads()
+    seconds = step_seconds(plan(tmp_path, "training.threads=2"), choices())
+    assert seconds.keys() == set(choices())
+    assert all(one > 0 for one in seconds.values())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert torch.get_num_threads() == threads
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """The plans that were measured, each with contiguous memory ahead."""
+    found: list[Plan] = []
+
+    def seconds(plan: Plan, asked: Any) -> dict[Arithmetic, float]:
+        found.append(plan)
+        return {DEFAULT: 1.0, CONTIGUOUS: 0.5}
+
+    monkeypatch.setattr(arithmetic, "step_seconds", seconds)
+    return found
+
+
+def test_what_was_measured_is_kept_for_the_same_network_batch_threads_and_torch(
+    tmp_path: Path, measured: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(2):
+        assert chosen(plan(tmp_path, "run.rounds=7", "training.lr=1"), "cpu", tmp_path, durable=False) == CONTIGUOUS
+        assert chosen(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert len(measured) == 1
+    for other in ("training.batch_size=7", "training.threads=2", "model.image_size=32", "model.norm=group"):
+        assert chosen(plan(tmp_path, other), "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert len(measured) == 5
+    monkeypatch.setattr(torch, "__version__", "9.9")
+    chosen(plan(tmp_path), "cpu", tmp_path, durable=False)
+    assert len(measured) == 6
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"a": 1}', '{"a": {"precision": "float32"}}', '{"a": {"x": 1}}'])
+def test_a_damaged_file_is_measured_again(content: str, tmp_path: Path, measured: list[Plan]) -> None:
+    (tmp_path / FILE).write_text(content, encoding="utf-8")
+    assert chosen(plan(tmp_path), "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert len(measured) == 1
+
+
+def test_a_coordinator_with_many_networks_does_not_fill_the_disk(tmp_path: Path, measured: list[Plan]) -> None:
+    for size in range(1, MOST_KEPT + 11):
+        chosen(plan(tmp_path, f"training.batch_size={size}"), "cpu", tmp_path, durable=False)
+    assert len(json.loads((tmp_path / FILE).read_bytes())) == MOST_KEPT
+    chosen(plan(tmp_path, f"training.batch_size={MOST_KEPT + 10}"), "cpu", tmp_path, durable=False)
+    assert len(measured) == MOST_KEPT + 10
+
+
+def test_nothing_is_measured_on_a_gpu_or_where_a_plan_says_what_it_wants(tmp_path: Path, measured: list[Plan]) -> None:
+    assert chosen(plan(tmp_path), "cuda", tmp_path, durable=False) == BF16
+    stated = plan(tmp_path, "training.precision=float32", "training.memory_format=contiguous")
+    assert chosen(stated, "cpu", tmp_path, durable=False) == CONTIGUOUS
+    assert measured == []
+
+
+# ---------------------------------------------------------------------- in a run
+
+
+def stated(summary: dict[str, Any]) -> set[str]:
+    return {site["arithmetic"] for site in summary["sites"].values()}
+
+
+@pytest.mark.slow
+def test_a_run_by_the_fastest_is_the_run_that_names_it_and_says_so_of_each_site(
+    tmp_path: Path, measured: list[Plan]
+) -> None:
+    by_choice = federation(tmp_path, "training.precision=fastest", out="chosen")
+    by_name = federation(tmp_path, "training.precision=float32", "training.memory_format=contiguous", out="named")
+    by_default = federation(tmp_path, out="default")
+    assert by_choice["model_sha256"] == by_name["model_sha256"]
+    assert by_choice["test"] == by_name["test"]
+    assert stated(by_choice) == stated(by_name) == {"float32, contiguous"}
+    assert stated(by_default) == {"float32, channels_last"}
+    assert len(measured) == 1  # once for all sites
+    lines = (tmp_path / "chosen" / "rounds.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [set(json.loads(line)["arithmetic"].values()) for line in lines] == [{"float32, contiguous"}] * 2
+
+
+@pytest.mark.slow
+@needs_bf16
+def test_a_federation_in_bfloat16_learns_as_one_in_float32_does(tmp_path: Path) -> None:
+    narrow = federation(tmp_path, "training.precision=bf16", "run.rounds=4", out="narrow")
+    wide = federation(tmp_path, "run.rounds=4", out="wide")
+    assert narrow["model_sha256"] != wide["model_sha256"]
+    assert stated(narrow) == {"bf16, channels_last"}
+    assert narrow["test"]["mean_auroc"] == pytest.approx(wide["test"]["mean_auroc"], abs=0.01)
