@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench-network bench-simulation bench-growth bench-liar clean form
+.PHONY: help install demo docs test test-network test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -107,17 +107,9 @@ audit: $(VENV)/supply-installed  ## known flaws of the locked libraries, where a
 smoke:  ## build both images and train a federation across containers; see docker/README.md
 	docker/smoke-test.sh
 
-bench-network: $(VENV)/installed  ## a round over the network beside its bare bytes and stock Flower; 15 min, nothing else running
-	$(BIN)/python benchmarks/network.py
-
-bench-simulation: $(VENV)/installed  ## the simulation beside a bare PyTorch loop and stock Flower; an hour, nothing else running
-	$(BIN)/python benchmarks/simulation.py
-
-bench-liar: $(VENV)/installed  ## one liar of each kind among 2, 3, 4 and 10 sites; 15 min
-	PYTHONPATH=. $(BIN)/python benchmarks/one_liar.py
-
-bench-growth: $(VENV)/installed  ## time and memory against sites and model size; 5 min
-	$(BIN)/python benchmarks/growth.py --picture docs/growth.svg
+ONLY ?=
+bench: $(VENV)/installed  ## every figure of docs/benchmarks.md again, in an hour with nothing else running; some: ONLY=idle,start
+	PYTHONPATH=. $(BIN)/python benchmarks/table.py --only "$(ONLY)"
 
 clean:  ## remove the environment and caches; runs stay
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

@@ -1,12 +1,13 @@
 """What it costs a round that everything that leaves is checked and written down; nobody trains.
 
-python benchmarks/leaving.py [--models tiny_cnn,resnet18] [--repetitions 30]
+python benchmarks/leaving.py [--models tiny_cnn,resnet18] [--repetitions 30] [--out FILE]
 
 A row a check and model: CPU and wall-clock milliseconds of one site's round (a request and its reply), and of the
 coordinator for one site's reply. A new check is a new entry of ``CHECKS``.
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -135,14 +136,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="tiny_cnn,resnet18")
     parser.add_argument("--repetitions", type=int, default=30)
+    parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1  # read by Message()
     print("| model | check | CPU ms | wall ms |\n| --- | --- | --- | --- |")
+    rows = []
     for model in arguments.models.split(","):
         for name, check in CHECKS.items():
             with tempfile.TemporaryDirectory() as folder:
                 cpu, wall = measured(check(round_of(model, Path(folder))), arguments.repetitions)
                 print(f"| `{model}` | {name} | {cpu:.2f} | {wall:.2f} |", flush=True)
+                rows.append({"model": model, "check": name, "cpu_ms": cpu, "wall_ms": wall})
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a round over the network costs with many sites that train nothing: seconds, CPU seconds and memory.
 
-python benchmarks/many_idle_sites.py [--sites 4,16,48] [--rounds N] [--repetitions N] [--processes N]
+python benchmarks/many_idle_sites.py [--sites 4,16,48] [--rounds N] [--repetitions N] [--processes N] [--out FILE]
 
 As ``benchmarks/network.py`` with the tiny model: TLS, signed calls, gate and audit, one connection a site. The sites
 share a few processes, a thread each. CPU seconds are given for the coordinator's processes and for the sites'.
@@ -8,6 +8,7 @@ share a few processes, a thread each. CPU seconds are given for the coordinator'
 
 import argparse
 import itertools
+import json
 import statistics
 import sys
 import tempfile
@@ -81,6 +82,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repetitions", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     numbers = [int(number) for number in given.sites.split(",")]
     found = {number: Rounds() for number in numbers}
@@ -89,6 +91,9 @@ def main() -> None:
             for number in numbers:
                 measured(number, given.rounds, given.processes, Path(name) / str(number), found[number])
     Console(width=150).print(table_of(found))
+    if given.out:
+        rows = [{"sites": sites, **vars(one)} for sites, one in found.items()]
+        given.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """What a round costs over the network when nobody trains: ours, the bare bytes, and Flower's stock deployment.
 
-python benchmarks/network.py [--rounds N] [--stock-rounds N] [--repetitions N] [--models tiny,resnet18] [--out FILE]
+python benchmarks/network.py [--rounds N] [--stock-rounds N] [--repetitions N] [--models tiny,resnet18] [--sites 3]
+    [--out FILE]
 
-One coordinator and three sites on this machine, TLS and signed calls, all in turn within one run of this script:
+One coordinator and its sites on this machine, TLS and signed calls, all in turn within one run of this script:
 
 raw    a program that moves the same bytes over gRPC and TLS on loopback, and does nothing else
-ours   flwr-server start, flwr-server run, three sites that answer at once with an update that is new each round
-stock  flower-superlink and three flower-supernodes as installed, FedAvg, a client that does not train
+ours   flwr-server start, flwr-server run, sites in three processes that answer at once with a new update each round
+stock  flower-superlink and a flower-supernode a site as installed, FedAvg, a client that does not train
 
 A round lasts from one round's end to the next one's, so aggregation, validation's bookkeeping and the checkpoint on
 disk are in it. CPU seconds are those of all processes together, also of those that have ended.
@@ -53,6 +54,8 @@ PORT, CONTROL_PORT, CLIENT_PORT = 9493, 8493, 9593
 STOCK_PORT = PORT if tuple(map(int, version("flwr").split(".")[:2])) < (1, 40) else CONTROL_PORT
 """Where a stock SuperNode connects: by gRPC up to Flower 1.39, by HTTP since."""
 WITHIN_S = 600.0
+HOSTS = 3
+"""Processes at most in which the sites run, a thread each: twelve of their own would need more memory than there is."""
 EXPERIMENT = """
 [run]
 method = "surgical"
@@ -279,9 +282,12 @@ def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> 
     coordinator = federation.folder / "coordinator"
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flwr-server", "start", coordinator)
-        for site in federation.sites:
-            these.start(site.name, sys.executable, HERE / "idle_site.py", site)
-        eventually(lambda: all("connected to bench" in these.log(site.name) for site in federation.sites), these)
+        hosts = [federation.sites[host::HOSTS] for host in range(min(HOSTS, len(federation.sites)))]
+        for sites in hosts:
+            these.start(sites[0].name, sys.executable, HERE / "idle_site.py", *sites)
+        eventually(
+            lambda: all(these.log(sites[0].name).count("connected to bench") == len(sites) for sites in hosts), these
+        )
         out = scratch / "run"
         setting = ("--set", f"run.rounds={rounds + 1}")
         run = (
@@ -351,7 +357,10 @@ def raw(federation: Federation, size: int, rounds: int, into: Measured) -> None:
     """One repetition of the bare bytes."""
     folder = federation.folder / "coordinator"
     done = subprocess.run(
-        [sys.executable, RAW, folder, str(size), str(rounds)], capture_output=True, text=True, check=True
+        [sys.executable, RAW, folder, str(size), str(rounds), str(len(federation.sites))],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     into.seconds += [float(seconds) for seconds in done.stdout.split()]
 
@@ -382,6 +391,7 @@ def main() -> None:
     parser.add_argument("--stock-rounds", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--models", default=",".join(ARCHITECTURES))
+    parser.add_argument("--sites", type=int, default=3)
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     console, models = Console(), given.models.split(",")
@@ -392,7 +402,7 @@ def main() -> None:
         folder = Path(name)
         federations = [Federation(model, folder / model) for model in models]
         for federation in federations:
-            federation.make()
+            federation.make(given.sites)
         for repetition in range(given.repetitions):
             for federation in federations:
                 of, model = measured[federation.model], federation.model

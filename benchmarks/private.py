@@ -1,12 +1,13 @@
 """What differential privacy costs: processor time of a site's round, and how good the model is.
 
-python benchmarks/private.py [--rounds 10] [--seeds 2]
+python benchmarks/private.py [--rounds 10] [--seeds 2] [--out FILE]
 
 scikit-learn's digits, all classes at each of three sites, in this process; the model of the last round, on the test
 part. Times are of whole rounds, testing and averaging included, without what is done once a run.
 """
 
 import argparse
+import json
 import statistics
 import tempfile
 import time
@@ -88,7 +89,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--seeds", type=int, default=2)
-    arguments = parser.parse_args()
+    parser.add_argument("--out", type=Path)
+    arguments, rows = parser.parse_args(), []
     rounds = Rounds()
     rounds.watch()
     print("| privacy | CPU ms a site and round | mean AUROC, by seed |\n| --- | --- | --- |")
@@ -96,7 +98,11 @@ def main() -> None:
         rounds.seconds.clear()
         found = [ran(arguments.rounds, seed, overrides)["test"]["mean_auroc"] for seed in range(arguments.seeds)]
         told = ", ".join(f"{value:.3f}" for value in found)
-        print(f"| {name} | {statistics.median(rounds.seconds) / SITES * 1e3:.0f} | {told} |", flush=True)
+        cpu_ms = statistics.median(rounds.seconds) / SITES * 1e3
+        rows.append({"privacy": name, "cpu_ms": cpu_ms, "mean_auroc": found})
+        print(f"| {name} | {cpu_ms:.0f} | {told} |", flush=True)
+    if arguments.out:
+        arguments.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

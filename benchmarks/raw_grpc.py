@@ -1,6 +1,6 @@
-"""The floor: a model's bytes over gRPC and TLS on loopback, down to three clients and up again, and nothing else.
+"""The floor: a model's bytes over gRPC and TLS on loopback, down to some clients and up again, and nothing else.
 
-python benchmarks/raw_grpc.py COORDINATOR_FOLDER BYTES ROUNDS
+python benchmarks/raw_grpc.py COORDINATOR_FOLDER BYTES ROUNDS CLIENTS
 
 Prints the seconds of each round. Bytes travel in chunks of 5 MB, three at a time, as fast a way as was found.
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-CHUNK, AT_ONCE, SITES = 5 * 2**20, 3, 3
+CHUNK, AT_ONCE = 5 * 2**20, 3
 UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 
@@ -35,9 +35,9 @@ class Mover(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(lambda chunk, context: b"")
 
 
-def serve(authority: Path, size: int) -> None:
+def serve(authority: Path, size: int, clients: int) -> None:
     """Print the port, then serve until stdin is closed."""
-    server = grpc.server(ThreadPoolExecutor(SITES * AT_ONCE), [Mover(size)], options=UNLIMITED)
+    server = grpc.server(ThreadPoolExecutor(clients * AT_ONCE), [Mover(size)], options=UNLIMITED)
     pair = (authority / "server.key").read_bytes(), (authority / "server.crt").read_bytes()
     print(server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([pair])), flush=True)
     server.start()
@@ -61,16 +61,16 @@ def pull_and_push(authority: Path, size: int, port: int) -> None:
             print("done", flush=True)
 
 
-def rounds(folder: str, size: int, count: int) -> list[float]:
+def rounds(folder: str, size: int, count: int, many: int) -> list[float]:
     """Seconds of each round, one to warm up left out."""
 
     def started(*role: object) -> Any:
         command = [sys.executable, __file__, folder, str(size), *map(str, role)]
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
 
-    server = started("serve")
+    server = started("serve", many)
     port = server.stdout.readline().strip()
-    clients = [started("client", port) for _ in range(SITES)]
+    clients = [started("client", port) for _ in range(many)]
     try:
         for client in clients:
             client.stdout.readline()
@@ -93,12 +93,12 @@ def main() -> None:
     folder, size, *role = sys.argv[1:]
     authority = Path(folder) / "authority"
     match role:
-        case ["serve"]:
-            serve(authority, int(size))
+        case ["serve", clients]:
+            serve(authority, int(size), int(clients))
         case ["client", port]:
             pull_and_push(authority, int(size), int(port))
-        case [count]:
-            print(*(f"{seconds:.3f}" for seconds in rounds(folder, int(size), int(count))))
+        case [count, clients]:
+            print(*(f"{seconds:.3f}" for seconds in rounds(folder, int(size), int(count), int(clients))))
         case _:
             raise SystemExit(__doc__)
 

@@ -68,7 +68,8 @@ sites = {sites}
 seed = 0
 validation_fraction = 0.1
 [evaluation]
-{evaluation}
+result = "last"
+{testers}
 [participation]
 sites_per_round = {drawn}
 [simulation]
@@ -87,7 +88,7 @@ class Case:
     epochs: int
     batch: int
     drawn: int = 0
-    evaluation: str = 'result = "last"'
+    all_test: bool = False
     given_side: int = 0
 
     @property
@@ -104,7 +105,8 @@ class Case:
             arrays[f"{part}_labels"] = (np.arange(many) % 10).astype(np.uint8)
         np.savez(folder / "images.npz", **arrays)
         experiment = folder / "experiment.toml"
-        text = EXPERIMENT.format(**vars(self), side=side)
+        testers = "sites = 0" if self.all_test else ""
+        text = EXPERIMENT.format(**vars(self), side=side, testers=testers)
         experiment.write_text(text, encoding="utf-8")
         return experiment
 
@@ -231,7 +233,7 @@ def same_model(contenders: Mapping[str, Measured]) -> None:
 
 def cases_of(given: argparse.Namespace) -> list[Case]:
     each = {int(n): given.images if int(n) <= given.many else given.images // 10 for n in given.sites.split(",")}
-    common = (given.rounds, given.epochs, given.batch, given.drawn, given.evaluation, given.side)
+    common = (given.rounds, given.epochs, given.batch, given.drawn, given.all_test, given.side)
     return [Case(model, n, images, *common) for model in given.models.split(",") for n, images in each.items()]
 
 
@@ -248,7 +250,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--drawn", type=int, default=0, help="sites that train in a round; 0: all")
     parser.add_argument("--side", type=int, default=0, help="of an image in pixels; 0: what suits the model")
-    parser.add_argument("--evaluation", default=Case.evaluation, help="the experiment's [evaluation]")
+    parser.add_argument("--all-test", action="store_true", help="every site tests the last model, not a sample")
     parser.add_argument("--out", type=Path)
     return parser.parse_args(argv)
 

@@ -1,0 +1,106 @@
+"""What it costs to start: imports of each program, a small run from its start to its report, and the start on Ray.
+
+python benchmarks/start.py [--repetitions 5] [--starts 7] [--out FILE]
+
+CPU seconds and peak memory are those of one process. The start on Ray is counted from the command to the end of the
+roll call, when the first round begins; each start is a command of its own, and the first one is not counted.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENT = ROOT / "experiments" / "digits_surgical.toml"
+PROGRAMS = {
+    "`flwr-server start`": "server.deployment.serve",
+    "the SuperLink": "server.deployment.superlink.program",
+    "`flwr-server run`": "server.deployment.network",
+    "`flwr-client start`": "client.connection.service",
+}
+
+
+def cost(*arguments: object) -> tuple[float, float]:
+    """CPU seconds and peak MB of one Python process."""
+    with subprocess.Popen([sys.executable, *map(str, arguments)], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{arguments} ended with {process.returncode}")
+    return usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1e3
+
+
+def repeated(repetitions: int, *arguments: object) -> dict[str, list[float]]:
+    """One start that is not counted, so that all bytecode is there, then the others."""
+    found = [cost(*arguments) for _ in range(repetitions + 1)][1:]
+    return {"cpu": [cpu for cpu, _ in found], "peak_mb": [peak for _, peak in found]}
+
+
+def run(folder: Path, backend: str) -> tuple[object, ...]:
+    options = ("--backend", backend, "--set", "run.rounds=2", "--out", folder)
+    return ("-m", "server.sim_cli", "run", EXPERIMENT, *options)
+
+
+def small_run(repetitions: int) -> dict[str, list[float]]:
+    found = []
+    for _ in range(repetitions + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            found.append(cost(*run(Path(folder) / "run", "inline")))
+    return {"cpu": [cpu for cpu, _ in found[1:]], "peak_mb": [peak for _, peak in found[1:]]}
+
+
+def start_on_ray() -> float:
+    """Seconds from the command to the end of the roll call."""
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.time()
+        cost(*run(Path(folder) / "run", "ray"))
+        lines = (Path(folder) / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    event = next(one for one in map(json.loads, lines) if one["event"] == "roll_call")
+    return datetime.fromisoformat(event["time"]).timestamp() - began
+
+
+def table_of(found: dict[str, Any]) -> Table:
+    table = Table("", "CPU s", "peak MB")
+
+    def add(name: str, cpu: Sequence[float], peak: Sequence[float]) -> None:
+        table.add_row(name, ", ".join(f"{one:.2f}" for one in cpu), ", ".join(f"{one:.0f}" for one in peak))
+
+    for one in found["programs"]:
+        add(one["program"], one["cpu"], one["peak_mb"])
+    add("a small run", found["run"]["cpu"], found["run"]["peak_mb"])
+    table.add_row("start on Ray, seconds", ", ".join(f"{one:.2f}" for one in found["ray"]), "")
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=7)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    found: dict[str, Any] = {
+        "programs": [
+            {"program": program, **repeated(given.repetitions, "-c", f"import {module}")}
+            for program, module in PROGRAMS.items()
+        ],
+        "run": small_run(given.repetitions),
+        "ray": [start_on_ray() for _ in range(given.starts + 1)][1:],
+    }
+    Console(width=150).print(table_of(found))
+    if given.out:
+        given.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

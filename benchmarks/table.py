@@ -1,0 +1,338 @@
+"""Measures the figures of docs/benchmarks.md and writes them into its table.
+
+PYTHONPATH=. python benchmarks/table.py [--only NAME,...]    # make bench, make bench ONLY=idle,start
+PYTHONPATH=. python benchmarks/table.py --draw               # measures nothing: the table from measured.json
+
+Each entry of ``BENCHES`` is a command that writes JSON, and the rows that are made of it. ``measured.json`` keeps the
+rows of each command with its date, commit, versions and the load of the machine when it began. Where some commands are
+run, the rows of the others stay, with their own dates.
+"""
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PAGE, MEASURED = ROOT / "docs" / "benchmarks.md", ROOT / "benchmarks" / "measured.json"
+RAW = ROOT / "runs" / "bench"
+"""What each command wrote the last time."""
+BEGIN, END = "<!-- measured: make bench -->\n", "<!-- end of measured -->\n"
+VERSIONS = ("flwr", "grpcio", "ray", "torch", "numpy")
+FOR_ALL = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0"}
+QUIET = 0.7
+"""Load average of the last minute above which a warning is printed: other programs change the figures."""
+
+
+class Row(NamedTuple):
+    """A line of the table: what is measured, its figure, and what it is compared to."""
+
+    what: str
+    figure: str
+    beside: str = ""
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A command, without ``--out FILE``, and what becomes of the JSON that it writes there."""
+
+    command: str
+    rows: Callable[[Any], Iterable[Row]]
+
+
+def aim(value: float, limit: float, text: str) -> str:
+    """``text`` is the limit as it is printed."""
+    return f"aim: {text}" if value <= limit else f"aim, missed: {text}"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median and range."""
+    low, middle, high = (f"{value:.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
+    return f"{middle} s ({low} to {high})"
+
+
+def many(values: Iterable[object], last: str = "and") -> str:
+    *others, final = map(str, values)
+    return f"{', '.join(others)} {last} {final}" if others else final
+
+
+# ---------------------------------------------------------------------- rows of each command
+
+
+def network(found: Any) -> Iterable[Row]:
+    for model, name in (("tiny", "a model of 0.2 MB"), ("resnet18", "ResNet-18, 44.7 MB")):
+        ours, raw, stock = (found["measured"][model][one] for one in ("ours", "raw", "stock"))
+        cpu, theirs = statistics.median(ours["cpu"]), statistics.median(stock["cpu"])
+        yield Row(
+            f"a round of three hospitals over the network, nobody trains, {name}",
+            f"{spread(ours['seconds'], 3)}, {cpu:.2f} CPU s",
+            f"Flower's own deployment {statistics.median(stock['seconds']):.1f} s, {theirs:.1f} CPU s; "
+            f"the bare bytes {statistics.median(raw['seconds']):.3f} s",
+        )
+    peak = found["measured"]["resnet18"]["ours"]["peak_mb"]
+    together = f"{peak['superlink']:.0f} and {peak['coordinator']:.0f} MB"
+    limit = aim(max(peak["superlink"], peak["coordinator"]), 200, "200 MB each")
+    yield Row("peak memory of the SuperLink and of `flwr-server start` there, ResNet-18", together, limit)
+
+
+def twelve(found: Any) -> Iterable[Row]:
+    ours, raw = (statistics.median(found["measured"]["resnet18"][one]["seconds"]) for one in ("ours", "raw"))
+    figure = f"{spread(found['measured']['resnet18']['ours']['seconds'])}, {ours / raw:.1f} times the bare bytes"
+    beside = f"the bare bytes {raw:.2f} s; {aim(ours / raw, 2, '2 times')}"
+    yield Row("a round of twelve hospitals over the network, nobody trains, ResNet-18", figure, beside)
+
+
+def idle(found: Any) -> Iterable[Row]:
+    limits = {48: 1, 200: 5}
+    for one in found["rows"]:
+        sites, seconds = one["sites"], one["seconds"]
+        cpu = ", ".join(f"{name} {statistics.median(one['cpu'][name]):.2f}" for name in ("superlink", "run", "site"))
+        yield Row(
+            f"a round of {sites} idle hospitals, a model of 0.2 MB",
+            f"{spread(seconds)}; CPU s: {cpu.replace('site', 'all sites').replace('superlink', 'SuperLink')}; "
+            f"SuperLink {one['peak_mb']['superlink']:.0f} MB",
+            aim(statistics.median(seconds), limits[sites], f"{limits[sites]} s") if sites in limits else "",
+        )
+
+
+def _by_contender(found: Any) -> Mapping[str, Any]:
+    return {one["contender"]: one for one in found["rows"]}
+
+
+def over_bare(what: str, limit: float) -> Callable[[Any], Iterable[Row]]:
+    def rows(found: Any) -> Iterable[Row]:
+        cpu = {name: statistics.median(one["cpu"]) for name, one in _by_contender(found).items()}
+        ratio = cpu["inline"] / cpu["bare"]
+        beside = f"a bare PyTorch loop, same bits: {cpu['bare']:.3f} CPU s a round; {aim(ratio, limit, f'{limit:.2f}')}"
+        yield Row(f"simulation: {what}", f"{ratio:.2f} times, {cpu['inline']:.3f} CPU s a round", beside)
+
+    return rows
+
+
+def on_ray(what: str, sites: int) -> Callable[[Any], Iterable[Row]]:
+    def rows(found: Any) -> Iterable[Row]:
+        cpu = {name: statistics.median(one["cpu"]) for name, one in _by_contender(found).items()}
+        ours, stock = ((cpu[name] - cpu["bare"]) / sites for name in ("ray", "stock"))
+        beside = f"Flower's own simulation {stock:.3f}; {aim(ours, stock / 2, 'half of it')}"
+        yield Row(f"simulation on Ray: {what}, above bare a site and round", f"{ours:.3f} CPU s", beside)
+
+    return rows
+
+
+def drawn(found: Any) -> Iterable[Row]:
+    yield from over_bare("1,000 sites of 40 images, 50 a round", 1.2)(found)
+    inline = _by_contender(found)["inline"]
+    end, cpu = statistics.median(inline["end"]), statistics.median(inline["cpu"])
+    what = "what comes after the last round there, where 100 sites test"
+    yield Row(what, f"{end:.1f} CPU s, {end / cpu:.1f} rounds' worth", aim(end / cpu, 3, "3 rounds' worth"))
+
+
+def all_test(found: Any) -> Iterable[Row]:
+    (inline,) = found["rows"]
+    end, cpu = statistics.median(inline["end"]), statistics.median(inline["cpu"])
+    yield Row("the same where all 1,000 sites test", f"{end:.1f} CPU s, {end / cpu:.0f} rounds' worth")
+
+
+def thousands(found: Any) -> Iterable[Row]:
+    by_sites = {one["sites"]: one for one in found["rows"]}
+    told = {
+        sites: f"{statistics.median(one['cpu']):.2f} CPU s a round, {one['end'][0]:.1f} after the last, "
+        f"{one['start'][0]:.0f} s to the first, {one['peak_mb'][0][0]:,.0f} MB"
+        for sites, one in by_sites.items()
+    }
+    yield Row("simulation: 10,000 sites, 50 a round", told[10_000], f"1,000 sites: {told[1000]}")
+
+
+def leaving(found: Any) -> Iterable[Row]:
+    names = {"tiny_cnn": "0.2 MB", "resnet18": "ResNet-18"}
+    for model, name in names.items():
+        site = next(one for one in found["rows"] if one["model"] == model and "flushed" in one["check"])
+        ours = next(one for one in found["rows"] if one["model"] == model and one["check"].startswith("coordinator"))
+        figure = f"{site['cpu_ms']:.1f} CPU ms, {site['wall_ms']:.1f} ms"
+        yield Row(f"gate and audit of a round at a site, {name}", figure, f"coordinator: {ours['cpu_ms']:.2f} CPU ms")
+
+
+def secure(found: Any) -> Iterable[Row]:
+    one = next(row for row in found["rows"] if (row["model"], row["sites"]) == ("ResNet-18", 12))
+    beside = f"{one['up_kb']:.1f} kB up and {one['down_kb']:.1f} kB down beside the update"
+    figure = f"{one['site_s']:.2f} CPU s of a site, {one['coordinator_s']:.2f} of the coordinator"
+    yield Row("secure aggregation, ResNet-18, 12 sites", figure, beside)
+
+
+def private(found: Any) -> Iterable[Row]:
+    cpu = {one["privacy"]: one["cpu_ms"] for one in found["rows"]}
+    beside = f"without privacy {cpu['none']:.0f} CPU ms"
+    yield Row("DP-SGD (`sample`, epsilon 8), a site and round", f"{cpu['`sample`, epsilon 8']:.0f} CPU ms", beside)
+
+
+def start(found: Any) -> Iterable[Row]:
+    for one in found["programs"]:
+        light = one["program"] in ("`flwr-server start`", "the SuperLink")
+        figure = f"{statistics.median(one['cpu']):.1f} CPU s, {max(one['peak_mb']):.0f} MB"
+        limit = aim(max(one["peak_mb"]), 200, "200 MB") if light else ""
+        yield Row(f"imports of {one['program']}", figure, limit)
+    cpu, peak = found["run"]["cpu"], found["run"]["peak_mb"]
+    yield Row("a small `flwr-sim run`, whole", f"{statistics.median(cpu):.1f} CPU s, {max(peak):.0f} MB")
+    on_ray = found["ray"]
+    beside = f"{aim(statistics.median(on_ray), 4, '4 s')}; {sum(one > 4 for one in on_ray)} of {len(on_ray)} above it"
+    yield Row("start on Ray, command to first round", spread(on_ray), beside)
+
+
+def step(found: Any) -> Iterable[Row]:
+    for one in found["rows"]:
+        what = f"a step of `{one['model']}`, {found['side']} pixels, batch {found['batch']}: the fastest arithmetic"
+        figure = f"{one['chosen']}, {one['times']:.2f} times as fast"
+        beside = "; ".join(f"{name} {seconds * 1e3:.0f} CPU ms" for name, seconds in one["seconds"].items())
+        yield Row(what, figure, beside)
+
+
+def growth(found: Any) -> Iterable[Row]:
+    first, last = found["sites"][0], found["sites"][-1]
+    figure = f"slope of the logarithms {found['slopes']['sites']:.2f}; {last['peak_mb']:,.0f} MB with {last['x']:,.0f}"
+    yield Row("time against sites", figure, f"{first['peak_mb']:,.0f} MB with {first['x']:.0f}")
+    yield Row("time against parameters", f"slope of the logarithms {found['slopes']['parameters']:.2f}")
+
+
+def liar(found: Any) -> Iterable[Row]:
+    by_sites: dict[int, list[Any]] = {}
+    for one in found["rows"]:
+        by_sites.setdefault(one["sites"], []).append(one)
+    named = many(sum(one["named"] == [one["liar"]] for one in rows) for rows in by_sites.values())
+    kinds = len(next(iter(by_sites.values())))
+    lowest = many(f"{min(one['auroc'] for one in rows):.3f}" for rows in by_sites.values())
+    honest = many(f"{rows[0]['honest']:.3f}" for rows in by_sites.values())
+    what = f"one liar of {kinds} kinds among {many(by_sites)} sites: it alone named and left out"
+    yield Row(what, f"{named} of {kinds}", f"lowest mean AUROC {lowest}; without the liar {honest}")
+
+
+SIMULATION = "python benchmarks/simulation.py"
+BENCHES: Mapping[str, Bench] = {
+    "network": Bench("python benchmarks/network.py --rounds 15 --stock-rounds 2", network),
+    "twelve": Bench("python benchmarks/network.py --models resnet18 --sites 12 --rounds 8 --stock-rounds 0", twelve),
+    "idle": Bench("python benchmarks/many_idle_sites.py --sites 48,200 --rounds 6", idle),
+    "training": Bench(
+        f"{SIMULATION} --models fedsld_cnn --sites 12 --images 550 --epochs 5 --batch 256 --contenders bare,inline "
+        "--rounds 3 --repetitions 3",
+        over_bare("12 sites of 550 images, five epochs", 1.02),
+    ),
+    "short": Bench(
+        f"{SIMULATION} --models fedsld_cnn --sites 12 --contenders bare,inline --rounds 8 --repetitions 3",
+        over_bare("12 sites of 220 images, one epoch", 1.12),
+    ),
+    "batch": Bench(
+        f"{SIMULATION} --models resnet18 --sites 12 --images 22 --contenders bare,inline --rounds 5 --repetitions 3",
+        over_bare("ResNet-18, 12 sites of 22 images, one batch", 1.3),
+    ),
+    "ray": Bench(
+        f"{SIMULATION} --models resnet18 --sites 12 --images 22 --contenders bare,ray,stock --rounds 5 --repetitions 3",
+        on_ray("ResNet-18 with one batch", 12),
+    ),
+    "ray-tiny": Bench(
+        f"{SIMULATION} --models tiny_cnn --sites 12 --images 22 --contenders bare,ray,stock --rounds 12 "
+        "--repetitions 3",
+        on_ray("a model of 0.2 MB with one batch", 12),
+    ),
+    "many": Bench(
+        f"{SIMULATION} --models tiny_cnn --sites 1000 --images 40 --many 1000 --drawn 50 --batch 20 "
+        "--contenders bare,inline --rounds 8 --repetitions 3",
+        drawn,
+    ),
+    "all-test": Bench(
+        f"{SIMULATION} --models tiny_cnn --sites 1000 --images 40 --many 1000 --drawn 50 --batch 20 "
+        "--contenders inline --rounds 4 --repetitions 1 --all-test",
+        all_test,
+    ),
+    "thousands": Bench(
+        f"{SIMULATION} --models tiny_cnn --sites 1000,10000 --images 40 --many 10000 --drawn 50 --batch 20 "
+        "--contenders inline --rounds 6 --repetitions 1",
+        thousands,
+    ),
+    "start": Bench("python benchmarks/start.py", start),
+    "leaving": Bench("python benchmarks/leaving.py", leaving),
+    "secure": Bench("python benchmarks/secure_aggregation.py", secure),
+    "private": Bench("python benchmarks/private.py --rounds 4 --seeds 1", private),
+    "arithmetic": Bench("python benchmarks/arithmetic.py", step),
+    "growth": Bench("python benchmarks/growth.py --picture docs/growth.svg", growth),
+    "liar": Bench("python benchmarks/one_liar.py", liar),
+}
+
+
+# ---------------------------------------------------------------------- measuring
+
+
+def measured(name: str) -> dict[str, Any]:
+    """Run one command; its rows, and what they were measured on."""
+    load, began = os.getloadavg()[0], time.monotonic()
+    if load > QUIET:
+        print(f"{name}: load average {load:.1f}: something else is running", file=sys.stderr)
+    RAW.mkdir(parents=True, exist_ok=True)
+    out = RAW / f"{name}.json"
+    command = [sys.executable, *shlex.split(BENCHES[name].command)[1:], "--out", str(out)]
+    subprocess.run(command, cwd=ROOT, env=os.environ | FOR_ALL, check=True)
+    rows = list(BENCHES[name].rows(json.loads(out.read_text(encoding="utf-8"))))
+    describe = ["git", "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    return {
+        "command": BENCHES[name].command,
+        "date": date.today().isoformat(),
+        "commit": commit.stdout.strip() or "unknown",
+        "machine": f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
+        "versions": ", ".join(f"{one} {version(one)}" for one in VERSIONS),
+        "load": round(load, 1),
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "rows": rows,
+    }
+
+
+def table_of(found: Mapping[str, Any]) -> str:
+    """Both tables as they stand on the page: the figures, and the commands."""
+    lines = ["| what | figure | beside it | command | date |", "| --- | --- | --- | --- | --- |"]
+    known = [(name, found[name]) for name in BENCHES if name in found]
+    for name, one in known:
+        lines += [f"| {' | '.join(row)} | `{name}` | {one['date']} |" for row in one["rows"]]
+    lines += [
+        "",
+        "| | command | minutes | load before it | commit, machine, versions |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for name, one in known:
+        where = f"{one['commit']}; {one['machine']}; {one['versions']}"
+        lines.append(f"| `{name}` | `{one['command']}` | {one['minutes']} | {one['load']} | {where} |")
+    return "\n".join(lines) + "\n"
+
+
+def write(found: Mapping[str, Any]) -> None:
+    """Put the tables in place of those on the page."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
+    PAGE.write_text(f"{before}{BEGIN}\n{table_of(found)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help=f"some of {', '.join(BENCHES)}; all by default")
+    parser.add_argument("--draw", action="store_true", help="measure nothing")
+    given = parser.parse_args()
+    asked = [] if given.draw else [name for name in given.only.split(",") if name] or list(BENCHES)
+    if unknown := set(asked) - set(BENCHES):
+        raise SystemExit(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
+    found = json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+    for name in asked:
+        found[name] = measured(name)
+        MEASURED.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write(found)
+    write(found)
+
+
+if __name__ == "__main__":
+    main()
