@@ -197,25 +197,6 @@ def step(found: Any) -> Iterable[Row]:
         yield Row(what, figure, beside)
 
 
-def growth(found: Any) -> Iterable[Row]:
-    first, last = found["sites"][0], found["sites"][-1]
-    figure = f"slope of the logarithms {found['slopes']['sites']:.2f}; {last['peak_mb']:,.0f} MB with {last['x']:,.0f}"
-    yield Row("time against sites", figure, f"{first['peak_mb']:,.0f} MB with {first['x']:.0f}")
-    yield Row("time against parameters", f"slope of the logarithms {found['slopes']['parameters']:.2f}")
-
-
-def liar(found: Any) -> Iterable[Row]:
-    by_sites: dict[int, list[Any]] = {}
-    for one in found["rows"]:
-        by_sites.setdefault(one["sites"], []).append(one)
-    named = many(sum(one["named"] == [one["liar"]] for one in rows) for rows in by_sites.values())
-    kinds = len(next(iter(by_sites.values())))
-    lowest = many(f"{min(one['auroc'] for one in rows):.3f}" for rows in by_sites.values())
-    honest = many(f"{rows[0]['honest']:.3f}" for rows in by_sites.values())
-    what = f"one liar of {kinds} kinds among {many(by_sites)} sites: it alone named and left out"
-    yield Row(what, f"{named} of {kinds}", f"lowest mean AUROC {lowest}; without the liar {honest}")
-
-
 SIMULATION = "python benchmarks/simulation.py"
 BENCHES: Mapping[str, Bench] = {
     "network": Bench("python benchmarks/network.py --rounds 15 --stock-rounds 2", network),
@@ -263,8 +244,6 @@ BENCHES: Mapping[str, Bench] = {
     "secure": Bench("python benchmarks/secure_aggregation.py", secure),
     "private": Bench("python benchmarks/private.py --rounds 4 --seeds 1", private),
     "arithmetic": Bench("python benchmarks/arithmetic.py", step),
-    "growth": Bench("python benchmarks/growth.py --picture docs/growth.svg", growth),
-    "liar": Bench("python benchmarks/one_liar.py", liar),
 }
 
 

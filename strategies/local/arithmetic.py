@@ -96,10 +96,11 @@ def step_seconds(plan: Plan, asked: Sequence[Arithmetic]) -> dict[Arithmetic, fl
     with reproducible(0, training.threads) as generator:
         shape = (min(training.batch_size, MOST_IMAGES), spec.channels, spec.image_size, spec.image_size)
         images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        networks = {one: in_format(build(spec, ("",), seed=0), one.memory_format) for one in asked}
+        formats = dict.fromkeys(one.memory_format for one in asked)
+        networks = {name: in_format(build(spec, ("",), seed=0), name) for name in formats}
         for network in networks.values():
             unfreeze(network)
-        turns = [{one: _step(network, images, one) for one, network in networks.items()} for _ in range(1 + STEPS)]
+        turns = [{one: _step(networks[one.memory_format], images, one) for one in asked} for _ in range(1 + STEPS)]
     return {one: min(turn[one] for turn in turns[1:]) for one in asked}
 
 
