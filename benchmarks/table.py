@@ -260,18 +260,27 @@ def measured(name: str) -> dict[str, Any]:
     command = [sys.executable, *shlex.split(BENCHES[name].command)[1:], "--out", str(out)]
     subprocess.run(command, cwd=ROOT, env=os.environ | FOR_ALL, check=True)
     rows = list(BENCHES[name].rows(json.loads(out.read_text(encoding="utf-8"))))
-    describe = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
     return {
         "command": BENCHES[name].command,
         "date": date.today().isoformat(),
-        "commit": commit.stdout.strip() or "unknown",
+        "commit": commit(),
         "machine": f"{os.cpu_count()} cores ({platform.machine()}), Python {platform.python_version()}",
         "versions": ", ".join(f"{one} {version(one)}" for one in VERSIONS),
         "load": round(load, 1),
         "minutes": round((time.monotonic() - began) / 60, 1),
         "rows": rows,
     }
+
+
+def commit() -> str:
+    """Name what is measured; ``-changed`` where anything but the results differs from it."""
+    results = [f":!{path.relative_to(ROOT)}" for path in (PAGE, MEASURED)]
+    changed = _git("status", "--porcelain", "--", ".", *results)
+    return f"{_git('describe', '--always') or 'unknown'}{'-changed' if changed else ''}"
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def table_of(found: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ def elsewhere(table: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for name, value in (("PAGE", "page.md"), ("MEASURED", "measured.json"), ("RAW", "raw")):
         monkeypatch.setattr(table, name, tmp_path / value)
     monkeypatch.setattr(table, "BENCHES", benches)
+    monkeypatch.setattr(table, "commit", lambda: "abc")
     return tmp_path
 
 

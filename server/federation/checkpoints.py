@@ -141,7 +141,7 @@ def _whole(text: bytes) -> dict[str, Any]:
 
 
 def _sha256(content: bytes, facts: Any) -> str:
-    found = hashlib.sha256(content)  # not of one joined text: to copy the state takes four times as long as to hash it
+    found = hashlib.sha256(content)  # not of one joined text: to copy the state takes as long as to hash it
     found.update(json.dumps(facts).encode())
     return found.hexdigest()
 
