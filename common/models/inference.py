@@ -21,7 +21,7 @@ Precision = Literal["auto", "float32", "bf16", "fp16", "fastest"]
 HALF_ON = ("cuda",)
 """Kinds of device on which all kinds of half precision are used."""
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16"})
-"""CPUs with one of these multiply bfloat16 at least twice as fast as float32; others emulate it, slower."""
+"""CPUs with one of these have instructions that multiply bfloat16; others emulate it."""
 CPU_FACTS = Path("/proc/cpuinfo")
 
 
