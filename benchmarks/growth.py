@@ -85,9 +85,7 @@ def main() -> None:
     if given.picture:
         picture(by_sites, by_size, given.picture)
     if given.out:
-        slopes = {"sites": slope(by_sites, "seconds"), "parameters": slope(by_size, "seconds")}
-        told = {"sites": by_sites, "parameters": by_size, "slopes": slopes}
-        given.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(json.dumps({"sites": by_sites, "parameters": by_size}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

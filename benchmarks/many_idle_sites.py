@@ -10,12 +10,11 @@ import argparse
 import itertools
 import json
 import statistics
-import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from network import BIN, HERE, Federation, ends_of, eventually, processes
+from network import BIN, Federation, ends_of, eventually, processes, start_sites
 from rich.console import Console
 from rich.table import Table
 
@@ -45,10 +44,7 @@ def measured(sites: int, rounds: int, hosts: int, folder: Path, into: Rounds) ->
     scratch = folder / "scratch"
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flwr-server", "start", federation.folder / "coordinator")
-        for host in range(min(hosts, sites)):
-            these.start(f"site-{host}", sys.executable, HERE / "idle_site.py", *federation.sites[host::hosts])
-        logs = [f"site-{host}" for host in range(min(hosts, sites))]
-        eventually(lambda: sum(these.log(name).count("connected to bench") for name in logs) == sites, these)
+        start_sites(these, federation.sites, hosts)
         out, setting = scratch / "run", ("--set", f"run.rounds={rounds + 1}")
         command = ("run", federation.folder / "coordinator", federation.folder / "experiment.toml", "--out", out)
         run = these.start("run", BIN / "flwr-server", *command, "--once", *setting)

@@ -277,17 +277,20 @@ class Federation:
             shutil.copy(coordinator / "kits" / f"{site.name}.kit", site)
 
 
+def start_sites(these: Processes, sites: Sequence[Path], hosts: int) -> None:
+    """Start idle sites in at most so many processes, and wait until all are connected."""
+    names = [f"site-{host}" for host in range(min(hosts, len(sites)))]
+    for host, name in enumerate(names):
+        these.start(name, sys.executable, HERE / "idle_site.py", *sites[host::hosts])
+    eventually(lambda: sum(these.log(name).count("connected to bench") for name in names) == len(sites), these)
+
+
 def ours(federation: Federation, rounds: int, into: Measured, scratch: Path) -> int:
     """One repetition; returns the bytes that a site was sent in a round."""
     coordinator = federation.folder / "coordinator"
     with processes(scratch) as these:
         these.start("coordinator", BIN / "flwr-server", "start", coordinator)
-        hosts = [federation.sites[host::HOSTS] for host in range(min(HOSTS, len(federation.sites)))]
-        for sites in hosts:
-            these.start(sites[0].name, sys.executable, HERE / "idle_site.py", *sites)
-        eventually(
-            lambda: all(these.log(sites[0].name).count("connected to bench") == len(sites) for sites in hosts), these
-        )
+        start_sites(these, federation.sites, HOSTS)
         out = scratch / "run"
         setting = ("--set", f"run.rounds={rounds + 1}")
         run = (

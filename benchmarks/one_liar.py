@@ -1,6 +1,6 @@
 """What becomes of a run in which one hospital sends what harms, among 2, 3, 4 and 10 sites, with default settings.
 
-PYTHONPATH=. python benchmarks/one_liar.py [--sites 2,3,4,10] [--rounds 5] [--out FILE]
+PYTHONPATH=. python benchmarks/one_liar.py [--sites 2,3,4,10] [--rounds 5]
 
 scikit-learn's digits, all classes at every site, surgical aggregation, in this process. The run beside it is the honest
 one without that site: the same shares of the images, and the site is not asked.
@@ -63,8 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sites", default="2,3,4,10")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--out", type=Path)
-    asked, rows = parser.parse_args(), []
+    asked = parser.parse_args()
     np.seterr(all="ignore")
     table = Table("sites", "the liar sends", "AUROC", "honest without it", "left out", "taken back")
     for sites in map(int, asked.sites.split(",")):
@@ -73,11 +72,7 @@ def main() -> None:
         for kind, answer in LIES.items():
             auroc, named, back = ran(sites, asked.rounds, answer)
             table.add_row(str(sites), kind, f"{auroc:.3f}", f"{honest:.3f}", ", ".join(named) or "nobody", str(back))
-            told = {"kind": kind, "auroc": auroc, "honest": honest, "named": sorted(named), "rolled_back": back}
-            rows.append({"sites": sites, "liar": liar_of(sites), **told})
     Console().print(table)
-    if asked.out:
-        asked.out.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

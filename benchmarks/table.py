@@ -62,11 +62,6 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{middle} s ({low} to {high})"
 
 
-def many(values: Iterable[object], last: str = "and") -> str:
-    *others, final = map(str, values)
-    return f"{', '.join(others)} {last} {final}" if others else final
-
-
 # ---------------------------------------------------------------------- rows of each command
 
 
@@ -130,18 +125,22 @@ def on_ray(what: str, sites: int) -> Callable[[Any], Iterable[Row]]:
     return rows
 
 
+def _after_the_last(one: Any) -> tuple[float, float]:
+    """CPU seconds after the last round, and how many rounds they are worth."""
+    end = statistics.median(one["end"])
+    return end, end / statistics.median(one["cpu"])
+
+
 def drawn(found: Any) -> Iterable[Row]:
     yield from over_bare("1,000 sites of 40 images, 50 a round", 1.2)(found)
-    inline = _by_contender(found)["inline"]
-    end, cpu = statistics.median(inline["end"]), statistics.median(inline["cpu"])
+    end, rounds = _after_the_last(_by_contender(found)["inline"])
     what = "what comes after the last round there, where 100 sites test"
-    yield Row(what, f"{end:.1f} CPU s, {end / cpu:.1f} rounds' worth", aim(end / cpu, 3, "3 rounds' worth"))
+    yield Row(what, f"{end:.1f} CPU s, {rounds:.1f} rounds' worth", aim(rounds, 3, "3 rounds' worth"))
 
 
 def all_test(found: Any) -> Iterable[Row]:
-    (inline,) = found["rows"]
-    end, cpu = statistics.median(inline["end"]), statistics.median(inline["cpu"])
-    yield Row("the same where all 1,000 sites test", f"{end:.1f} CPU s, {end / cpu:.0f} rounds' worth")
+    end, rounds = _after_the_last(_by_contender(found)["inline"])
+    yield Row("the same where all 1,000 sites test", f"{end:.1f} CPU s, {rounds:.0f} rounds' worth")
 
 
 def thousands(found: Any) -> Iterable[Row]:
@@ -198,6 +197,7 @@ def step(found: Any) -> Iterable[Row]:
 
 
 SIMULATION = "python benchmarks/simulation.py"
+THOUSAND = f"{SIMULATION} --models tiny_cnn --sites 1000 --images 40 --many 1000 --drawn 50 --batch 20"
 BENCHES: Mapping[str, Bench] = {
     "network": Bench("python benchmarks/network.py --rounds 15 --stock-rounds 2", network),
     "twelve": Bench("python benchmarks/network.py --models resnet18 --sites 12 --rounds 8 --stock-rounds 0", twelve),
@@ -225,13 +225,11 @@ BENCHES: Mapping[str, Bench] = {
         on_ray("a model of 0.2 MB with one batch", 12),
     ),
     "many": Bench(
-        f"{SIMULATION} --models tiny_cnn --sites 1000 --images 40 --many 1000 --drawn 50 --batch 20 "
-        "--contenders bare,inline --rounds 8 --repetitions 3",
+        f"{THOUSAND} --contenders bare,inline --rounds 8 --repetitions 3",
         drawn,
     ),
     "all-test": Bench(
-        f"{SIMULATION} --models tiny_cnn --sites 1000 --images 40 --many 1000 --drawn 50 --batch 20 "
-        "--contenders inline --rounds 4 --repetitions 1 --all-test",
+        f"{THOUSAND} --contenders inline --rounds 4 --repetitions 1 --all-test",
         all_test,
     ),
     "thousands": Bench(

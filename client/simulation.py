@@ -12,9 +12,8 @@ from client.app import client_app
 from client.site.policy import WITHOUT_LIMITS, Policy
 from client.site.site import Site
 from common.config import Experiment, TrainingSection
-from common.models.inference import precision_on
 from common.simulation import SimulatedData, images_of, simulated_data
-from strategies.local.arithmetic import Arithmetic
+from strategies.local.arithmetic import Arithmetic, arithmetic_in
 from strategies.registry import method_of
 
 MOST_KEPT = 1000
@@ -86,9 +85,7 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
 
 def _as_chosen(training: TrainingSection) -> Arithmetic | None:
     """What the process that leads the run has chosen, so that all sites compute alike; None where nobody has."""
-    if training.precision == "fastest":
-        return None
-    return Arithmetic(precision_on("cpu", training.precision), training.memory_format)
+    return None if training.precision == "fastest" else arithmetic_in(training, "cpu")
 
 
 def simulated_app(experiment: str, base: Path, run_folder: Path) -> ClientApp:

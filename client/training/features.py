@@ -72,7 +72,9 @@ class Features:
             network: The whole network, its frozen part filled.
         """
         device = pixels.device.type
-        about = f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic_in(plan, device)} {device}"
+        about = (
+            f"{plan.model.frozen_sha256} {plan.model.model_dump_json()} {arithmetic_in(plan.training, device)} {device}"
+        )
         if about != self._frozen:
             self._frozen, self._parts = about, {}
         if part not in self._parts:

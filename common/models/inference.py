@@ -99,12 +99,18 @@ def precision_on(device: str, precision: Precision) -> Literal["float32", "bf16"
     return "bf16" if precision == "bf16" and device == "cpu" and cpu_has_bf16() else "float32"
 
 
-@lru_cache(maxsize=1)
 def cpu_has_bf16() -> bool:
     """Whether this machine's CPU has instructions for bfloat16; false where the system does not tell."""
+    return bool(cpu_facts()[1])
+
+
+@lru_cache(maxsize=1)
+def cpu_facts() -> tuple[str, frozenset[str]]:
+    """Return the CPU's name, and which of :data:`BF16_FLAGS` it has; both empty where the system does not tell."""
     try:
-        text = CPU_FACTS.read_text(encoding="ascii", errors="replace")
+        lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return False
-    flags = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return not BF16_FLAGS.isdisjoint(flags.split())
+        return "", frozenset()
+    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    flags = next((line.split() for line in lines if line.startswith("flags")), [])
+    return name, BF16_FLAGS.intersection(flags)

@@ -39,7 +39,7 @@ from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from server.simulation.backends.ray_program import RayProgram, begun
 from strategies.base.method import Method
 from strategies.base.method_list import in_file
-from strategies.local.arithmetic import chosen
+from strategies.local.arithmetic import chosen, in_arithmetic
 from strategies.registry import method_of
 
 NAMES_PATIENTS = {"folder": "patient_column", "dicomweb": "patient_column", "npz": "patient_key"}
@@ -200,7 +200,7 @@ class OneMachine:
             return experiment
         arithmetic = chosen(plan_of(experiment), self._device, opening.folder.path, durable=False)
         self.tell(f"fastest on this machine: {arithmetic}")
-        return experiment.model_copy(update={"training": experiment.training.model_copy(update=vars(arithmetic))})
+        return in_arithmetic(experiment, arithmetic)
 
     @property
     def _device(self) -> str:

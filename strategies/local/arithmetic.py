@@ -12,16 +12,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
-from common.config import Plan
-from common.models.inference import BF16_FLAGS, CPU_FACTS, autocast, cpu_has_bf16, precision_on
+from common.config import Experiment, Plan, TrainingSection
+from common.models.inference import autocast, cpu_facts, cpu_has_bf16, precision_on
 from common.models.network import MemoryFormat, SplitNetwork, build, in_format, unfreeze
 from common.system.files import write_atomically
 from strategies.local.training import reproducible
 
+Asked = TypeVar("Asked", Plan, Experiment)
 FILE = "arithmetic.json"
 STEPS = 2
 """Steps of each choice that are timed, after one that is not."""
@@ -46,9 +47,9 @@ class Arithmetic:
 DEFAULT = Arithmetic("float32", "channels_last")
 
 
-def arithmetic_in(plan: Plan, device: str) -> Arithmetic:
-    """Return what a plan asks for on ``cpu`` or ``cuda``; of ``fastest`` what nobody has measured."""
-    return Arithmetic(precision_on(device, plan.training.precision), plan.training.memory_format)
+def arithmetic_in(training: TrainingSection, device: str) -> Arithmetic:
+    """Return what is asked for on ``cpu`` or ``cuda``; of ``fastest`` what nobody has measured."""
+    return Arithmetic(precision_on(device, training.precision), training.memory_format)
 
 
 def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmetic:
@@ -59,7 +60,7 @@ def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmeti
         durable: Whether the choice must outlive a power cut.
     """
     if plan.training.precision != "fastest" or device != "cpu":
-        return arithmetic_in(plan, device)
+        return arithmetic_in(plan.training, device)
     kept, about = _kept(folder / FILE), _about(plan)
     if about not in kept:
         kept[about] = fastest(step_seconds(plan, choices()))
@@ -69,9 +70,9 @@ def chosen(plan: Plan, device: str, folder: Path, *, durable: bool) -> Arithmeti
     return kept[about]
 
 
-def in_arithmetic(plan: Plan, arithmetic: Arithmetic) -> Plan:
-    """Return a plan that asks for this."""
-    return plan.model_copy(update={"training": plan.training.model_copy(update=vars(arithmetic))})
+def in_arithmetic(asked: Asked, arithmetic: Arithmetic) -> Asked:
+    """Return a plan or an experiment that asks for this."""
+    return asked.model_copy(update={"training": asked.training.model_copy(update=vars(arithmetic))})
 
 
 def choices() -> Sequence[Arithmetic]:
@@ -123,18 +124,14 @@ def _kept(path: Path) -> dict[str, Arithmetic]:
 
 def _about(plan: Plan) -> str:
     """Hash what a choice depends on: the network, the batch, the threads, torch and the CPU."""
-    training = plan.training
+    training, (name, flags) = plan.training, cpu_facts()
     spec = plan.model.model_dump_json(exclude={"weights", "weights_sha256", "frozen_sha256"})
-    facts = (spec, training.batch_size, training.threads, torch.__version__, platform.machine(), _cpu())
+    facts = (
+        spec,
+        training.batch_size,
+        training.threads,
+        torch.__version__,
+        platform.machine(),
+        f"{name} {sorted(flags)}",
+    )
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-
-
-def _cpu() -> str:
-    """Return the CPU's name, and which of the instructions that matter here it has."""
-    try:
-        lines = CPU_FACTS.read_text(encoding="ascii", errors="replace").splitlines()
-    except OSError:
-        return platform.processor()
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    flags = next((line.split() for line in lines if line.startswith("flags")), [])
-    return f"{name} {sorted(BF16_FLAGS.intersection(flags))}"

@@ -236,7 +236,7 @@ def test_why_a_site_was_refused_stands_when_it_has_gone_before_another_answers(
         options = ("participation.min_sites=1", "participation.roll_call_deadline_s=120")
         run = trial.coordinator.run(trial.experiment, out, *options, sites=2, once=True)
         assert newer.program.ends() == ExitCode.VERSION
-        time.sleep(2)  # the coordinator sees that it has gone
+        trial.coordinator.sees(newer, state="stopped")
     finally:
         slow.program.process.send_signal(signal.SIGCONT)
     began = time.monotonic()

@@ -311,13 +311,15 @@ def test_a_spoilt_signature_is_refused(kind: str, port: Port) -> None:
 # ---------------------------------------------------------------------- one process a site
 
 
+def by(process: str) -> Headers:
+    """Signed by our key, in this process of the site."""
+    return (*signed(OWN, at(0)), ("polyclinic-process", process))
+
+
 def test_a_process_that_takes_a_sites_place_is_the_only_one_that_is_answered(port: Port) -> None:
     key = pem(OWN.public_key())
     node = port.link.storage.sites.register("own", key)
     first, second = port.stub(), port.stub()
-
-    def by(process: str) -> Headers:
-        return (*signed(OWN, at(0)), ("polyclinic-process", process))
 
     request = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL)
     beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=INTERVAL)
@@ -339,9 +341,6 @@ def test_a_sign_of_life_that_arrives_after_the_sign_off_is_refused(port: Port) -
     """A slow line delivers them in another order; the next process of this site is answered again."""
     key = pem(OWN.public_key())
     node, stub = port.link.storage.sites.register("own", key), port.stub()
-
-    def by(process: str) -> Headers:
-        return (*signed(OWN, at(0)), ("polyclinic-process", process))
 
     activation = ActivateNodeRequest(public_key=key, heartbeat_interval=INTERVAL)
     beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=INTERVAL)

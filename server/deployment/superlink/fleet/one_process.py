@@ -19,11 +19,10 @@ MOST_EARLIER = 64
 
 @dataclass
 class _Processes:
-    """The processes of one site: the present one since when, whether it has left, and earlier ones, oldest first."""
+    """The processes of one site: the present one since when, and earlier ones, the oldest first."""
 
     present: str
     since: str
-    left: bool = False
     earlier: dict[str, None] = field(default_factory=dict)
 
 
@@ -39,7 +38,6 @@ class OneProcess:
         now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         with self._lock:
             site = self._sites.setdefault(caller.node_id, _Processes(caller.process, now))
-            site.left = False
             if caller.process == site.present:
                 return
             site.earlier[site.present] = None
@@ -47,22 +45,11 @@ class OneProcess:
             if len(site.earlier) > MOST_EARLIER:
                 del site.earlier[next(iter(site.earlier))]
 
-    def sign_off(self, caller: Caller) -> None:
-        """Note that the caller's process leaves."""
-        with self._lock:
-            if (site := self._sites.get(caller.node_id)) is not None and site.present == caller.process:
-                site.left = True
-
-    def refuse_one_that_left(self, caller: Caller) -> None:
-        """Let no sign of life pass that a slow line delivers after the process signed off.
-
-        Raises:
-            CallRefused: If the caller's process has signed off, and not on again.
-        """
+    def is_present(self, caller: Caller) -> bool:
+        """Whether the caller's process is the one that signed on last."""
         with self._lock:
             site = self._sites.get(caller.node_id)
-            if site is not None and site.left and site.present == caller.process:
-                raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
+            return site is not None and site.present == caller.process
 
     def refuse_an_earlier_one(self, caller: Caller) -> None:
         """Let the present process pass.

@@ -94,14 +94,14 @@ class Fleet:
             note_sign_off(self._folder, caller.name)
         if not self._sites.deactivate(caller.node_id):
             raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this site is not connected")
-        self.one_process.sign_off(caller)
         return DeactivateNodeResponse()
 
     def heartbeat(self, caller: Caller, request: Any) -> Any:
         """Note a sign of life of the calling site."""
         self._refuse_another(caller, request.node.node_id)
         _refuse_odd_interval(request.heartbeat_interval)
-        self.one_process.refuse_one_that_left(caller)
+        if self._sites.has_signed_off(caller.node_id) and self.one_process.is_present(caller):  # over a slow line
+            raise CallRefused(grpc.StatusCode.FAILED_PRECONDITION, "this process has signed off")
         if known := self._sites.heartbeat(caller.node_id, request.heartbeat_interval):
             self.one_process.sign_on(caller)  # a process after a kill takes its place up like this
         return SendNodeHeartbeatResponse(success=known)

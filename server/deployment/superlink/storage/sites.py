@@ -67,6 +67,11 @@ class Sites:
         site = self._sites.get(node_id)
         return site is not None and site.at(self._clock()) == Presence.CONNECTED
 
+    def has_signed_off(self, node_id: int) -> bool:
+        """Whether a site said that it leaves, and has not come back."""
+        site = self._sites.get(node_id)
+        return site is not None and site.state == Presence.SIGNED_OFF
+
     def by_key(self) -> Mapping[bytes, RegisteredSite]:
         return {site.public_key: site for site in list(self._sites.values())}
 
