@@ -318,7 +318,8 @@ class Plan(Section):
     @property
     def keeps_optimizer(self) -> bool:
         """Whether a site goes on with its optimiser's state; under masks it could make all updates but one vanish."""
-        return not self.training.reset_optimizer and not self.privacy.secure_aggregation
+        has_state = self.training.optimizer != "sgd" or self.training.momentum > 0
+        return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
 
 
 def plan_of(experiment: Experiment) -> Plan:

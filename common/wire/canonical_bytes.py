@@ -1,10 +1,11 @@
 """A record as it leaves, in one fixed form of bytes: what audits hash, previews write and receipts are checked by.
 
 The form does not depend on the order in which Flower keeps things, nor on how it cuts them for the wire: one line of
-JSON, its keys sorted, says what the records hold and names the SHA-256 of every run of bytes; those bytes follow in the
-same order. A record's hash is the SHA-256 of that first line (``head -n 1 FILE | sha256sum``), so the site, before
+JSON, its keys sorted, says what the records hold and names the BLAKE3 hash of every run of bytes; those bytes follow in
+the same order. A record's hash is the SHA-256 of that first line (``head -n 1 FILE | sha256sum``), so the site, before
 anything leaves, and the coordinator, after it came, find the same one, and an array that is sent to many sites or
-looked at several times is hashed once.
+looked at several times is hashed once. BLAKE3, because it takes 0.4 times as long as SHA-256 where the processor has
+instructions for that, and every update is hashed at the site and at the coordinator.
 """
 
 import hashlib
@@ -13,6 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from blake3 import blake3
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 FIELDS = "fields"
@@ -21,8 +23,8 @@ SIGNATURE = "signature."
 """What begins so in it is about the record and no part of it, see :mod:`common.security.signatures`."""
 WIDTH = "width"
 """What the field is called, behind a field's name and a slash, that says how many bytes each of its counts takes."""
-_BYTES, _SHA256 = "bytes", "sha256"
-_KEPT = "_polyclinic_sha256"
+_BYTES, _BLAKE3 = "bytes", "blake3"
+_KEPT = "_polyclinic_blake3"
 
 
 def pieces(content: RecordDict) -> Iterator[bytes]:
@@ -87,33 +89,33 @@ def _described(value: Any, held: list[bytes]) -> Any:
     if isinstance(value, Array):
         held.append(value.data)
         facts = {"dtype": value.dtype, "shape": list(value.shape), "stype": value.stype}
-        return {**facts, _BYTES: len(value.data), _SHA256: _array_sha256(value)}
+        return {**facts, _BYTES: len(value.data), _BLAKE3: _array_hash(value)}
     if isinstance(value, bytes):
         held.append(value)
-        return {_BYTES: len(value), _SHA256: hashlib.sha256(value).hexdigest()}
+        return {_BYTES: len(value), _BLAKE3: blake3(value).hexdigest()}
     if _of_bytes(value):
         held.extend(value)
-        return {_BYTES: [len(one) for one in value], _SHA256: [hashlib.sha256(one).hexdigest() for one in value]}
+        return {_BYTES: [len(one) for one in value], _BLAKE3: [blake3(one).hexdigest() for one in value]}
     return value
 
 
-def _array_sha256(array: Array) -> str:
-    """SHA-256 of an array's bytes, kept on the array itself: it lives as long, and other bytes are hashed anew."""
+def _array_hash(array: Array) -> str:
+    """BLAKE3 of an array's bytes, kept on the array itself: it lives as long, and other bytes are hashed anew."""
     kept = vars(array).get(_KEPT)
     if kept is None or kept[0] is not array.data:
-        kept = vars(array)[_KEPT] = array.data, hashlib.sha256(array.data).hexdigest()
+        kept = vars(array)[_KEPT] = array.data, blake3(array.data).hexdigest()
     return str(kept[1])
 
 
-def kept_sha256(array: Array) -> str:
+def kept_hash(array: Array) -> str:
     """The hash that is kept on an array; empty where there is none, or the bytes are others now."""
-    data, sha256 = vars(array).get(_KEPT, (None, ""))
-    return str(sha256) if data is array.data else ""
+    data, known = vars(array).get(_KEPT, (None, ""))
+    return str(known) if data is array.data else ""
 
 
-def keep_sha256(array: Array, sha256: str) -> None:
+def keep_hash(array: Array, known: str) -> None:
     """Keep the hash of its bytes on an array that this process did not hash itself, but one of the same run did."""
-    vars(array)[_KEPT] = array.data, sha256
+    vars(array)[_KEPT] = array.data, known
 
 
 def _of_bytes(value: Any) -> bool:

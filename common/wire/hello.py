@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-WIRE_VERSION = 13
-"""Raised whenever a record gains, loses or changes a field; the two sides must agree."""
+WIRE_VERSION = 14
+"""Raised whenever a record gains, loses or changes a field, or is hashed otherwise; the two sides must agree."""
 
 SERVICE, METHOD = "polyclinic.Coordinator", "Hello"
 

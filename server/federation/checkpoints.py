@@ -1,16 +1,17 @@
 """Checkpoints of a run: everything the coordinator knows after a round, so that it can go on from there.
 
 Two files a round in ``checkpoints/``: ``round-000012.safetensors``, the state, and ``round-000012.json``, which says
-what state that is, of which run, and the SHA-256 of both. Each is written beside, flushed and renamed, the JSON last: a
-checkpoint counts only with both, and only where the hash is right. The last two are kept.
+what state that is, of which run, and the BLAKE3 hash of both. Each is written beside, flushed and renamed, the JSON
+last: a checkpoint counts only with both, and only where the hash is right. The last two are kept.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from blake3 import blake3
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
@@ -18,7 +19,7 @@ from common.system.files import write_atomically
 from strategies.base.checkpoint import of_bytes, to_bytes
 from strategies.base.state import FederationState
 
-VERSION = 2
+VERSION = 3
 KEPT = 2
 _MAY_CHANGE = ("simulation", "participation")
 """Tables of an experiment that change where and when sites train, not what comes out of it."""
@@ -68,7 +69,7 @@ class CheckpointFolder:
             "last_validation": checkpoint.last_validation,
         }
         write_atomically(self._path(number, "safetensors"), content, durable=self.durable)
-        whole = {"version": VERSION, "sha256": _sha256(content, facts), "facts": facts}
+        whole = {"version": VERSION, "blake3": _hash(content, facts), "facts": facts}
         write_atomically(self._path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
         for old in self._numbers()[:-KEPT]:
             for kind in ("json", "safetensors"):
@@ -109,8 +110,8 @@ class CheckpointFolder:
         whole = _whole(self._path(number, "json").read_bytes())
         content = self._path(number, "safetensors").read_bytes()
         facts = whole["facts"]
-        if _sha256(content, facts) != whole["sha256"]:
-            raise ValueError("its SHA-256 is not that of what it says and of the state beside it")
+        if _hash(content, facts) != whole.get("blake3"):
+            raise ValueError("its hash is not that of what it says and of the state beside it")
         return Checkpoint(
             facts["run"], of_bytes(content), facts["experiment"], facts["books"], facts["last_validation"]
         )
@@ -133,15 +134,15 @@ def _whole(text: bytes) -> dict[str, Any]:
         whole = json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError("it is cut off or damaged") from None
-    if not isinstance(whole, dict) or not {"version", "sha256"} <= whole.keys():
+    if not isinstance(whole, dict) or "version" not in whole:
         raise ValueError("it is not what a run writes")
     if whole["version"] != VERSION:
         raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
     return {"facts": None, **whole}
 
 
-def _sha256(content: bytes, facts: Any) -> str:
-    found = hashlib.sha256(content)  # not of one joined text: to copy the state takes as long as to hash it
+def _hash(content: bytes, facts: Any) -> str:
+    found = blake3(content)  # not of one joined text: to copy the state takes as long as to hash it
     found.update(json.dumps(facts).encode())
     return found.hexdigest()
 

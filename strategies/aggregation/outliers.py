@@ -95,7 +95,5 @@ def _reason(part: str, length: float, median: float) -> str:
 
 
 def _length(values: Float32) -> float:
-    squares = (
-        np.square(values[start : start + BLOCK], dtype=np.float64).sum() for start in range(0, len(values), BLOCK)
-    )
-    return float(np.sqrt(running_sum(squares)))
+    blocks = (values[start : start + BLOCK].astype(np.float64) for start in range(0, len(values), BLOCK))
+    return float(np.sqrt(running_sum(float(block @ block) for block in blocks)))

@@ -6,7 +6,7 @@ the same no matter who was first. The same rules, from updates on disk, check a 
 
 import tempfile
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from strategies.base.robust_state import Merged, robust_means
 from strategies.base.round_context import RoundContext
 from strategies.base.state import Means, RunningMeans, means_of, site_weight
 
-IN_MEMORY = 4
-"""Updates that wait for a slower site in memory; the trunks of more wait in files that no kill leaves behind."""
+IN_MEMORY = 2**29
+"""Bytes of updates that wait in memory; the trunks of more wait in files that no kill leaves behind."""
 
 
 @dataclass(frozen=True)
@@ -133,16 +133,18 @@ class Gathering:
         head_mean: HeadMean,
         folder: Path | None = None,
     ) -> None:
-        self._means, self._weighting, self._folder = RunningMeans(model, head_mean), weighting, folder
-        self._next = deque(sorted(sites))
-        self._waiting: dict[str, tuple[Groups, float]] = {}
+        self._means, self._weighting = RunningMeans(model, head_mean), weighting
+        self._next, self._waiting = deque(sorted(sites)), WaitingUpdates(folder)
+        self._weights: dict[str, float] = {}
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Add a good reply's update, now or when those before it are there; return the reply without it."""
-        update = reply.update
-        if self._next[0] != reply.site and len(self._waiting) >= IN_MEMORY:
-            update = put_away(update, self._folder)
-        self._waiting[reply.site] = update, site_weight(reply, self._weighting)
+        self._weights[reply.site] = weight = site_weight(reply, self._weighting)
+        if self._next[0] == reply.site:
+            self._means.add(reply.update, weight)
+            self._next.popleft()
+        else:
+            self._waiting.put(reply.site, reply.update)
         self._add()
         return replace(reply, update=Groups())
 
@@ -159,7 +161,8 @@ class Gathering:
 
     def _add(self) -> None:
         while self._next and self._next[0] in self._waiting:
-            self._means.add(*self._waiting.pop(self._next.popleft()))
+            site = self._next.popleft()
+            self._means.add(self._waiting.take(site), self._weights[site])
 
 
 class Assembly:
@@ -169,22 +172,55 @@ class Assembly:
     """
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder
-        self._waiting: dict[str, Groups] = {}
+        self._waiting = WaitingUpdates(folder)
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Keep a good reply's update; return the reply without it."""
-        stays = len(self._waiting) < IN_MEMORY
-        self._waiting[reply.site] = reply.update if stays else put_away(reply.update, self._folder)
+        self._waiting.put(reply.site, reply.update)
         return replace(reply, update=Groups())
 
     def leave_out(self, site: str) -> None:
         """This site's update does not count, whether it is here or not."""
-        self._waiting.pop(site, None)
+        if site in self._waiting:
+            self._waiting.take(site)
 
     def updates(self) -> Mapping[str, Groups]:
         """Every site's update."""
         return dict(self._waiting)
+
+
+class WaitingUpdates(Mapping[str, Groups]):
+    """Updates that wait, by site: :data:`IN_MEMORY` bytes of them in memory, the trunks of the others in files."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._updates, self._bytes = folder, dict[str, Groups](), 0
+
+    def put(self, site: str, update: Groups) -> None:
+        """Keep a site's update, in memory if it fits there."""
+        if self._bytes + _bytes_in_memory(update) > IN_MEMORY:
+            update = put_away(update, self._folder)
+        self._updates[site] = update
+        self._bytes += _bytes_in_memory(update)
+
+    def take(self, site: str) -> Groups:
+        """Return a site's update, which waits no longer."""
+        update = self._updates.pop(site)
+        self._bytes -= _bytes_in_memory(update)
+        return update
+
+    def __getitem__(self, site: str) -> Groups:
+        return self._updates[site]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._updates)
+
+    def __len__(self) -> int:
+        return len(self._updates)
+
+
+def _bytes_in_memory(update: Groups) -> int:
+    """Bytes of the trunk, where it is in memory: the rest is small, and stays there."""
+    return 0 if update.trunk is None or isinstance(update.trunk, np.memmap) else update.trunk.nbytes
 
 
 def put_away(update: Groups, folder: Path | None) -> Groups:
@@ -196,7 +232,7 @@ def put_away(update: Groups, folder: Path | None) -> Groups:
         return update
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(update.trunk.tobytes())
+            file.write(np.ascontiguousarray(update.trunk).data)
             file.flush()
             return replace(update, trunk=np.memmap(file, np.float32, mode="r"))
     except OSError:

@@ -23,12 +23,14 @@ def numbers(*shape: int) -> np.ndarray:
     return GENERATOR.normal(size=shape).astype(np.float32)
 
 
-MODEL = ModelState(numbers(70_001), numbers(3), Head(("a", "b"), numbers(2, 5), numbers(2)))
+TRUNK = 70_001
+TRUNK_BYTES = 4 * TRUNK
+MODEL = ModelState(numbers(TRUNK), numbers(3), Head(("a", "b"), numbers(2, 5), numbers(2)))
 
 
 def reply(site: str, samples: int) -> TrainReply:
     head = Head(("b", "a"), numbers(2, 5), numbers(2))
-    return TrainReply("run", 1, site, samples, 0.5, None, None, 1.0, Groups(numbers(70_001), numbers(3), head))
+    return TrainReply("run", 1, site, samples, 0.5, None, None, 1.0, Groups(numbers(TRUNK), numbers(3), head))
 
 
 REPLIES = {site: reply(site, 3 + place) for place, site in enumerate(SITES)}
@@ -43,7 +45,7 @@ def bits(model: ModelState) -> bytes:
 def test_whoever_is_first_the_bits_are_the_same(
     order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
     together = Gathering(MODEL, SITES, "samples", OwnersMean)
     for site in order:
         left = together.take(REPLIES[site])
@@ -76,7 +78,7 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
 def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by_name(
     in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
     kept = Assembly(tmp_path)
     for site in ("west", "east", "south", "north"):
         assert kept.take(REPLIES[site]).update == Groups()
@@ -95,7 +97,7 @@ def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", 1)
+    monkeypatch.setattr(aggregator, "IN_MEMORY", TRUNK_BYTES)
     some, alive = Gathering(MODEL, SITES, "uniform", OwnersMean), []
     for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
         came = reply(site, 3)

@@ -8,7 +8,7 @@ from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from common.wire.canonical_bytes import keep_sha256, kept_sha256
+from common.wire.canonical_bytes import keep_hash, kept_hash
 from common.wire.flower_objects import made_again, metadata_of
 
 _VALUES: dict[str, type[ConfigRecord] | type[MetricRecord]] = {"config": ConfigRecord, "metrics": MetricRecord}
@@ -21,11 +21,11 @@ class ArrayBytes:
 
     Attributes:
         data: Contiguous bytes.
-        sha256: Where somebody has computed it, else empty: a trunk of 44 MB takes 33 ms.
+        known_hash: Where somebody has computed it, else empty: a trunk of 45 MB takes 10 ms.
     """
 
     data: Any
-    sha256: str
+    known_hash: str
 
 
 def packed(message: Message) -> tuple[bytes, list[ArrayBytes]]:
@@ -34,7 +34,7 @@ def packed(message: Message) -> tuple[bytes, list[ArrayBytes]]:
     arrays: list[ArrayBytes] = []
     if message.has_content():
         head["records"] = [(name, *_described(record)) for name, record in message.content.items()]
-        arrays = [ArrayBytes(array.data, kept_sha256(array)) for array in _arrays(message.content)]
+        arrays = [ArrayBytes(array.data, kept_hash(array)) for array in _arrays(message.content)]
     else:
         head["error"] = message.error.code, message.error.reason
     return json.dumps(head).encode(), arrays
@@ -48,8 +48,8 @@ def unpacked(head: Any, arrays: Sequence[ArrayBytes]) -> Message:
     content = RecordDict({name: _record(kind, about) for name, kind, about in known["records"]})
     for array, given in zip(_arrays(content), arrays, strict=True):
         array.data = given.data
-        if given.sha256:
-            keep_sha256(array, given.sha256)
+        if given.known_hash:
+            keep_hash(array, given.known_hash)
     return made_again(content, known["metadata"])
 
 

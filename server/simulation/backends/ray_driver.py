@@ -163,8 +163,8 @@ class Driver:
         given: list[Any] = [np.frombuffer(data, np.uint8) for data in frame.data]
         large = {place: ray.put(array) for place, array in enumerate(given) if array.nbytes > SHARED_BYTES}
         arrays = [
-            (large.get(place, array), sha256, str(large[place].hex()) if place in large else "")
-            for place, (array, sha256) in enumerate(zip(given, frame.about["hashes"], strict=True))
+            (large.get(place, array), known, str(large[place].hex()) if place in large else "")
+            for place, (array, known) in enumerate(zip(given, frame.about["hashes"], strict=True))
         ]
         tasks = []
         for one in frame.about["messages"]:
@@ -188,7 +188,7 @@ class Driver:
             "site": task.site,
             "node": task.node,
             "head": task.head,
-            "hashes": [sha256 for _, sha256, _ in task.arrays],
+            "hashes": [known for _, known, _ in task.arrays],
             "keys": [key for _, _, key in task.arrays],
             "files": None if newest else whole(self._folder(task.site)),
             "frozen": [ray.get(self.frozen[name]) for name in sorted(lacking)],

@@ -127,7 +127,7 @@ class RayGrid(LocalGrid):
             return Message(Error(CLIENT_APP_RAISED, frame.about["reason"]), reply_to=message)
         head, *data = frame.data
         hashes = frame.about["hashes"]
-        return unpacked(head, [ArrayBytes(one, sha256) for one, sha256 in zip(data, hashes, strict=True)])
+        return unpacked(head, [ArrayBytes(one, known) for one, known in zip(data, hashes, strict=True)])
 
     def _begin(self) -> None:
         run, self.workers_unknown = self._run, True
@@ -153,7 +153,7 @@ class RayGrid(LocalGrid):
             if id(one.data) not in places:
                 places[id(one.data)] = len(data)
                 data.append(one.data)
-                hashes.append(one.sha256)
+                hashes.append(one.known_hash)
             return places[id(one.data)]
 
         asked = []

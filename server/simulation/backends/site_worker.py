@@ -98,14 +98,14 @@ class SiteWorker:
         reply = answered(self._app, message, context_of(call["node"], self._count))
         self._keep_hashes(keys, packed(message)[1])
         head, sent = packed(reply)
-        return head, [_bytes(one) for one in sent], [one.sha256 for one in sent], *self._changes(site)
+        return head, [_bytes(one) for one in sent], [one.known_hash for one in sent], *self._changes(site)
 
     def _changes(self, site: str) -> tuple[list[Change], list[Change]]:
         return self._sites[site].changes(), self._frozen.changes()
 
     def _keep_hashes(self, keys: Sequence[str], arrays: Sequence[ArrayBytes]) -> None:
         """The next site gets the same trunk."""
-        self._hashes |= {key: one.sha256 for key, one in zip(keys, arrays, strict=True) if key}
+        self._hashes |= {key: one.known_hash for key, one in zip(keys, arrays, strict=True) if key}
         for key in list(self._hashes)[:-_HASHES_KEPT]:
             del self._hashes[key]
 

@@ -24,6 +24,8 @@ from strategies.aggregation.outliers import Lengths
 
 Float64 = NDArray[np.float64]
 FEW = 12
+SHORTEST = 1e-9
+"""A sum of unit vectors that is shorter has no direction."""
 SLIP = 1e-3
 """Rounding of a variance, as a part of one plus it."""
 FEWEST_NUMBERS = 16
@@ -97,28 +99,60 @@ def signs_of(
         lengths: Of each update, :func:`strategies.aggregation.outliers.lengths_of`.
         annotated: Site -> the classes that it annotates; rows of other classes are not compared.
     """
-    heads = _cosines(updates, annotated)
-    sites = sorted({one for sent, _ in heads.values() for one in sent})
-    with_others = {site: _aligned(heads, site, {*sites} - {site}) for site in sites}
+    found = _Alignments.of(_cosines(updates, annotated))
     return {
-        site: Signs(lengths[site], _alignment(heads, site, with_others), impossible(update, variances))
+        site: Signs(lengths[site], found.of_site(site), impossible(update, variances))
         for site, update in updates.items()
     }
 
 
-def _alignment(cosines: "Products", site: str, with_others: Mapping[str, float | None]) -> Alignment:
-    """How far a site's update points where the others' do.
+@dataclass(frozen=True)
+class _Alignments:
+    """How far each site's update points where the others' do; NaN where there is nothing to compare.
 
-    Args:
-        with_others: Of each site that sent what is compared, its alignment with all the others.
+    Attributes:
+        sites: Those that sent what is compared, ``n`` of them.
+        with_all: Each site's alignment with all the others, ``(n,)``.
+        without: Row i, column j: site i's alignment with all the others but site j, ``(n, n)``. One of many sites
+            hardly moves the others' alignment: of more than :data:`FEW` every column is ``with_all``.
     """
-    rest = [other for other in with_others if other != site]
-    if len(with_others) <= FEW:
-        among = [_aligned(cosines, other, {*rest} - {other}) for other in rest]
-    else:  # one site hardly moves the others' alignment: it is then not worked out anew without each
-        among = [with_others[other] for other in rest]
-    known = [one for one in among if one is not None]
-    return Alignment(with_others.get(site), float(np.median(known)) if len(known) > 1 else None)
+
+    sites: Sequence[str]
+    with_all: Float64
+    without: Float64
+
+    @classmethod
+    def of(cls, cosines: "Products") -> "_Alignments":
+        """The median over what both sent."""
+        sites = sorted({one for sent, _ in cosines.values() for one in sent})
+        n = len(sites)
+        every = [_alignments_in(products, [sites.index(one) for one in sent], n) for sent, products in cosines.values()]
+        if not every:
+            return cls((), np.zeros(0), np.zeros((0, 0)))
+        with_all = _median([with_all for with_all, _ in every])
+        return cls(sites, with_all, _median([without for _, without in every]))
+
+    def of_site(self, site: str) -> Alignment:
+        """A site's own alignment, and the median of the others' without it."""
+        if site not in self.sites:
+            known = self.with_all[~np.isnan(self.with_all)]
+            return Alignment(None, float(np.median(known)) if len(known) > 1 else None)
+        place = self.sites.index(site)
+        others = np.delete(self.without[:, place], place)
+        known = others[~np.isnan(others)]
+        own = self.with_all[place]
+        return Alignment(None if np.isnan(own) else float(own), float(np.median(known)) if len(known) > 1 else None)
+
+
+def _median(values: Sequence[Float64]) -> Float64:
+    """Over the first axis, of those that are known."""
+    stacked = np.stack(values)
+    unknown = np.isnan(stacked)
+    if not unknown.any():
+        return np.median(stacked, axis=0)
+    none_known = unknown.all(axis=0)
+    medians: Float64 = np.nanmedian(np.where(none_known, 0.0, stacked), axis=0)
+    return np.where(none_known, np.nan, medians)
 
 
 Products = Mapping[str, tuple[Sequence[str], Float64]]
@@ -160,15 +194,35 @@ def _normalised(products: Float64) -> Float64:
     return cosines
 
 
-def _aligned(cosines: Products, site: str, others: Collection[str]) -> float | None:
-    """Median over what both sent of the cosine of a site's unit vector with the sum of the others'."""
-    found = []
-    for sent, products in cosines.values():
-        rest = [place for place, other in enumerate(sent) if other in others]
-        if site in sent and rest:
-            length = np.sqrt(max(products[np.ix_(rest, rest)].sum(), 0.0))
-            found.append(products[sent.index(site), rest].sum() / length if length > 1e-9 else 0.0)
-    return float(np.median(found)) if found else None
+def _alignments_in(products: Float64, places: Sequence[int], n: int) -> tuple[Float64, Float64]:
+    """Alignments in one thing that is compared; NaN where nobody is left.
+
+    Args:
+        products: The cosines of every two of the ``m`` sites that sent it, ``(m, m)``.
+        places: Where these stand among all.
+        n: Number of all sites.
+
+    Returns:
+        With all the others ``(n,)``, and with all others but one ``(n, n)``, of which the columns of more than
+        :data:`FEW` sites are not worked out.
+    """
+    with_all = np.full(n, np.nan)
+    with_all[places] = _with_the_others(products)
+    without = np.repeat(with_all[:, None], n, axis=1)  # a site that did not send it is not among the others anyway
+    for row, place in enumerate(places if n <= FEW else ()):  # nothing of a site may be in the others' numbers
+        kept = [one for one in range(len(places)) if one != row]
+        without[np.delete(places, row), place] = _with_the_others(products[np.ix_(kept, kept)])
+    return with_all, without
+
+
+def _with_the_others(products: Float64) -> Float64:
+    """The cosine of each site's unit vector with the sum of the others', ``(m,)``, from those of every two of them."""
+    if len(products) < 2:
+        return np.full(len(products), np.nan)
+    own, sums = np.diag(products), products.sum(axis=1)
+    lengths = np.sqrt(np.maximum(sums.sum() - 2 * sums + own, 0.0))
+    there = lengths > SHORTEST
+    return np.where(there, (sums - own) / np.where(there, lengths, 1.0), 0.0)
 
 
 def impossible(update: Groups, variances: Variances) -> str:
