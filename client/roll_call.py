@@ -6,7 +6,7 @@ from client.site.site import Site
 from client.training.network_cache import empty_network
 from client.training.private_round import refuse_unaffordable
 from common import __version__
-from common.config import Plan
+from common.config import plan_of_text
 from common.models.state import layout_of
 from common.wire.roll_call import UNKNOWN_COUNT, RollCall, RollCallAnswer
 from strategies.registry import method_of
@@ -14,7 +14,7 @@ from strategies.registry import method_of
 
 def answer(site: Site, call: RollCall) -> RollCallAnswer:
     """Say who the site is, what it annotates and how many images it has."""
-    plan = Plan.model_validate_json(call.plan)
+    plan = plan_of_text(call.plan)
     method = method_of(plan)
     site.refuse_few()
     refuse_unaffordable(site, plan, method)

@@ -6,6 +6,7 @@ what differs; ``--set section.key=value`` overrides any key. The part that a hos
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -320,6 +321,16 @@ class Plan(Section):
         """Whether a site goes on with its optimiser's state; under masks it could make all updates but one vanish."""
         has_state = self.training.optimizer != "sgd" or self.training.momentum > 0
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
+
+
+@lru_cache(maxsize=4)
+def plan_of_text(text: str) -> Plan:
+    """Read a plan as it travels, JSON; every request of a run holds the same.
+
+    Raises:
+        ValidationError: If it is none.
+    """
+    return Plan.model_validate_json(text)
 
 
 def plan_of(experiment: Experiment) -> Plan:

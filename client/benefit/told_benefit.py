@@ -18,7 +18,7 @@ from client.site.disclosure import told_count
 from client.site.site import Site
 from client.site.told_figures import MOST_OF_ONE, most_of_one, noise_on_score, on_steps, share_of_one, step_for
 from client.training.told_validation import groups_sha256
-from common.config import Plan
+from common.config import plan_of_text
 from common.metrics.benefit import MODELS, OVER_ALONE, Benefit, SiteModel
 from common.metrics.bootstrap import Estimate, score_interval
 from common.metrics.curves import NORMAL_95
@@ -69,7 +69,7 @@ def questions(request: BenefitRequest, judged: str, rounds: tuple[int, int]) -> 
         rounds: That the site trained alone, and that it fine-tuned.
     """
     whole, short = rounds
-    plan = Plan.model_validate_json(request.plan).model_dump(mode="json", exclude={"run": {"name", "rounds"}})
+    plan = plan_of_text(request.plan).model_dump(mode="json", exclude={"run": {"name", "rounds"}})
     both = [plan, list(request.class_names)]
     alone, federated = [whole, groups_sha256(request.initial)], [judged]
     functions = {"alone": alone, "federated": federated, "fine_tuned": [short, judged], "ensemble": [alone, federated]}

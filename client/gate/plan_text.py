@@ -6,11 +6,12 @@ pydantic takes the last of two equal keys, NaN in a place without a schema, and 
 import json
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
 
-from common.config import Plan
+from common.config import Plan, plan_of_text
 from common.errors import BadInput, Fault
 from common.system.toml import explained
 
@@ -50,11 +51,17 @@ def read_plan(text: object, maximum_kb: float | None) -> Plan:
     length = len(text.encode(errors="replace"))
     if maximum_kb is not None and length > maximum_kb * KB:
         raise PlanRefused("policy.maximum_plan_kb", f"it is {maximum_kb:g}, and the plan has {length / KB:.1f} kB")
+    return _plan_in(text)
+
+
+@lru_cache(maxsize=4)
+def _plan_in(text: str) -> Plan:
+    """The plan; read once, for every request of a run holds the same."""
     if (deep := _depth(text)) > DEEPEST:
         raise PlanRefused("plan.form", f"it is nested {deep} deep; {DEEPEST} is the most")
     try:
         json.loads(text, object_pairs_hook=_table, parse_constant=_no_number, parse_int=_whole, parse_float=_fraction)
-        return Plan.model_validate_json(text)
+        return plan_of_text(text)
     except ValidationError as error:
         raise PlanRefused("plan.form", told(explained(error, Plan, "plan"))) from None
     except (ValueError, RecursionError) as error:

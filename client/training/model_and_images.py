@@ -8,7 +8,7 @@ from client.site.memory import Memory, MemoryFolder
 from client.site.site import Site
 from client.training.features import NetworkOnFeatures, features_of, trains_on_features
 from client.training.network_cache import empty_network, fill_frozen_part
-from common.config import Plan
+from common.config import Plan, plan_of_text
 from common.data.images.pixels import Pixels, at_rows
 from common.errors import quoted
 from common.models.network import SplitNetwork
@@ -70,7 +70,7 @@ def unpack(site: Site, request: Request) -> Work:
             model is missing or another one than the plan names, or a covered round is to go on from itself.
     """
     site.refuse_few()
-    plan = site.in_its_arithmetic(Plan.model_validate_json(request.plan))
+    plan = site.in_its_arithmetic(plan_of_text(request.plan))
     method, own = method_of(plan), site.declaration.canonical
     if method.traffic.rows == "own" and request.class_names != own:
         raise WireError(f"the request has head rows {quoted(request.class_names)}, this site has {quoted(own)}.")

@@ -10,7 +10,7 @@ from client.training.evaluate_round import evaluate_round
 from client.training.privacy_budget import BudgetEntry, PaidReply, PrivacyBudgetLedger, fingerprint
 from client.training.score_release import of_validation
 from client.training.train_round import train_round
-from common.config import Plan
+from common.config import Plan, plan_of_text
 from common.errors import BadInput, Fault
 from common.system.seeds import seed_of
 from common.wire.errors import WireError
@@ -57,7 +57,7 @@ def private_round(site: Site, request: TrainRequest) -> TrainReply:
     Raises:
         BadInput: If the round would cost more than the site's policy allows.
     """
-    plan = Plan.model_validate_json(request.plan)
+    plan = plan_of_text(request.plan)
     method = method_of(plan)
     protection = protection_of(plan, method, site.train_samples)
     if protection is None:
@@ -107,7 +107,7 @@ def _note_settled(site: Site, request: TrainRequest, plan: Plan, left: bytes) ->
 
 def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:
     """Evaluate, for the site's own sake too; what no noise covers stays at home."""
-    plan = Plan.model_validate_json(request.plan)
+    plan = plan_of_text(request.plan)
     reply = evaluate_round(site, request)
     if not site.policy.training_figures:
         reply = replace(reply, validation_loss=None, validation_auroc=None, **of_validation({}))

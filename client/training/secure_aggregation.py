@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from client.gate.policy_rules import of_reply
 from client.gate.requested_work import RequestedWork
 from client.site.site import Site
-from common.config import Plan
+from common.config import Plan, plan_of_text
 from common.errors import quoted
 from common.models.state import arrays_sha256
 from common.system.files import write_atomically
@@ -71,7 +71,7 @@ class Masks:
         Raises:
             MaskingRefused: If the site's policy does not allow the update, masked or not.
         """
-        plan = Plan.model_validate_json(request.plan)
+        plan = plan_of_text(request.plan)
         if not plan.privacy.secure_aggregation:
             return reply
         method = method_of(plan)
