@@ -4,8 +4,8 @@ The form does not depend on the order in which Flower keeps things, nor on how i
 JSON, its keys sorted, says what the records hold and names the BLAKE3 hash of every run of bytes; those bytes follow in
 the same order. A record's hash is the SHA-256 of that first line (``head -n 1 FILE | sha256sum``), so the site, before
 anything leaves, and the coordinator, after it came, find the same one, and an array that is sent to many sites or
-looked at several times is hashed once. BLAKE3, because it takes 0.4 times as long as SHA-256 where the processor has
-instructions for that, and every update is hashed at the site and at the coordinator.
+looked at several times is hashed once. BLAKE3, because every update is hashed at the site and at the coordinator: it
+takes 0.4 times as long as SHA-256, on a processor with AVX-512 and with instructions for SHA.
 """
 
 import hashlib
