@@ -139,12 +139,8 @@ class Gathering:
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Add a good reply's update, now or when those before it are there; return the reply without it."""
-        self._weights[reply.site] = weight = site_weight(reply, self._weighting)
-        if self._next[0] == reply.site:
-            self._means.add(reply.update, weight)
-            self._next.popleft()
-        else:
-            self._waiting.put(reply.site, reply.update)
+        self._weights[reply.site] = site_weight(reply, self._weighting)
+        self._waiting.put(reply.site, reply.update, briefly=self._next[0] == reply.site)
         self._add()
         return replace(reply, update=Groups())
 
@@ -195,9 +191,9 @@ class WaitingUpdates(Mapping[str, Groups]):
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._updates, self._bytes = folder, dict[str, Groups](), 0
 
-    def put(self, site: str, update: Groups) -> None:
-        """Keep a site's update, in memory if it fits there."""
-        if self._bytes + _bytes_in_memory(update) > IN_MEMORY:
+    def put(self, site: str, update: Groups, *, briefly: bool = False) -> None:
+        """Keep a site's update, in memory if it fits there or is taken at once."""
+        if not briefly and self._bytes + _bytes_in_memory(update) > IN_MEMORY:
             update = put_away(update, self._folder)
         self._updates[site] = update
         self._bytes += _bytes_in_memory(update)

@@ -14,6 +14,7 @@ Batch normalisation is not compared: honest sites with unlike images reached a c
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,60 +100,17 @@ def signs_of(
         lengths: Of each update, :func:`strategies.aggregation.outliers.lengths_of`.
         annotated: Site -> the classes that it annotates; rows of other classes are not compared.
     """
-    found = _Alignments.of(_cosines(updates, annotated))
-    return {
-        site: Signs(lengths[site], found.of_site(site), impossible(update, variances))
-        for site, update in updates.items()
-    }
-
-
-@dataclass(frozen=True)
-class _Alignments:
-    """How far each site's update points where the others' do; NaN where there is nothing to compare.
-
-    Attributes:
-        sites: Those that sent what is compared, ``n`` of them.
-        with_all: Each site's alignment with all the others, ``(n,)``.
-        without: Row i, column j: site i's alignment with all the others but site j, ``(n, n)``. One of many sites
-            hardly moves the others' alignment: of more than :data:`FEW` every column is ``with_all``.
-    """
-
-    sites: Sequence[str]
-    with_all: Float64
-    without: Float64
-
-    @classmethod
-    def of(cls, cosines: "Products") -> "_Alignments":
-        """The median over what both sent."""
-        sites = sorted({one for sent, _ in cosines.values() for one in sent})
-        n = len(sites)
-        every = [_alignments_in(products, [sites.index(one) for one in sent], n) for sent, products in cosines.values()]
-        if not every:
-            return cls((), np.zeros(0), np.zeros((0, 0)))
-        with_all = _median([with_all for with_all, _ in every])
-        return cls(sites, with_all, _median([without for _, without in every]))
-
-    def of_site(self, site: str) -> Alignment:
-        """A site's own alignment, and the median of the others' without it."""
-        if site not in self.sites:
-            known = self.with_all[~np.isnan(self.with_all)]
-            return Alignment(None, float(np.median(known)) if len(known) > 1 else None)
-        place = self.sites.index(site)
-        others = np.delete(self.without[:, place], place)
-        known = others[~np.isnan(others)]
-        own = self.with_all[place]
-        return Alignment(None if np.isnan(own) else float(own), float(np.median(known)) if len(known) > 1 else None)
-
-
-def _median(values: Sequence[Float64]) -> Float64:
-    """Over the first axis, of those that are known."""
-    stacked = np.stack(values)
-    unknown = np.isnan(stacked)
-    if not unknown.any():
-        return np.median(stacked, axis=0)
-    none_known = unknown.all(axis=0)
-    medians: Float64 = np.nanmedian(np.where(none_known, 0.0, stacked), axis=0)
-    return np.where(none_known, np.nan, medians)
+    cosines = _cosines(updates, annotated)
+    few = len({one for sent, _ in cosines.values() for one in sent}) <= FEW
+    with_all = _aligned(cosines)
+    found = {}
+    for site, update in updates.items():
+        # One of many sites hardly moves the others' alignment: it is then not worked out anew without each.
+        beside = _aligned(cosines, but=site) if few else with_all
+        others = [value for other, value in beside.items() if other != site]
+        alignment = Alignment(with_all.get(site), median(others) if len(others) > 1 else None)
+        found[site] = Signs(lengths[site], alignment, impossible(update, variances))
+    return found
 
 
 Products = Mapping[str, tuple[Sequence[str], Float64]]
@@ -194,31 +152,20 @@ def _normalised(products: Float64) -> Float64:
     return cosines
 
 
-def _alignments_in(products: Float64, places: Sequence[int], n: int) -> tuple[Float64, Float64]:
-    """Alignments in one thing that is compared; NaN where nobody is left.
-
-    Args:
-        products: The cosines of every two of the ``m`` sites that sent it, ``(m, m)``.
-        places: Where these stand among all.
-        n: Number of all sites.
-
-    Returns:
-        With all the others ``(n,)``, and with all others but one ``(n, n)``, of which the columns of more than
-        :data:`FEW` sites are not worked out.
-    """
-    with_all = np.full(n, np.nan)
-    with_all[places] = _with_the_others(products)
-    without = np.repeat(with_all[:, None], n, axis=1)  # a site that did not send it is not among the others anyway
-    for row, place in enumerate(places if n <= FEW else ()):  # nothing of a site may be in the others' numbers
-        kept = [one for one in range(len(places)) if one != row]
-        without[np.delete(places, row), place] = _with_the_others(products[np.ix_(kept, kept)])
-    return with_all, without
+def _aligned(cosines: Products, but: str = "") -> dict[str, float]:
+    """Each site's median alignment with all the others but one, of whom nothing is in it; of a site alone, nothing."""
+    found: dict[str, list[float]] = {}
+    for sent, products in cosines.values():
+        kept = [place for place, site in enumerate(sent) if site != but]
+        if len(kept) > 1:
+            values = _with_the_others(products if len(kept) == len(sent) else products[np.ix_(kept, kept)])
+            for place, value in zip(kept, values.tolist(), strict=True):
+                found.setdefault(sent[place], []).append(value)
+    return {site: median(values) for site, values in found.items()}
 
 
 def _with_the_others(products: Float64) -> Float64:
     """The cosine of each site's unit vector with the sum of the others', ``(m,)``, from those of every two of them."""
-    if len(products) < 2:
-        return np.full(len(products), np.nan)
     own, sums = np.diag(products), products.sum(axis=1)
     lengths = np.sqrt(np.maximum(sums.sum() - 2 * sums + own, 0.0))
     there = lengths > SHORTEST
