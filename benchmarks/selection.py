@@ -33,6 +33,8 @@ FOLDER = Path("experiments/benchmark")
 FEWER = {
     "composites": ("data.train=1000", "data.validation=300", "data.test=1000"),
     "ham10000": ("data.train_limit=1000",),
+    "kermany": ("data.train_limit=1000",),
+    "mednist": ("data.train_limit=1000",),
 }
 OWN_MODELS = {"pfl", "individual", "fedbn"}
 

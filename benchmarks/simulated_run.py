@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common.system.memory_use import importing
+
 
 def stamp(file: Path, word: str, more: str = "") -> None:
     with file.open("a", encoding="ascii") as stamps:
@@ -82,8 +84,11 @@ def stock(experiment: Path, stamps: Path) -> str:
 def main() -> None:
     contender, experiment, stamps = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
-    import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
+    with importing():  # as flwr-sim does
+        import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
 
+        if contender in ("inline", "ray"):
+            import server.simulation.simulate  # noqa: F401
     if contender in ("inline", "ray"):
         done = ours(experiment, stamps, contender)
     else:
