@@ -32,6 +32,7 @@ from common.system.seeds import seed_of
 from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.errors import WireError
 from common.wire.records import Groups
+from common.wire.roll_call import check_rows
 from strategies.local.training import reproducible
 from strategies.rounds.messages.plausible_figures import most_epochs
 
@@ -92,7 +93,8 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     """Compare the federated model with one trained alone; write the site's own page; answer as its policy allows.
 
     Raises:
-        WireError: If the plan does not ask for it, or for fewer epochs.
+        WireError: If the plan does not ask for it, or for fewer epochs, or the model that training alone begins with has
+            other head rows than the site's own classes.
         FloatingPointError: If training alone diverged, and the site tells exact figures.
     """
     work = unpack(site, request)
@@ -101,6 +103,7 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
         raise WireError("the plan does not ask for a comparison with training alone.")
     if not 0 < request.epochs <= (most := plan.run.rounds * most_epochs(method, plan)):
         raise WireError(f"a run of at most {most:,} local epochs is compared with {request.epochs:,} alone.")
+    check_rows(request.initial.head, site.declaration.canonical)
     figures, figures_leave = ToldFigures(work, request), _may_leave(site.policy, plan)
     if not len(site.test):
         write_page(site, request.run, request.epochs, None)

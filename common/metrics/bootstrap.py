@@ -25,6 +25,8 @@ from common.metrics.score_histograms import ScoreHistogram, pooled_auroc
 RESAMPLES = 1000
 LEVEL = 0.95
 HALVINGS = 60  # to the last bit of a number between 0 and 1
+SAME = 1e-5
+"""Resamples that rank alike have AUROCs closer than this: their weights are summed in float32."""
 CHUNK = 10  # resamples at a time, so that what is at work fits into a processor's cache
 
 Floats = NDArray[np.floating]
@@ -220,7 +222,7 @@ def _around(one: Interval, other: Interval) -> Interval:
 def _of_mean(resampled: Floats, mean: float, narrow: Sequence[Interval], wide: Sequence[Interval]) -> Interval:
     """The interval of the mean over classes, wider than the resamples' by as much as the classes' intervals are."""
     widths = [sum((high - low) ** 2 for low, high in each) for each in (narrow, wide)]
-    if not widths[0]:  # each class is ranked alike in every resample, perfectly for instance: no spread to widen
+    if all(high - low < SAME for low, high in narrow):  # perfect ranking, for instance: no spread to widen
         below, above = (
             math.hypot(*(one[end] - wider[end] for one, wider in zip(narrow, wide, strict=True))) for end in (0, 1)
         )

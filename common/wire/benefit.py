@@ -7,7 +7,6 @@ from common.metrics.benefit import MODELS
 from common.wire.bounds import EPOCHS, MOST_CLASSES, SHARE, ClassNames, Each, Range, RoundNumber, Shares, Text
 from common.wire.errors import WireError
 from common.wire.records import Groups, Request
-from common.wire.roll_call import check_rows
 
 Differences = Annotated[tuple[float, ...], Each(len(MODELS), Range(-1.0 - 1e-9, 1.0 + 1e-9))]
 """Of two mean AUROCs."""
@@ -24,10 +23,6 @@ class BenefitRequest(Request):
 
     initial: Groups
     epochs: Annotated[int, EPOCHS]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_rows(self.initial.head, self.class_names)
 
 
 @dataclass(frozen=True)

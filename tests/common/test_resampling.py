@@ -161,3 +161,19 @@ def test_one_positive_above_all_negatives_proves_little() -> None:
     low, high = auroc_intervals(scores, labels, np.arange(50).astype(str), ["a"], generator()).per_class["a"]
     assert low < 0.5
     assert high == 1
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_mean_of_classes_that_every_resample_ranks_alike_has_an_interval_of_some_width(seed: int) -> None:
+    _, labels, patients = random_case(seed, 8 + seed, classes=1 + seed % 3)
+    names = [str(c) for c in range(labels.shape[1])]
+    perfect = auroc_intervals(labels + generator(seed).random(labels.shape) / 2, labels, patients, names, generator())
+    constant = auroc_intervals(np.zeros(labels.shape), labels, patients, names, generator())
+    assert perfect.mean_auroc is not None
+    assert perfect.mean_auroc[1] == 1
+    assert perfect.mean_auroc[0] <= 0.99
+    assert constant.mean_auroc is not None
+    low, high = constant.mean_auroc
+    assert low <= 0.49
+    assert high >= 0.51
+    assert high - 0.5 == pytest.approx(0.5 - low, abs=1e-6)

@@ -106,6 +106,11 @@ def test_a_site_has_twice_the_time_of_all_rounds_and_a_rounds_deadline_more() ->
     assert deadline_s(60.0, 500.0, 0.25) == 60 + 2 * 500 * 4
 
 
+def test_sites_that_hold_rows_of_all_classes_compare_too(tmp_path: Path) -> None:
+    summary = federation(tmp_path, ALONE, "run.method=partial_loss", "run.rounds=1")
+    assert all(one["benefit"] for one in summary["benefit"].values())
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("method", [one for one in STRATEGIES if one not in ("individual", "centralised")])
 def test_every_method_compares(method: str, tmp_path: Path) -> None:
