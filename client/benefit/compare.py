@@ -93,8 +93,8 @@ def compare(site: Site, request: BenefitRequest) -> BenefitReply:
     """Compare the federated model with one trained alone; write the site's own page; answer as its policy allows.
 
     Raises:
-        WireError: If the plan does not ask for it, or for fewer epochs, or the model that training alone begins with has
-            other head rows than the site's own classes.
+        WireError: If the plan does not ask for it, or for fewer epochs, or the model to begin with has other head rows
+            than the site's own classes.
         FloatingPointError: If training alone diverged, and the site tells exact figures.
     """
     work = unpack(site, request)

@@ -1,6 +1,7 @@
 """The benchmark's page as Markdown, and the sentences that both forms of it share."""
 
 from common.system.formatting import counted, listed
+from server.analysis.benchmark.ranking import Ranking
 from server.analysis.benchmark.results import BenchmarkResult, BlockResult, Entry, MethodOverBlocks
 from server.reporting.wording import number, probability, signed
 
@@ -30,18 +31,30 @@ def done_sentence(result: BenchmarkResult) -> str:
 
 def ranks_sentence(result: BenchmarkResult) -> str:
     """What Friedman's and Nemenyi's tests say."""
-    ranking = result.ranking
+    return _ranks_sentence(result.ranking, "block")
+
+
+def of_data_sentence(result: BenchmarkResult) -> str:
+    """What the tests say where each data set counts once."""
+    once = _ranks_sentence(result.ranking_of_data, "data set")
+    shared = "The tests take blocks for independent, but blocks of one data set share its test part."
+    return f"{shared} With the mean over its blocks as a data set's one value: {once[0].lower()}{once[1:]}"
+
+
+def _ranks_sentence(ranking: Ranking, kind: str) -> str:
     if not ranking.blocks:
         return "No block has a seed that every ranked method was run with: there are no ranks yet."
     if ranking.p is None or ranking.critical_difference is None:
-        return f"{counted(ranking.blocks, 'block')} cannot tell methods apart: a test needs three."
+        return f"{counted(ranking.blocks, kind)} cannot tell methods apart: a test needs three."
     first = next(iter(ranking.ranks))
     alike = next((group for group in ranking.cliques if group[0] == first), (first,))
     behind = len(ranking.ranks) - len(alike)
-    over = f"Over {counted(ranking.blocks, 'block')} (Friedman: {probability(ranking.p)})"
+    over = f"Over {counted(ranking.blocks, kind)} (Friedman: {probability(ranking.p)})"
     best = f"{first} has the best mean rank, {ranking.ranks[first]:.2f}"
     critical = f"the critical difference is {ranking.critical_difference:.2f} (Nemenyi, 0.05)"
-    worse = f"{counted(behind, 'method')} of {len(ranking.ranks)} rank worse by as much or more"
+    worse = (
+        f"{behind} of {counted(len(ranking.ranks), 'method')} {'is' if behind == 1 else 'are'} behind by that or more"
+    )
     return f"{over}, {best}; {critical}: {worse}."
 
 
@@ -62,6 +75,7 @@ def notes(result: BenchmarkResult) -> list[str]:
         "its own model has none.",
         f"Ranks and means are over {blocks}, averaged over classes and seeds.",
     ]
+    found += [of_data_sentence(result)] if result.ranking_of_data.blocks < result.ranking.blocks else []
     found += [_scored_sentence(block) for block in _of_each_data_set(result)]
     found += [_untrained_sentence(label, runs) for label, runs in result.untrained.items()]
     if len(result.codes) > 1:

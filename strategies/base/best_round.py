@@ -18,12 +18,14 @@ What influence one lying site keeps, of n that judged both models:
 n    it decides
 ==== =============================================================================================================
 1, 2 everything: nothing tells which of two is lying
-3    between models that both honest sites hold within 25 % of their best, and where those two disagree
-4    the same, and it needs two of the three honest sites on its side
-10   the same, and it needs five of the nine
+3    between models that both honest sites hold within 25 % of their best, also where the two agree which is better
+4    the same, with two of the three honest sites
+10   the same, with five of the nine
 ==== =============================================================================================================
 
-Where the honest sites agree about which models are good, the chosen one is so within 25 % of the best one's loss.
+Where any model is within 25 % of their best for more than half of the sites, the chosen one is. Closer bounds (each
+difference cut to the second largest, trimmed, or counted as a vote) chose worse rounds among honest sites: few of them
+see a difference, and the noise of the others outvotes them.
 """
 
 from collections.abc import Mapping

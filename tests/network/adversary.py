@@ -7,6 +7,7 @@ site, the policy and its gate, is not in its way. ``python -m tests.network.adve
 import copy
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import Message
@@ -17,7 +18,16 @@ from tests.harms import FAR, FORMS, OVERSIZED, Harm
 
 DUPLICATED = Harm("duplicated reply", FORMS[0].spoil, FORMS[0].reason)
 """A bad reply, and after it a good one to the same message."""
-HARMS = (*FORMS, FAR, OVERSIZED, DUPLICATED)
+BY_SIGNATURE = {
+    "reply of another round": "its statement names another site, run, round or message",
+    "reply of another run": "its statement names another site, run, round or message",
+    "no record of ours": "its statement is about another record",
+}
+"""What the network link refuses before the reply is read."""
+HARMS = (
+    *(replace(harm, reason=BY_SIGNATURE.get(harm.kind, harm.reason)) for harm in FORMS),
+    *(FAR, OVERSIZED, DUPLICATED),
+)
 """By round, from 1."""
 
 Reply = Callable[[Link, bytes, Message, float], None]

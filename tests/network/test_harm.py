@@ -240,7 +240,7 @@ def test_a_site_that_is_stopped_lets_go_of_its_training_and_the_round_does_not_w
     began = time.monotonic()
     assert federation.north.program.stop() == 0
     assert time.monotonic() - began < 10
-    run.says("lost contact with north")
+    run.says("north signed off")
     assert run.ends() == 0, run.said
     assert sites_by_round(tmp_path / "run") == [["east", "south"]]
 
@@ -265,4 +265,4 @@ def test_a_second_coordinator_on_the_ports_of_the_first_says_so(federation: Fede
     (other.folder / "coordinator.toml").write_text(text, encoding="utf-8")
     second = federation.machine.start("other", "-m", "server.cli", "start", other.folder)
     assert second.ends() == 2
-    assert "the SuperLink did not start" in second.said
+    assert "address already in use. Stop what uses it, or set another port" in second.said

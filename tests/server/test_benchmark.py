@@ -215,6 +215,53 @@ def test_the_estimate_is_the_measured_rate_times_the_runs() -> None:
     assert f"about {hours:.1f} core-hours" in estimate(plan, list(lines.values()))[0]
 
 
+def test_the_estimate_says_where_sizes_were_not_measured() -> None:
+    _, lines = made_up()
+    whole = FormPlan.of(FOLDER, "full")
+    first, _, last = estimate(whole, list(lines.values()))
+    assert "at least" in first
+    assert "composites, ham10000, mednist and kermany" in last
+
+
+def test_the_page_says_how_far_methods_are_told_apart_where_each_data_set_counts_once() -> None:
+    plan, lines = made_up()
+    block = plan.form.blocks[0]
+    blocks = [block, (block[0], "one7")]
+    both = {
+        f"{name} {key}": line.model_copy(update={"pattern": name}) for _, name in blocks for key, line in lines.items()
+    }
+    twice = replace(plan, form=plan.form.model_copy(update={"blocks": blocks}))
+    assert "With the mean over its blocks as a data set's one value: 1 data set cannot" in as_markdown(
+        result_of(twice, "small", both, 2 * wanted_runs(plan))
+    )
+    assert "a data set's one value" not in as_markdown(result_of(plan, "small", lines, wanted_runs(plan)))
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "told"),
+    [
+        ('[[methods]]\nname = "rscfed"', '[[methods]]\nname = "rscfedd"', "rscfedd on digits, shared5: "),
+        ('"method.passes=3"', '"method.pases=3"', "fedirm on digits, shared5: "),
+        ('[[methods]]\nname = "fedfixmatch"', '[[methods]]\nname = "rscfed"\ntitle = "again"', "the same settings as"),
+        ('[[methods]]\nname = "fedfixmatch"', '[[methods]]\nname = "rscfed"', "methods are called"),
+        ('name = "one7"', 'name = "one3"', "patterns are called"),
+        ('name = "mednist"', 'name = "nih"', "data sets are called"),
+    ],
+)
+def test_a_fault_of_any_row_is_told_before_the_first_run(tmp_path: Path, was: str, now: str, told: str) -> None:
+    text = (FOLDER / "benchmark.toml").read_text()
+    assert was in text
+    (tmp_path / "benchmark.toml").write_text(text.replace(was, now))
+    (tmp_path / "digits.toml").write_text((FOLDER / "digits.toml").read_text())
+    with pytest.raises(BadInput) as refused:
+        run_benchmark(
+            Wish(tmp_path, "small", tmp_path / "lines.jsonl", tmp_path / "out", 1, None, again=False),
+            Console(quiet=True),
+        )
+    assert told in str(refused.value)
+    assert not read_lines(tmp_path / "lines.jsonl")
+
+
 # ---------------------------------------------------------------------- one run
 
 

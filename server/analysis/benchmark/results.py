@@ -85,6 +85,7 @@ class BenchmarkResult:
 
     Attributes:
         done, wanted: Runs, those that choose learning rates among them.
+        ranking_of_data: The same with one value a data set, the mean over its blocks, which share their test part.
         codes: Version of the code -> runs made with it.
         untrained: Method -> its runs that are tested by the initial model, because no round was better by validation.
     """
@@ -100,6 +101,7 @@ class BenchmarkResult:
     blocks_wanted: int
     methods: tuple[MethodOverBlocks, ...]
     ranking: Ranking
+    ranking_of_data: Ranking
     codes: Mapping[str, int]
     untrained: Mapping[str, int]
     not_run: tuple[str, ...]
@@ -147,10 +149,23 @@ def result_of(plan: FormPlan, form: str, lines: Mapping[str, ResultLine], wanted
         blocks_wanted=len(plan.form.blocks),
         methods=tuple(methods),
         ranking=ranks,
+        ranking_of_data=_ranking_of_data(ranked, shared),
         codes=dict(Counter(line.code for line in lines.values())),
         untrained=dict(Counter(line.method for line in lines.values() if line.best_round == 0 and not line.tuning)),
         not_run=tuple(label for label in labels if label not in run),
     )
+
+
+def _ranking_of_data(ranked: Sequence[str], shared: Sequence[BlockResult]) -> Ranking:
+    """Rank methods by their means over each data set's blocks."""
+    by_data: dict[str, list[BlockResult]] = {}
+    for block in shared:
+        by_data.setdefault(block.data, []).append(block)
+    means = {
+        label: [float(np.mean([one.entries[label].auroc for one in blocks])) for blocks in by_data.values()]
+        for label in ranked
+    }
+    return ranking(means if shared else {})
 
 
 def _block(plan: FormPlan, block: Block, lines: Iterable[ResultLine]) -> BlockResult:

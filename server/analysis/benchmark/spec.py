@@ -109,6 +109,18 @@ class Benchmark(Section):
     forms: Annotated[dict[str, Form], Field(min_length=1)]
 
     @model_validator(mode="after")
+    def _one_of_each_name(self) -> "Benchmark":
+        names = {
+            "data sets": [one.name for one in self.data],
+            "patterns": [one.name for one in self.patterns],
+            "methods": [one.label for one in self.methods],
+        }
+        for kind, found in names.items():
+            if twice := sorted({name for name in found if found.count(name) > 1}):
+                raise ValueError(f"two {kind} are called {quoted(twice)}; give one another name or title")
+        return self
+
+    @model_validator(mode="after")
     def _names_agree(self) -> "Benchmark":
         known = {"a data set": [one.name for one in self.data], "a pattern": [one.name for one in self.patterns]}
         for title, form in self.forms.items():
@@ -197,6 +209,16 @@ class FormPlan:
     def data_sets(self) -> list[str]:
         """The data sets of the form, in the order of its blocks."""
         return list(dict.fromkeys(data for data, _ in self.form.blocks))
+
+    def rows(self) -> Iterator[tuple[Planned, str]]:
+        """One run of each row on each data set, and of each pattern that is left; and a name for it."""
+        rate, seed, seen = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
+        for data, pattern in self.form.blocks:
+            methods = self.methods(data)
+            for method in methods[:1] if data in seen else methods:
+                run = self.run(data, pattern, method, rate, seed)
+                yield run, f"{FILE_NAME}: {method.label} on {data}, {pattern}"
+            seen.add(data)
 
     def tuning(self, data: str) -> Iterator[Planned]:
         """The runs that choose each method's learning rate on a data set, by its first pattern."""

@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from common.errors import BadInput, Fault
-from common.system.formatting import duration
+from common.config import read_experiment
+from common.errors import BadInput, Fault, stop_on
+from common.system.formatting import duration, listed
 from common.system.stopping import removed_if_stopped
 from server.analysis.benchmark.lines import ResultLine, append_line, code_version, line_of, read_lines
 from server.analysis.benchmark.results import BenchmarkResult, rates_of, result_of
@@ -23,8 +24,9 @@ from server.reporting.benchmark_text import as_markdown
 from server.reporting.pages.benchmark import write_benchmark_report
 from server.runs.reader import read_run
 from server.simulation.runner import FailedRuns
-from server.simulation.trial import Cell
+from server.simulation.trial import Cell, check
 from server.simulation.worker import fork_server, run_measured
+from strategies.registry import method_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ def run_benchmark(wish: Wish, console: Console) -> BenchmarkResult:
     plan = FormPlan.of(wish.folder, wish.form)
     wish.out.mkdir(parents=True, exist_ok=True)
     with _alone_with(wish.results):
+        if wish.minutes != 0:
+            refuse_unfit(plan, wish.out)
         work = _Work(plan, wish, console)
         try:
             work.run()
@@ -69,6 +73,27 @@ def run_benchmark(wish: Wish, console: Console) -> BenchmarkResult:
     if work.failures:
         raise FailedRuns("\n".join(work.failures))
     return result
+
+
+def refuse_unfit(plan: FormPlan, out: Path) -> None:
+    """Refuse what is wrong with a row, a pattern or a data set before the first run, not hours later.
+
+    Raises:
+        BadInput: With the faults of all of them, and with rows of the same settings, whose runs would be the same.
+    """
+    faults, labels, first = list[Fault](), dict[tuple[str, str], str](), dict[str, Planned]()
+    for run, where in plan.rows():
+        try:
+            method_of(read_experiment(run.experiment, run.overrides).experiment)
+        except BadInput as error:
+            faults += [replace(fault, where=f"{where}: {fault.where}") for fault in error.faults]
+            continue
+        first.setdefault(run.data, run)
+        if (other := labels.setdefault((run.data, run.key), run.method)) != run.method:
+            problem = f'has the same settings as "{other}": their runs would be one.'
+            faults.append(Fault(where, problem, "Leave one of them out."))
+    stop_on(faults)
+    check([Cell(run.experiment, out / run.key, run.overrides, run.method) for run in first.values()])
 
 
 def write_pages(plan: FormPlan, wish: Wish) -> BenchmarkResult:
@@ -130,10 +155,16 @@ def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
             unmeasured += 0 if own else times
             rounds += times * (sum(own) / len(own) if own else overall)
     hours = rounds * plan.form.rounds / 3600
-    return [
-        f"{wanted_runs(plan)} runs of {plan.form.rounds} rounds: about {hours:.1f} core-hours on this machine.",
+    sized = [data for data in plan.data_sets() if plan.form.sizes.get(data)]
+    about = "at least" if sized else "about"
+    found = [
+        f"{wanted_runs(plan)} runs of {plan.form.rounds} rounds: {about} {hours:.1f} core-hours on this machine.",
         f"Rates are of {len(lines)} runs; {unmeasured} of the runs have the mean rate of all others.",
     ]
+    if sized:
+        told = f"This form sets another size of {listed(sized)}, and the rates may be of smaller images or fewer:"
+        found.append(f"{told} the cost grows with both.")
+    return found
 
 
 def _times(plan: FormPlan) -> Iterator[tuple[str, int]]:
