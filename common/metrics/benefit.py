@@ -29,6 +29,7 @@ _WAYS: Mapping[SiteModel, str] = {
 }
 Direction = Literal["above", "below", "open"]
 Choice = Literal["alone", "federation", "open"]
+CHANCE = 0.5
 PRINTED = 0.0005
 """Smallest number that does not print as zero; an interval that reaches below it is said to include zero."""
 
@@ -66,14 +67,20 @@ class Benefit:
     @property
     def better(self) -> tuple[SiteModel, ...]:
         """The models whose lead over that trained alone is more than other test images explain."""
-        return tuple(model for model in OVER_ALONE if direction(self.gain[model].interval) == "above")
+        ahead = (model for model in OVER_ALONE if direction(self.gain[model].interval) == "above")
+        return tuple(model for model in ahead if self._tells(model))
 
     @property
     def choice(self) -> Choice:
         """``alone`` where the federated model is worse and no use of it better; ``federation`` where one is better."""
         if self.better:
             return "federation"
-        return "alone" if direction(self.gain["federated"].interval) == "below" else "open"
+        worse = direction(self.gain["federated"].interval) == "below"
+        return "alone" if worse and self._tells("alone") else "open"
+
+    def _tells(self, model: SiteModel) -> bool:
+        """Whether a model ranks better than chance; of one that does not, to be ahead of a worse one says nothing."""
+        return self.mean[model].interval[0] > CHANCE
 
 
 def benefit_sentence(site: str, benefit: Benefit, annotated: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """The benchmark: what it plans, that a kill loses no finished run, and how it ranks."""
 
+import fcntl
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -260,6 +261,16 @@ def test_a_fault_of_any_row_is_told_before_the_first_run(tmp_path: Path, was: st
         )
     assert told in str(refused.value)
     assert not read_lines(tmp_path / "lines.jsonl")
+
+
+def test_two_processes_do_not_run_one_file_and_a_page_is_written_all_the_same(tmp_path: Path) -> None:
+    wish = Wish(FOLDER, "small", tmp_path / "lines.jsonl", tmp_path / "out", 1, 0.0, again=False)
+    with (tmp_path / "lines.jsonl").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        run_benchmark(wish, Console(quiet=True))
+        with pytest.raises(BadInput, match="another flwr-sim is at work"):
+            run_benchmark(replace(wish, minutes=None), Console(quiet=True))
+    assert (tmp_path / "out" / "report.html").is_file()
 
 
 # ---------------------------------------------------------------------- one run

@@ -60,14 +60,16 @@ def run_benchmark(wish: Wish, console: Console) -> BenchmarkResult:
     """
     plan = FormPlan.of(wish.folder, wish.form)
     wish.out.mkdir(parents=True, exist_ok=True)
-    with _alone_with(wish.results):
-        if wish.minutes != 0:
+    work = _Work(plan, wish, console)
+    if wish.minutes == 0:  # also while another process is at work
+        result = write_pages(plan, wish)
+    else:
+        with _alone_with(wish.results):
             refuse_unfit(plan, wish.out)
-        work = _Work(plan, wish, console)
-        try:
-            work.run()
-        finally:
-            result = write_pages(plan, wish)
+            try:
+                work.run()
+            finally:
+                result = write_pages(plan, wish)
     for line in (as_markdown(result), f"Report: {wish.out / 'report.html'}"):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if work.failures:
