@@ -134,7 +134,7 @@ class Replay:
         data = _content(self.updates, where)
         try:
             content = of_bytes(data)
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise Altered(where, f"is no record that was kept ({error}): changed.") from None
         if (found := record_sha256(content)) != sha256:
             raise Altered(where, f"has SHA-256 {found}, the receipt names {sha256}: changed.")
@@ -145,6 +145,8 @@ class Replay:
 
 
 def _content(updates: Path, where: Path) -> bytes:
+    if (updates / where).exists() and not (updates / where).is_file():  # a pipe would be waited for
+        raise Altered(where, "is no file: changed.")
     try:
         return (updates / where).read_bytes()
     except OSError as error:

@@ -98,6 +98,10 @@ def of_value(name: str) -> Change:
 SPOILED: list[tuple[str, Change, str]] = [
     ("updates/round-000001/site-2.record", middle, "updates/round-000001/site-2.record: is no record that was kept"),
     ("updates/roll-call/site-1.record", middle, "updates/roll-call/site-1.record: is no record that was kept"),
+    *(
+        ("updates/roll-call/site-1.record", lambda data, line=line: line + b"\n", "is no record that was kept")
+        for line in (b'{"a":[]}', b'{"a":null}', b"3", b"[" * 100_000)
+    ),
     ("updates/initial.safetensors", middle, "updates/initial.safetensors: "),
     ("model.safetensors", middle, "model.safetensors: has SHA-256 "),
     ("audit.jsonl", middle, "audit.jsonl line "),

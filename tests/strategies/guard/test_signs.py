@@ -43,6 +43,16 @@ def test_the_alignment_of_rows_by_hand() -> None:
     assert signs["south"].head.others == pytest.approx(0.8)
 
 
+def test_of_several_sites_a_row_that_two_send_says_nothing_of_who_is_wrong() -> None:
+    updates = {"east": update((1, 0, 0)), "north": update((-1, 0, 0))}
+    assert signs_beside(updates, owning(*updates), NO_VARIANCES)["east"].head.own == pytest.approx(-1)
+    third = {**updates, "south": update((-1, 0, 0), name="b")}
+    beside = signs_beside(third, {**owning(*updates), "south": ("b",)}, NO_VARIANCES)
+    assert [one.head.own for one in beside.values()] == [None, None, None]
+    three = signs_beside({**updates, "south": update((-1, 0, 0))}, owning(*updates, "south"), NO_VARIANCES)
+    assert three["east"].head.own == pytest.approx(-1)
+
+
 def test_a_row_of_a_class_that_a_site_does_not_annotate_is_not_compared() -> None:
     updates = {"east": update((1, 0, 0)), "north": update((-1, 0, 0))}
     signs = signs_beside(updates, {"east": ("a",), "north": ()}, NO_VARIANCES)
