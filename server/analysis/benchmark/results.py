@@ -132,7 +132,7 @@ def result_of(plan: FormPlan, form: str, lines: Mapping[str, ResultLine], wanted
     there = tuple(block for block in blocks if block.entries)
     shared = [block for block in there if block.common_seeds]
     ranked = [method.label for method in plan.benchmark.methods if not method.beyond]
-    ranks = ranking({label: [block.entries[label].auroc for block in shared] for label in ranked} if shared else {})
+    ranks = _ranking(ranked, [[block] for block in shared])
     labels = [method.label for method in plan.benchmark.methods]
     ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
     methods = _tested(plan, [_method(plan, label, shared, lines.values()) for label in ordered], shared)
@@ -149,23 +149,21 @@ def result_of(plan: FormPlan, form: str, lines: Mapping[str, ResultLine], wanted
         blocks_wanted=len(plan.form.blocks),
         methods=tuple(methods),
         ranking=ranks,
-        ranking_of_data=_ranking_of_data(ranked, shared),
+        ranking_of_data=_ranking(ranked, [[one for one in shared if one.data == data] for data in plan.data_sets()]),
         codes=dict(Counter(line.code for line in lines.values())),
         untrained=dict(Counter(line.method for line in lines.values() if line.best_round == 0 and not line.tuning)),
         not_run=tuple(label for label in labels if label not in run),
     )
 
 
-def _ranking_of_data(ranked: Sequence[str], shared: Sequence[BlockResult]) -> Ranking:
-    """Rank methods by their means over each data set's blocks."""
-    by_data: dict[str, list[BlockResult]] = {}
-    for block in shared:
-        by_data.setdefault(block.data, []).append(block)
+def _ranking(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> Ranking:
+    """Rank methods by their mean over the blocks of each group; a group without blocks does not count."""
+    there = [blocks for blocks in groups if blocks]
     means = {
-        label: [float(np.mean([one.entries[label].auroc for one in blocks])) for blocks in by_data.values()]
-        for label in ranked
+        label: [float(np.mean([block.entries[label].auroc for block in blocks])) for blocks in there]
+        for label in labels
     }
-    return ranking(means if shared else {})
+    return ranking(means if there else {})
 
 
 def _block(plan: FormPlan, block: Block, lines: Iterable[ResultLine]) -> BlockResult:

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from common.config import read_experiment
+from common.config import ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.system.files import is_file
 from common.system.plain_text import json_text
@@ -165,9 +165,14 @@ class Planned:
     overrides: tuple[str, ...]
 
     @cached_property
+    def file(self) -> ExperimentFile:
+        """The experiment as this run has it."""
+        return read_experiment(self.experiment, self.overrides)
+
+    @cached_property
     def settings(self) -> str:
         """A text that is equal for two runs of the same settings; a key with its default is not in it."""
-        experiment = read_experiment(self.experiment, self.overrides).experiment
+        experiment = self.file.experiment
         return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
 
     @property

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.config import read_experiment
 from common.errors import BadInput, Fault, stop_on
 from common.system.formatting import duration, listed
 from common.system.stopping import removed_if_stopped
@@ -86,7 +85,7 @@ def refuse_unfit(plan: FormPlan, out: Path) -> None:
     faults, labels, first = list[Fault](), dict[tuple[str, str], str](), dict[str, Planned]()
     for run, where in plan.rows():
         try:
-            method_of(read_experiment(run.experiment, run.overrides).experiment)
+            method_of(run.file.experiment)
         except BadInput as error:
             faults += [replace(fault, where=f"{where}: {fault.where}") for fault in error.faults]
             continue
