@@ -1,4 +1,4 @@
-"""FedAvg as a bare PyTorch loop in one process: the limit that the simulation is measured against.
+"""FedAvg as a bare PyTorch loop in one process, on a GPU where there is one: the limit for the simulation.
 
 The same images, networks, batches and float64 means as ours, in the same order, and so the same model to the bit; and
 nothing else: no records, no checks, no metrics, no files but the last model's hash.
@@ -14,6 +14,8 @@ from torch.nn import functional
 
 from common.config import ExperimentFile
 from common.data.images.pixels import channels_first
+from common.models.gpu import on_device
+from common.models.inference import autocast
 from common.models.network import build
 from common.models.state import layout_of, read_state, state_sha256
 from common.simulation import images_of, simulated_data
@@ -33,7 +35,7 @@ class Hospital:
     validation_classes: Tensor
 
 
-def hospitals(file: ExperimentFile) -> list[Hospital]:
+def hospitals(file: ExperimentFile, device: str) -> list[Hospital]:
     """As the partition makes them."""
     data = simulated_data(file.experiment, file.base)
     names, found = data.contract.class_names, []
@@ -45,7 +47,7 @@ def hospitals(file: ExperimentFile) -> list[Hospital]:
             for part in (images.train, images.validation)
             for tensor in (channels_first(part.images), torch.from_numpy(part.labels[:, order].argmax(1)))
         )
-        found.append(Hospital(images.declaration.site, *parts))
+        found.append(Hospital(images.declaration.site, *(part.to(device) for part in parts)))
     return sorted(found, key=lambda site: site.name)  # the order in which sums run
 
 
@@ -58,9 +60,11 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
     experiment = file.experiment
     spec, seed = experiment.training, experiment.run.seed
     names = simulated_data(experiment, file.base).contract.class_names
-    sites, network = hospitals(file), build(experiment.model, names, seed, file.base)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    sites, network = hospitals(file, device), on_device(build(experiment.model, names, seed, file.base), device)
     torch.set_num_threads(spec.threads)
-    state = {name: tensor.clone() for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
+    # On the CPU, as ours: a GPU multiplies by the inverse where it is to divide.
+    state = {name: tensor.cpu().clone() for name, tensor in network.state_dict().items() if tensor.is_floating_point()}
     every = [site.name for site in sites]
     on_round()
     for server_round in range(1, experiment.run.rounds + 1):
@@ -75,7 +79,7 @@ def fedavg(file: ExperimentFile, on_round: Callable[[], None]) -> str:
             trained(network, site, spec.epochs, spec.batch_size, spec.lr, generator)
             for name, tensor in network.state_dict().items():
                 if name in sums:
-                    sums[name] += len(site.images) * (tensor - state[name]).double()
+                    sums[name] += len(site.images) * (tensor.cpu() - state[name]).double()
         for name, tensor in state.items():
             state[name] = (tensor.double() + sums[name] / images).float()
         on_round()
@@ -91,7 +95,8 @@ def trained(
     optimizer = torch.optim.SGD(network.parameters(), lr=lr, fused=True)
     for _ in range(epochs):
         for rows in batches(len(site.images), batch_size, generator):  # a last batch of one joins its neighbour
-            loss = functional.cross_entropy(network(site.images[rows]), site.classes[rows])
+            with autocast(site.images.device, "auto"):  # bfloat16 on a GPU
+                loss = functional.cross_entropy(network(site.images[rows]), site.classes[rows])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -103,4 +108,5 @@ def validated(network: nn.Module, site: Hospital) -> float:
     if not len(site.validation_images):
         return np.nan
     network.eval()
-    return float(functional.cross_entropy(network(site.validation_images), site.validation_classes))
+    with autocast(site.images.device, "auto"):
+        return float(functional.cross_entropy(network(site.validation_images), site.validation_classes))

@@ -2,6 +2,8 @@
 
 python benchmarks/simulated_run.py CONTENDER EXPERIMENT.toml STAMPS
 
+CONTENDER is bare, inline, ray, ray:WORKERS or stock.
+
 A line of STAMPS: a word, seconds of the system-wide monotonic clock, CPU seconds of this process so far. Words:
 ``imported``, ``round`` (when the first begins and when each ends), ``done MODEL_SHA256``.
 """
@@ -48,8 +50,13 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
 
     Books.__init__, Books.note = beginning, noting  # type: ignore[method-assign, assignment]
     stamp(stamps, "imported")
-    file = read_experiment(experiment, [f'simulation.backend="{backend}"'])
-    return str(simulate(file, experiment.parent / "run", Console(quiet=True))["model_sha256"])
+    name, _, workers = backend.partition(":")
+    asked = [f'simulation.backend="{name}"', *([f"simulation.workers={workers}"] if workers else [])]
+    out = experiment.parent / backend.replace(":", "")
+    try:
+        return str(simulate(read_experiment(experiment, asked), out, Console(quiet=True))["model_sha256"])
+    finally:
+        Books.__init__, Books.note = began, noted  # type: ignore[method-assign]
 
 
 def stock(experiment: Path, stamps: Path) -> str:
@@ -87,12 +94,10 @@ def main() -> None:
     with importing():  # as flwr-sim does
         import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
 
-        if contender in ("inline", "ray"):
+        if contender not in ("bare", "stock"):
             import server.simulation.simulate  # noqa: F401
-    if contender in ("inline", "ray"):
-        done = ours(experiment, stamps, contender)
-    else:
-        done = {"bare": bare, "stock": stock}[contender](experiment, stamps)
+    others = {"bare": bare, "stock": stock}
+    done = others[contender](experiment, stamps) if contender in others else ours(experiment, stamps, contender)
     stamp(stamps, "done", done)
 
 

@@ -165,7 +165,8 @@ class Watch:
 def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> None:
     """One repetition."""
     stamps, log = scratch / "stamps", scratch / "log"
-    environment = os.environ | {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent}", "OMP_NUM_THREADS": "1"}
+    paths = os.pathsep.join([str(HERE), str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     if environment.pop("PYTHONDONTWRITEBYTECODE", None):  # as `make` does, which keeps it in the environment
         environment["PYTHONPYCACHEPREFIX"] = str(Path(tempfile.gettempdir(), "polyclinic-benchmark-bytecode"))
     command = [sys.executable, str(HERE / "simulated_run.py"), contender, str(experiment), str(stamps)]

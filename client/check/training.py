@@ -19,6 +19,7 @@ from client.training.train_round import difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
+from common.models.gpu import on_device
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork, build
 from common.models.state import read_state
@@ -99,7 +100,7 @@ def trial_of(
         source.patients[rows],
         np.full(len(rows), ""),
     )
-    network = build(work.plan.model, canonical, seed=0).to(device)
+    network = on_device(build(work.plan.model, canonical, seed=0), device)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
     return TrainingTrial(work, method_of(work.plan), network, images, device, totals)
 

@@ -7,6 +7,7 @@ import torch
 
 from client.site.site import Site
 from common.models.frozen import FrozenPart
+from common.models.gpu import on_device
 from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in_format, unfreeze
 from common.models.zoo.spec import ModelSpec
 from common.wire.errors import WireError
@@ -72,7 +73,7 @@ def fill_frozen_part(network: SplitNetwork, site: Site, came: Groups) -> None:
 @lru_cache(maxsize=1)
 def _networks(spec: ModelSpec, device: str) -> KeptNetworks:
     """Only those of the newest model are kept, so that a process that lasts for many runs does not fill the memory."""
-    return KeptNetworks({(): build(spec, ("",), seed=0).to(device)})
+    return KeptNetworks({(): on_device(build(spec, ("",), seed=0), device)})
 
 
 def _headed(kept: SplitNetwork, class_names: tuple[str, ...], device: str) -> SplitNetwork:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import BadInput, Fault
+from common.models.gpu import features_through
 from common.models.head import initial_head
 from common.models.low_rank import adapt
 from common.models.trained import (
@@ -69,7 +70,7 @@ class SplitNetwork(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Return what the head sees, ``(batch, features)``."""
-        features: Tensor = self.neck(self.backbone(self._prepared(images)))
+        features: Tensor = self.neck(features_through(self.backbone, self._prepared(images)))
         return features
 
     def _prepared(self, images: Tensor) -> Tensor:

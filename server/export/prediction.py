@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from common.data.base.spec_base import Axis, Frame, Rendering, Resize, Window
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import Pixels, channels_first
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
+from common.models.gpu import on_device
 from common.models.inference import scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
@@ -92,4 +93,4 @@ def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    return scores_of(network.to(device), channels_first(images).to(device))
+    return scores_of(on_device(network, device), Pixels(channels_first(images), None, torch.device(device)))

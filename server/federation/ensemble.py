@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import pixels_of
 from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd, mean_metrics, per_class, summarise
 from common.metrics.multi_class import multi_class
 from common.models.files import DESCRIPTION
+from common.models.gpu import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
@@ -50,7 +51,7 @@ def ensemble_result(
     names, tests = contract.class_names, {"": test, **site_tests}
     scores = {key: np.zeros((len(images), len(names))) for key, images in tests.items()}
     owners, task = np.zeros(len(names)), ""
-    for network in (load_model(folder).to(device) for folder in folders):
+    for network in (on_device(load_model(folder), device) for folder in folders):
         rows, columns = _places(network, names)
         for key, images in tests.items():
             scores[key][:, columns] += _scores(network, images, device, precision)[:, rows]
@@ -79,7 +80,7 @@ def own_models_tested(
         folders: Of the local models; read one at a time, as a thousand do not fit into memory.
     """
     of_class: dict[str, list[ClassMetrics]] = {name: [] for name in contract.class_names}
-    for network in (load_model(folder).to(device) for folder in folders):
+    for network in (on_device(load_model(folder), device) for folder in folders):
         labels = label_matrix(images, network.class_names).numpy()
         found = per_class(_scores(network, images, device, precision), labels, network.class_names)
         for name, metrics in found.items():
@@ -97,7 +98,7 @@ def _places(network: SplitNetwork, names: tuple[str, ...]) -> tuple[list[int], l
 def _scores(network: SplitNetwork, images: ImageSet, device: str, precision: Precision) -> NDArray[np.float32]:
     if not len(images):
         return np.zeros((0, len(network.class_names)), np.float32)
-    return scores_of(network, channels_first(images.images).to(device), precision)
+    return scores_of(network, pixels_of(images, device), precision)
 
 
 def _of_classes(

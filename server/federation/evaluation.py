@@ -11,7 +11,7 @@ import numpy as np
 from common.config import Plan
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet, Splits, are_known
-from common.data.images.pixels import channels_first
+from common.data.images.pixels import pixels_of
 from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, Summary, mean_metrics, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.multi_class import multi_class
@@ -21,6 +21,7 @@ from common.metrics.pooled import pooled, summed
 from common.metrics.quality import quality
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
 from common.metrics.site_sample import SiteSample, site_sample
+from common.models.gpu import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import save_model
@@ -189,9 +190,9 @@ def _tested(
     plan: Plan,
 ) -> tuple[Summary, Histograms]:
     """The global model on test images that the coordinator has; ``groups`` are the shared and the unique classes."""
-    network.to(setting.device)
+    on_device(network, setting.device)
     names, task = network.class_names, network.spec.task
-    scores = scores_of(network, channels_first(images.images).to(setting.device), setting.precision)
+    scores = scores_of(network, pixels_of(images, setting.device), setting.precision)
     labels = label_matrix(images, names).numpy()
     generator = np.random.default_rng(seed_of(plan.run.seed, "intervals"))
     more, patients = metrics_of(plan.evaluation.metrics), images.patients

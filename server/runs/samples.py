@@ -17,6 +17,7 @@ from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
 from common.data.images.thumbnails import png
 from common.metrics.score_histograms import THRESHOLD
+from common.models.gpu import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.system.files import write_atomically
@@ -46,7 +47,7 @@ def write_samples(
     """Write ``samples.json`` beside the model: for the first classes, images that it got right and wrong."""
     test = test.rows(np.arange(min(len(test), EXAMINED)))
     pixels = channels_first(test.images).to(device)
-    scores = scores_of(network.to(device), pixels, precision)
+    scores = scores_of(on_device(network, device), pixels, precision)
     labels = label_matrix(test, network.class_names).numpy()
     said = _said(scores, one_of_all=network.spec.task == "multi_class")
     names = network.class_names[:CLASSES]

@@ -1,7 +1,7 @@
 """The training loop: one for every method, at the hospital and wherever the coordinator trains, on plain tensors."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -18,13 +18,16 @@ from common.data.augmentation.weak import augment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
 from common.metrics.auroc import mean_auroc
+from common.models.gpu import replayed
 from common.models.inference import Precision, autocast, label_matrix, logits_of, probabilities
 from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
+from common.models.zoo.spec import is_external
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss
 from strategies.local.optimisation import gradient_scaler
 
+CPU = torch.device("cpu")
 Losses = NDArray[np.float32]
 """``(batches,)``, in the order in which they were trained."""
 
@@ -146,24 +149,36 @@ def train_epoch(
     examples, spec, frozen = exercise.examples, exercise.spec, exercise.frozen
     train_mode(network, frozen_batch_norm=frozen.norm, frozen_backbone=frozen.backbone)
     augmented = partial(augment, spec=exercise.augmentation, generator=generator)
-    losses, parts = [], batches(len(examples), spec.batch_size, generator)
-    scaler = gradient_scaler(examples.images.device, spec.precision)
-    for number, drawn in enumerate(parts, start=1):
-        rows = drawn.to(examples.images.device)
-        images, labels = examples.images[rows], examples.labels[rows]
-        batch = Batch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
-        value = exercise.objective(network, batch)
-        if (number - 1) % spec.accumulate == 0:
-            optimizer.zero_grad(set_to_none=True)
-        scaler.scale(value if spec.accumulate == 1 else value / spec.accumulate).backward()  # type: ignore[no-untyped-call]
-        if number % spec.accumulate == 0 or number == len(parts):
-            if spec.clip_gradients is not None:
-                scaler.unscale_(optimizer)
-                clip_grad_norm_(network.parameters(), spec.clip_gradients)
-            scaler.step(optimizer)
-            scaler.update()
-        losses.append(value.detach())
+    device = examples.images.device
+    losses, parts = [], moved(batches(len(examples), spec.batch_size, generator), device)
+    scaler = gradient_scaler(device, spec.precision)
+    # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
+    # over batches may lie where the next batch's graph writes.
+    as_graph = spec.accumulate == 1 and not is_external(network.spec.architecture)
+    with replayed(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
+        for number, rows in enumerate(parts, start=1):
+            begin_step()
+            images, labels = examples.images[rows], examples.labels[rows]
+            batch = Batch(rows, images, labels, examples.annotated, augmented, spec.precision, generator)
+            value = exercise.objective(network, batch)
+            if (number - 1) % spec.accumulate == 0:
+                optimizer.zero_grad(set_to_none=True)
+            scaler.scale(value if spec.accumulate == 1 else value / spec.accumulate).backward()  # type: ignore[no-untyped-call]
+            if number % spec.accumulate == 0 or number == len(parts):
+                step(network, optimizer, scaler, spec)
+            losses.append(value.detach())
     return torch.stack(losses).cpu().numpy()
+
+
+def step(
+    network: SplitNetwork, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, spec: TrainingSection
+) -> None:
+    """Change the weights by their gradients, clipped where the experiment says so."""
+    if spec.clip_gradients is not None:
+        scaler.unscale_(optimizer)
+        clip_grad_norm_(network.parameters(), spec.clip_gradients)
+    scaler.step(optimizer)
+    scaler.update()
 
 
 @dataclass(frozen=True)
@@ -247,6 +262,15 @@ def batches(n: int, size: int, generator: torch.Generator) -> list[Tensor]:
         last = parts.pop()
         parts[-1] = torch.cat([parts[-1], last])
     return parts
+
+
+def moved(rows: list[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """Move rows to a device, all in one transfer: each one would wait for the GPU."""
+    return (
+        rows
+        if device.type == "cpu" or not rows
+        else torch.split(torch.cat(rows).to(device), [len(part) for part in rows])
+    )
 
 
 @dataclass(frozen=True)

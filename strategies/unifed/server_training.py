@@ -10,6 +10,7 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_of
 from common.models.frozen import FrozenPart
+from common.models.gpu import on_device
 from common.models.head import Head
 from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import ModelState, read_state, write_state
@@ -68,7 +69,7 @@ class OwnTraining:
         network = build(self.plan.model.model_copy(update={"weights": None}), self.class_names, self.plan.run.seed)
         if self.frozen is not None:
             self.frozen.write_to(network)
-        self.network = network.to(self.device)
+        self.network = on_device(network, self.device)
         self.train = self._examples(self.images.train)
         self.validation = self._examples(self.images.validation)
 

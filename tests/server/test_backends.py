@@ -137,6 +137,7 @@ def test_a_worker_that_is_killed_at_work_is_replaced_and_its_site_is_not_absent(
 
 
 @pytest.mark.long
+@pytest.mark.skipif(any(map(os.path.exists, GPUS)), reason="no worker is forked where there is a GPU")
 @pytest.mark.parametrize(
     ("broken", "again"),
     [

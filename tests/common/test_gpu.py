@@ -1,0 +1,206 @@
+"""When a backbone's graph is used, with a graph that is none: what a GPU itself does is in ``tests/gpu``."""
+
+import copy
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client.training import network_cache
+from common.models import gpu
+from common.models.gpu import BackboneGraph, features_through, on_device, replayed
+from strategies.local import training
+from tests.federations import federation
+
+GPU = torch.device("cuda")
+
+
+class Graphs:
+    """Stands for torch's: what was recorded, and how often it ran."""
+
+    def __init__(self) -> None:
+        self.shapes, self.runs, self.broken = list[tuple[int, ...]](), 0, False
+
+    def make(
+        self, forward: Callable[..., Tensor], example: tuple[Tensor, ...], **options: Any
+    ) -> Callable[..., Tensor]:
+        self.shapes.append(tuple(example[0].shape))
+        forward(*example)  # as warming up does
+        if self.broken:
+            raise RuntimeError("operation not permitted when stream is capturing")
+
+        def replaying(*values: Tensor) -> Tensor:
+            self.runs += 1
+            return forward(*values)
+
+        return replaying
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> Graphs:
+    made = Graphs()
+    monkeypatch.setattr(gpu, "RECORD_AFTER", 2)
+    monkeypatch.setattr(gpu, "_end_recording", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", made.make)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    return made
+
+
+def new_backbone() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3 * 36, 2))
+
+
+def images(n: int = 4) -> Tensor:
+    return torch.rand(n, 1, 8, 8, generator=torch.Generator().manual_seed(n))
+
+
+def steps(backbone: nn.Module, sizes: list[int], views: int = 1) -> list[Tensor]:
+    """An epoch of these batches; the gradients of each."""
+    found = []
+    with replayed(backbone, GPU, "bf16") as begin_step:
+        for n in sizes:
+            begin_step()
+            backbone.zero_grad()
+            sum(features_through(backbone, images(n)).square().sum() for _ in range(views)).backward()  # type: ignore[union-attr]
+            found.append(torch.cat([one.grad.flatten() for one in backbone.parameters() if one.grad is not None]))
+    return found
+
+
+def same_as_without(backbone: nn.Module, sizes: list[int], views: int = 1) -> None:
+    """The gradients of an epoch, and the running means after it, are those of a backbone without graphs."""
+    plain = copy.deepcopy(backbone)
+    plain.__dict__.pop(gpu.NAME, None)
+    expected = []
+    for n in sizes:
+        plain.zero_grad()
+        sum(plain(images(n)).square().sum() for _ in range(views)).backward()
+        expected.append(torch.cat([one.grad.flatten() for one in plain.parameters()]))
+    for found, wanted in zip(steps(backbone, sizes, views), expected, strict=True):
+        assert torch.equal(found, wanted)
+    for (name, one), other in zip(backbone.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_after_some_steps_of_one_shape_each_full_batch_is_replayed(graphs: Graphs) -> None:
+    same_as_without(new_backbone(), [4, 4, 4, 4, 3])
+    assert graphs.shapes == [(4, 1, 8, 8)]
+    assert graphs.runs == 2
+
+
+def test_small_sites_with_few_full_batches_come_to_a_graph_too(graphs: Graphs) -> None:
+    backbone = new_backbone()
+    for _ in range(3):
+        same_as_without(backbone, [4, 3])
+    assert graphs.shapes == [(4, 1, 8, 8)]
+    assert graphs.runs == 1
+
+
+def test_a_graph_lasts_for_the_next_epochs(graphs: Graphs) -> None:
+    backbone = new_backbone()
+    steps(backbone, [4, 4, 4])
+    same_as_without_runs = graphs.runs
+    steps(backbone, [4, 4, 3, 4])
+    assert len(graphs.shapes) == 1
+    assert graphs.runs == same_as_without_runs + 3
+
+
+def test_of_two_views_in_a_step_one_is_replayed(graphs: Graphs) -> None:
+    same_as_without(new_backbone(), [4, 4, 4, 4], views=2)
+    assert graphs.runs == 2
+
+
+def test_outside_a_step_and_without_gradients_nothing_is_replayed(graphs: Graphs) -> None:
+    backbone = new_backbone()
+    steps(backbone, [4, 4, 4])
+    before = graphs.runs
+    features_through(backbone, images())
+    with replayed(backbone, GPU, "bf16") as begin_step:
+        begin_step()
+        with torch.no_grad():
+            features_through(backbone, images())
+        features_through(backbone, images().requires_grad_())
+    assert graphs.runs == before
+
+
+@pytest.mark.parametrize("change", ["frozen layer", "frozen norm", "moved", "precision"])
+def test_a_backbone_that_is_trained_in_another_way_is_recorded_anew(graphs: Graphs, change: str) -> None:
+    backbone = new_backbone()
+    steps(backbone, [4, 4, 4])
+    if change == "frozen layer":
+        backbone[0].requires_grad_(False)
+    elif change == "frozen norm":
+        backbone[1].eval()
+    elif change == "moved":
+        backbone[3].weight.data = backbone[3].weight.data.clone()
+    before = graphs.runs
+    with replayed(backbone, GPU, "float32" if change == "precision" else "bf16") as begin_step:
+        begin_step()
+        features_through(backbone, images())
+    assert graphs.runs == before
+
+
+def test_a_copy_has_no_graph(graphs: Graphs) -> None:
+    backbone = new_backbone()
+    steps(backbone, [4, 4, 4])
+    other = copy.deepcopy(backbone)
+    before = graphs.runs
+    with replayed(other, GPU, "bf16") as begin_step:
+        begin_step()
+        features_through(other, images())
+    assert graphs.runs == before
+    assert isinstance(other.__dict__[gpu.NAME], BackboneGraph)
+
+
+def test_what_cannot_be_recorded_is_trained_as_ever(graphs: Graphs) -> None:
+    graphs.broken = True
+    backbone = new_backbone()
+    same_as_without(backbone, [4, 4, 4, 4])
+    assert len(graphs.shapes) == 1
+    assert graphs.runs == 0
+
+
+def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
+    backbone = new_backbone()
+    with replayed(backbone, torch.device("cpu"), "float32") as begin_step:
+        begin_step()
+    backbone.requires_grad_(False)
+    with replayed(backbone, GPU, "float32") as begin_step:
+        begin_step()
+    assert gpu.NAME not in backbone.__dict__
+
+
+def test_what_makes_a_gpu_exact_leaves_torch_s_settings_as_they_belong_together() -> None:
+    program = """
+import torch
+from common.models.gpu import be_exact
+be_exact()
+with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as torch.export does
+    pass
+assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.allow_tf32
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_a_cpu_changes_no_setting_of_gpus() -> None:
+    before = torch.backends.cudnn.deterministic
+    assert on_device(new_backbone(), "cpu") is not None
+    assert torch.backends.cudnn.deterministic == before
+
+
+def test_the_sites_and_rounds_of_a_run_share_one_graph(
+    graphs: Graphs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = federation(tmp_path, "training.batch_size=16", out="plain")
+    monkeypatch.setattr(training, "replayed", lambda backbone, device, more: replayed(backbone, GPU, more))
+    network_cache._networks.cache_clear()
+    assert federation(tmp_path, "training.batch_size=16", out="replayed")["model_sha256"] == plain["model_sha256"]
+    assert len(graphs.shapes) == 1
+    assert graphs.runs > 50

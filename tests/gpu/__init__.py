@@ -1,0 +1,1 @@
+"""What a GPU does; skipped on a machine without one."""
