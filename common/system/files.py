@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from common.errors import Fault, did_you_mean
-from common.system.stopping import removed_if_stopped
+from common.system.stopping import removed_if_stopped, wait_if_ending
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 """The disk, the user's share of it, or the size that a file may have."""
@@ -141,19 +141,22 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
     Args:
         private: Only its owner may read it, at no instant anybody else.
     """
+    wait_if_ending()  # what is half done has been removed by now
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = part_of(path)
-    try:
-        descriptor = _new_file(temporary, 0o600 if private else 0o666)
-        with named_if_full(path), removed_if_stopped(temporary.unlink), os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    remove = partial(temporary.unlink, missing_ok=True)
+    with removed_if_stopped(remove):  # from before it is there until it has its own name
+        try:
+            descriptor = _new_file(temporary, 0o600 if private else 0o666)
+            with named_if_full(path), os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            temporary.replace(path)
+        except BaseException:
+            remove()
+            raise
     if durable:
         flush_folder(path.parent)
 

@@ -112,9 +112,10 @@ class CheckpointFolder:
         facts = whole["facts"]
         if _hash(content, facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
-        return Checkpoint(
-            facts["run"], of_bytes(content), facts["experiment"], facts["books"], facts["last_validation"]
-        )
+        state = of_bytes(content)
+        if not _describes(facts, state.round, number):
+            raise ValueError("it is not what a run writes after this round")
+        return Checkpoint(facts["run"], state, facts["experiment"], facts["books"], facts["last_validation"])
 
     def _numbers(self) -> list[int]:
         names = (path.stem.removeprefix("round-") for path in self.folder.glob("round-*.json"))
@@ -139,6 +140,16 @@ def _whole(text: bytes) -> dict[str, Any]:
     if whole["version"] != VERSION:
         raise ValueError(f"it has version {whole['version']}, this release reads {VERSION}")
     return {"facts": None, **whole}
+
+
+def _describes(facts: Any, of_state: int, number: int) -> bool:
+    """Whether facts have what a run needs to go on; their values are those of the run that wrote the hash."""
+    if not isinstance(facts, dict) or facts.get("round") != number or of_state != number:
+        return False
+    tables = [facts.get(name) for name in ("books", "last_validation", "experiment")]
+    if isinstance(experiment := tables[-1], dict):
+        tables += [experiment.get("run"), experiment.get("model")]
+    return isinstance(facts.get("run"), str) and all(isinstance(table, dict) for table in tables)
 
 
 def _hash(content: bytes, facts: Any) -> str:

@@ -101,7 +101,7 @@ class Recorder(Callbacks):
         """Open what is written; note what run this is, or that it goes on, and who takes part.
 
         Raises:
-            RunStopped: If the run goes on, and its sites annotate other classes now.
+            RunStopped: If the run goes on, and its sites annotate other classes now, or its model was changed.
         """
         setting, folder = self.setting, self.setting.folder.path
         durable, keep = setting.backend == "network", self.experiment.run.keep_updates
@@ -122,7 +122,7 @@ class Recorder(Callbacks):
         if resumed is None:
             self.ledger.began(FederationState(0, initial), **_identity(self.experiment, self.setting, sites.contract))
         else:
-            self.ledger.resumed(resumed.state.round, experiment_sha256=experiment_sha256(self.experiment))
+            self.ledger.resumed(resumed.state, experiment_sha256=experiment_sha256(self.experiment))
         for site, member in sorted(sites.members.items()):
             self.ledger.enrolled(resumed.state.round if resumed else 0, site, member)
 

@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import RecordDict
 
 from common.models.state import Layout, state_sha256
-from common.security.audit import Audit
+from common.security.audit import FILE, Audit
 from common.security.signatures import Signed, stated
 from common.system.files import write_atomically
 from common.system.plain_text import MOST_WORDS, shown
@@ -22,7 +22,7 @@ from common.wire.canonical_bytes import pieces, record_sha256
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import TrainReply
 from strategies.base.checkpoint import to_bytes
-from strategies.base.round_record import Arrival, RoundRecord
+from strategies.base.round_record import Arrival, RoundRecord, RunStopped
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken_model import RolledBack
 from strategies.rounds.participation.roll_call import Member
@@ -65,9 +65,30 @@ class RunAudit:
         if self.keep:
             write_atomically(self._updates / INITIAL, to_bytes(initial), durable=self.durable)
 
-    def resumed(self, server_round: int, **facts: Any) -> None:
-        """The run goes on from a checkpoint; what came after it is done again."""
-        self.audit.append(event="resumed", round=server_round, **facts)
+    def resumed(self, state: FederationState, **facts: Any) -> None:
+        """The run goes on from a checkpoint; what came after it is done again.
+
+        Raises:
+            RunStopped: If the checkpoint holds another model than this audit has noted.
+        """
+        noted = self._models()
+        kept = {state.round: state.model} | ({state.best_round: state.best} if state.best else {})
+        for number, model in kept.items():
+            if number in noted and noted[number] != state_sha256(model, self.layout):
+                problem = f"the checkpoint's model after round {number} is not the one that {FILE} has noted:"
+                remedy = f"one of them was changed. Put copies of {FILE} and checkpoints/ back, or take a new --out."
+                raise RunStopped(f"resume: {problem} {remedy}")
+        self.audit.append(event="resumed", round=state.round, **facts)
+
+    def _models(self) -> dict[int, Any]:
+        """Round -> hash of the model after it, as noted last in this run; 0 is what it began with."""
+        found: dict[int, Any] = {}
+        for entry in self.audit.entries():
+            if entry.get("event") == "run":
+                found = {0: entry.get("initial_model_sha256")}
+            elif entry.get("event") == "aggregated":
+                found[entry.get("round", -1)] = entry.get("model_sha256")
+        return found
 
     def rolled_back(self, rolled_back: RolledBack) -> None:
         """A model was broken; the run goes on from an earlier one, and what came after that is done again."""

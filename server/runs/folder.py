@@ -108,8 +108,7 @@ class RunFolder:
         events = path / "events.jsonl"
         if not events.is_file():
             raise BadInput([_no_run(path)])
-        for folder in (path, path / "checkpoints"):
-            remove_parts(folder)
+        remove_parts(path, below=True)
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
             write_atomically(events, content[: content.rfind(b"\n") + 1])
         return cls(path)

@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from common.config import read_experiment
 from common.errors import BadInput
+from common.system import files, stopping
 from common.system.files import no_such_file, write_atomically
 from common.system.seeds import seed_of
 
@@ -50,6 +53,34 @@ def test_a_writer_that_dies_before_the_end_leaves_the_old_content(
     with pytest.raises(OSError, match="power failure"):
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+@pytest.mark.parametrize(("owner", "name"), [(files, "_new_file"), (Path, "replace")])
+def test_a_program_that_is_stopped_while_it_writes_removes_what_is_half_done(
+    owner: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From before the half-written file is there until it has its own name."""
+    to_remove, real = list[int](), getattr(owner, name)
+
+    def looking(*arguments: Any) -> Any:
+        to_remove.append(len(stopping._to_remove))
+        return real(*arguments)
+
+    monkeypatch.setattr(owner, name, looking)
+    write_atomically(tmp_path / "file.json", b"new")
+    assert to_remove == [1]
+    assert stopping._to_remove == []
+
+
+def test_a_program_that_is_being_stopped_begins_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited = list[float]()
+    monkeypatch.setattr(stopping, "_ending", threading.Event())
+    monkeypatch.setattr(stopping.time, "sleep", waited.append)
+    write_atomically(tmp_path / "one", b"")
+    assert not waited
+    stopping._ending.set()
+    write_atomically(tmp_path / "other", b"")
+    assert len(waited) == 1
 
 
 def test_what_a_path_is_instead_of_a_file_is_said_and_nothing_suggested(tmp_path: Path) -> None:

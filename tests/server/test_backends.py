@@ -210,11 +210,12 @@ def test_two_sites_share_a_gpu_of_a_node_that_shares_no_folder_with_the_coordina
 @needs_machines
 def test_both_nodes_train_where_no_gpu_is_asked_for_and_auto_finds_the_cluster(two_nodes: Cluster) -> None:
     east, _, _, folder = two_nodes
-    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", "training.reset_optimizer=false")
+    trained = ("training.reset_optimizer=false", "run.rounds=60")  # long enough for the second node's worker to start
+    settings = ("simulation.gpus_per_site=0", "simulation.workers=3", *trained)
     done = east.run(*typed(folder, "both", "simulation.address=auto", *settings))
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "both" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished("training.reset_optimizer=false")[1]["model_sha256"]
+    assert summary["model_sha256"] == finished(*trained)[1]["model_sha256"]
     assert len({event["node"] for event in events_of(folder / "both", "worker_ready")}) == 2
 
 

@@ -3,19 +3,27 @@
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import server.federation.checkpoints
 import strategies.rounds.strategy
 from common.errors import BadInput
+from common.models.state import ModelState
+from server.federation import checkpoints
 from server.federation.checkpoints import CheckpointFolder
 from server.runs.folder import RunFolder
 from server.simulation.backends import inline as backends
+from strategies.base.checkpoint import of_bytes, to_bytes
+from strategies.base.round_record import RunStopped
+from strategies.base.state import FederationState
 from strategies.registry import STRATEGIES
 from tests.federations import experiment, federation, finished, needs_of
 from tests.network.real import warm
@@ -218,3 +226,74 @@ def test_another_experiment_another_folder_or_fewer_rounds_are_refused(tmp_path:
     assert newest is not None
     assert newest.state.round == 4
     assert not broken
+
+
+def rewritten(
+    run: Path, server_round: int, change: Callable[[dict[str, Any], FederationState], FederationState]
+) -> None:
+    """Write a checkpoint again as somebody would who knows its format, its hash included."""
+    state, about = (run / "checkpoints" / f"round-{server_round:06d}.{kind}" for kind in ("safetensors", "json"))
+    whole = json.loads(about.read_text())
+    content = to_bytes(change(whole["facts"], of_bytes(state.read_bytes())))
+    whole["blake3"] = checkpoints._hash(content, whole["facts"])
+    state.write_bytes(content)
+    about.write_text(json.dumps(whole))
+
+
+def shifted(model: ModelState) -> ModelState:
+    return replace(model, trunk=model.trunk + np.float32(1e-4))
+
+
+@pytest.mark.parametrize("which", ["model", "best"])
+def test_a_model_that_was_changed_in_the_run_folder_is_not_gone_on_with(which: str, tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    run = tmp_path / "killed"
+    rewritten(run, 3, lambda facts, state: replace(state, **{which: shifted(getattr(state, which))}))
+    before = (run / "audit.jsonl").read_bytes()
+    with pytest.raises(RunStopped, match=r"is not the one that audit\.jsonl has noted: one of them was changed"):
+        federation(tmp_path, ROUNDS, out="killed", resume=True)
+    assert (run / "audit.jsonl").read_bytes() == before
+
+
+ODD: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no run": lambda facts: facts.pop("run"),
+    "books are a number": lambda facts: facts.update(books=3),
+    "an experiment without a model": lambda facts: facts["experiment"].pop("model"),
+    "an experiment that is a list": lambda facts: facts.update(experiment=[]),
+    "another round": lambda facts: facts.update(round=2),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_a_checkpoint_with_odd_facts_and_the_right_hash_is_passed_over(name: str, tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+
+    def odd(facts: dict[str, Any], state: FederationState) -> FederationState:
+        ODD[name](facts)
+        return state
+
+    rewritten(tmp_path / "killed", 3, odd)
+    federation(tmp_path, ROUNDS, out="killed", resume=True)
+    (said,) = events(tmp_path / "killed", "checkpoint_broken")
+    assert said["file"] == "round-000003.json"
+
+
+def test_a_checkpoint_under_the_name_of_another_round_is_passed_over(tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    folder = tmp_path / "killed" / "checkpoints"
+    for kind in ("safetensors", "json"):
+        (folder / f"round-000009.{kind}").write_bytes((folder / f"round-000003.{kind}").read_bytes())
+    federation(tmp_path, ROUNDS, out="killed", resume=True)
+    (said,) = events(tmp_path / "killed", "checkpoint_broken")
+    assert said["file"] == "round-000009.json"
+
+
+def test_what_killed_processes_left_half_written_is_removed_on_resume(tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    run, gone = tmp_path / "killed", subprocess.run(["sh", "-c", "echo $$"], capture_output=True, check=True).stdout
+    left = [run / place / f".x.{int(gone)}-1.part" for place in (".", "checkpoints", "sites/north", "updates")]
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"half")
+    federation(tmp_path, ROUNDS, out="killed", resume=True)
+    assert not any(path.exists() for path in left)
