@@ -4,13 +4,10 @@ Updates are added as they come, or kept until all are there; either way in the o
 the same no matter who was first. The same rules, from updates on disk, check a run afterwards.
 """
 
-import tempfile
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import numpy as np
 
 from common.config import FarUpdates
 from common.models.state import ModelState
@@ -18,13 +15,11 @@ from common.wire.records import Groups, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
 from strategies.aggregation.outliers import Lengths, dropped, far_updates, lengths_of
 from strategies.aggregation.server_optimizer import Moments
+from strategies.aggregation.waiting import WaitingUpdates
 from strategies.base.method import Method, Weighting
 from strategies.base.robust_state import Merged, robust_means
 from strategies.base.round_context import RoundContext
 from strategies.base.state import Means, RunningMeans, means_of, site_weight
-
-IN_MEMORY = 2**29
-"""Bytes of updates that wait in memory; the trunks of more wait in files that no kill leaves behind."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +159,7 @@ class Gathering:
 class Assembly:
     """Keeps a round's updates until all are there, for rules that look at all of them together.
 
-    The first stay in memory; the trunks of the others lie in files and are read from there, a piece at a time.
+    The first stay in memory; the trunks of the others lie in a file and are read from there, a piece at a time.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -183,56 +178,6 @@ class Assembly:
     def updates(self) -> Mapping[str, Groups]:
         """Every site's update."""
         return dict(self._waiting)
-
-
-class WaitingUpdates(Mapping[str, Groups]):
-    """Updates that wait, by site: :data:`IN_MEMORY` bytes of them in memory, the trunks of the others in files."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder, self._updates, self._bytes = folder, dict[str, Groups](), 0
-
-    def put(self, site: str, update: Groups, *, briefly: bool = False) -> None:
-        """Keep a site's update, in memory if it fits there or is taken at once."""
-        if not briefly and self._bytes + _bytes_in_memory(update) > IN_MEMORY:
-            update = put_away(update, self._folder)
-        self._updates[site] = update
-        self._bytes += _bytes_in_memory(update)
-
-    def take(self, site: str) -> Groups:
-        """Return a site's update, which waits no longer."""
-        update = self._updates.pop(site)
-        self._bytes -= _bytes_in_memory(update)
-        return update
-
-    def __getitem__(self, site: str) -> Groups:
-        return self._updates[site]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._updates)
-
-    def __len__(self) -> int:
-        return len(self._updates)
-
-
-def _bytes_in_memory(update: Groups) -> int:
-    """Bytes of the trunk, where it is in memory: the rest is small, and stays there."""
-    return 0 if update.trunk is None or isinstance(update.trunk, np.memmap) else update.trunk.nbytes
-
-
-def put_away(update: Groups, folder: Path | None) -> Groups:
-    """An update with its trunk in a file without a name, which is read where it lies and goes with the last look at it.
-
-    As it is where there is no trunk, or no room on the disk.
-    """
-    if update.trunk is None or not update.trunk.size:
-        return update
-    try:
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(np.ascontiguousarray(update.trunk).data)
-            file.flush()
-            return replace(update, trunk=np.memmap(file, np.float32, mode="r"))
-    except OSError:
-        return update
 
 
 # ---------------------------------------------------------------------- the rules

@@ -1,16 +1,20 @@
 """Updates are added in the order of site names, no matter who was first, and few of them wait in memory."""
 
+import errno
 import gc
+import os
 import weakref
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from common.models.state import Head, ModelState
 from common.wire.records import Groups, TrainReply
-from strategies.base import aggregator
+from strategies.aggregation import waiting
 from strategies.base.aggregator import Assembly, Gathering
 from strategies.surgical import OwnersMean
 from tests.strategies.folds import aggregated
@@ -45,7 +49,7 @@ def bits(model: ModelState) -> bytes:
 def test_whoever_is_first_the_bits_are_the_same(
     order: tuple[str, ...], in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
+    monkeypatch.setattr(waiting, "IN_MEMORY", in_memory * TRUNK_BYTES)
     together = Gathering(MODEL, SITES, "samples", OwnersMean)
     for site in order:
         left = together.take(REPLIES[site])
@@ -67,7 +71,7 @@ def test_a_site_that_is_refused_or_never_answers_is_not_waited_for(refused: tupl
 
 
 def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", 0)
+    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
     together = Gathering(MODEL, SITES, "uniform", OwnersMean, tmp_path / "not-there")
     for site in SITES[::-1]:
         together.take(REPLIES[site])
@@ -78,7 +82,7 @@ def test_where_the_disk_has_no_room_updates_wait_in_memory(tmp_path: Path, monke
 def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by_name(
     in_memory: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", in_memory * TRUNK_BYTES)
+    monkeypatch.setattr(waiting, "IN_MEMORY", in_memory * TRUNK_BYTES)
     kept = Assembly(tmp_path)
     for site in ("west", "east", "south", "north"):
         assert kept.take(REPLIES[site]).update == Groups()
@@ -97,7 +101,7 @@ def test_updates_that_are_kept_until_all_are_there_lie_in_files_and_come_back_by
 
 
 def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aggregator, "IN_MEMORY", TRUNK_BYTES)
+    monkeypatch.setattr(waiting, "IN_MEMORY", TRUNK_BYTES)
     some, alive = Gathering(MODEL, SITES, "uniform", OwnersMean), []
     for site, stays in (("east", False), ("south", True), ("west", False), ("north", False)):
         came = reply(site, 3)
@@ -110,3 +114,66 @@ def test_an_update_that_was_added_or_put_away_leaves_memory(monkeypatch: pytest.
         if site == "west":
             assert [found() is not None for found, _ in alive] == [stays for _, stays in alive]
     assert [found() for found, _ in alive] == [None] * 4
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="this system does not list open files")
+def test_many_that_wait_take_no_more_open_files_than_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,024, a common limit, the sites' connections need most."""
+    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
+    before, kept = open_files(), Assembly(tmp_path)
+    came = {f"site-{number:03d}": replace(REPLIES["north"], site=f"site-{number:03d}") for number in range(300)}
+    for one in came.values():
+        kept.take(one)
+    updates = kept.updates()
+    trunks = {site: update.trunk for site, update in updates.items()}
+    assert open_files() <= before + 2
+    assert all(np.array_equal(trunk, came[site].update.trunk) for site, trunk in trunks.items())
+    del kept, updates, trunks
+    gc.collect()
+    assert open_files() == before
+
+
+def test_a_disk_that_is_full_in_the_middle_of_an_update_harms_none_before_it_or_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
+    kept = waiting.WaitingUpdates(tmp_path)
+    kept.put("north", REPLIES["north"].update)
+    real = kept._file._file
+    assert real is not None
+
+    class Full:
+        """Takes five bytes more."""
+
+        def write(self, data: memoryview) -> int:
+            if len(data) < TRUNK_BYTES:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real.write(data[:5])
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+    kept._file._file = Full()  # type: ignore[assignment]
+    kept.put("south", REPLIES["south"].update)
+    kept._file._file = real
+    kept.put("west", REPLIES["west"].update)
+    assert [site for site in kept if isinstance(kept[site].trunk, np.memmap)] == ["north", "west"]
+    for site in ("north", "south", "west"):
+        assert np.array_equal(kept.take(site).trunk, REPLIES[site].update.trunk)
+
+
+def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "IN_MEMORY", 0)
+    kept = waiting.WaitingUpdates(tmp_path)
+    for _ in range(3):
+        for site in SITES:
+            kept.put(site, REPLIES[site].update)
+        file = kept._file._file
+        assert file is not None
+        assert os.fstat(file.fileno()).st_size == len(SITES) * TRUNK_BYTES
+        for site in SITES:
+            kept.take(site)

@@ -376,7 +376,7 @@ def test_a_far_update_counts_where_too_few_sites_would_stay(monkeypatch: pytest.
 
 @pytest.mark.parametrize("in_memory", [0, 2**20])
 def test_dropping_far_updates_changes_no_bit_where_none_is_far(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("strategies.base.aggregator.IN_MEMORY", in_memory)
+    monkeypatch.setattr("strategies.aggregation.waiting.IN_MEMORY", in_memory)
     plain, dropping = (run(ALL, rounds=2, min_sites=2, far_updates=far) for far in ("off", "drop"))
     for group in ("trunk", "norm"):
         assert getattr(plain.model, group).tobytes() == getattr(dropping.model, group).tobytes()
@@ -396,7 +396,7 @@ def test_dropping_far_updates_changes_no_bit_where_none_is_far(in_memory: int, m
 def test_a_robust_mean_is_not_moved_by_one_site_that_lies(
     mean: Any, moved: float, in_memory: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("strategies.base.aggregator.IN_MEMORY", in_memory)
+    monkeypatch.setattr("strategies.aggregation.waiting.IN_MEMORY", in_memory)
     ran = five(monkeypatch, parameters={"mean": mean})
     np.testing.assert_array_equal(ran.model.trunk, [0.25 + moved, -4 + moved])
     np.testing.assert_array_equal(ran.model.head.bias, np.array([-2, 0], np.float32) - moved)
