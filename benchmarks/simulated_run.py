@@ -2,7 +2,7 @@
 
 python benchmarks/simulated_run.py CONTENDER EXPERIMENT.toml STAMPS
 
-CONTENDER is bare, inline, ray, ray:WORKERS or stock.
+CONTENDER is bare, inline, ray, ray:WORKERS, stock or pfl.
 
 A line of STAMPS: a word, seconds of the system-wide monotonic clock, CPU seconds of this process so far. Words:
 ``imported``, ``round`` (when the first begins and when each ends), ``done MODEL_SHA256``.
@@ -88,15 +88,24 @@ def stock(experiment: Path, stamps: Path) -> str:
     return "-"
 
 
+def pfl(experiment: Path, stamps: Path) -> str:
+    from pfl_loop import fedavg
+
+    from common.config import read_experiment
+
+    stamp(stamps, "imported")
+    return fedavg(read_experiment(experiment, []), lambda: stamp(stamps, "round"))
+
+
 def main() -> None:
     contender, experiment, stamps = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
     with importing():  # as flwr-sim does
         import torchvision  # noqa: F401 - what a ResNet-18 needs counts as imported
 
-        if contender not in ("bare", "stock"):
+        if contender not in ("bare", "stock", "pfl"):
             import server.simulation.simulate  # noqa: F401
-    others = {"bare": bare, "stock": stock}
+    others = {"bare": bare, "stock": stock, "pfl": pfl}
     done = others[contender](experiment, stamps) if contender in others else ours(experiment, stamps, contender)
     stamp(stamps, "done", done)
 

@@ -9,6 +9,7 @@ inline  flwr-sim run --backend inline
 ray     flwr-sim run --backend ray, two workers
 stock   Flower's quickstart: FedAvg, a ClientApp with train and evaluate, its own simulation on Ray, two workers
         (benchmarks/stock_simulation)
+pfl     pfl-research's simulation in one process (benchmarks/pfl_loop.py, which says how to install it)
 
 CPU seconds and memory are those of the process and all it starts, sampled five times a second; a round's are taken
 from the end of the first to the end of the last, so that starting up is not in them. What comes after the last round
@@ -184,7 +185,7 @@ def measure(contender: str, experiment: Path, scratch: Path, into: Measured) -> 
     rounds = [(float(line[1]), float(line[2])) for line in lines if line[0] == "round"]
     into.start.append(rounds[0][0] - float(next(line[1] for line in lines if line[0] == "imported")))
     into.wall += [after[0] - before[0] for before, after in itertools.pairwise(rounds[1:])]
-    if contender in ("bare", "inline"):  # one process, which knows exactly
+    if contender in ("bare", "inline", "pfl"):  # one process, which knows exactly
         into.cpu += [after[1] - before[1] for before, after in itertools.pairwise(rounds[1:])]
         into.end.append(next(float(line[2]) for line in lines if line[0] == "done") - rounds[-1][1])
     else:
@@ -227,7 +228,7 @@ def table_of(measured: Mapping[Case, Mapping[str, Measured]]) -> Table:
 
 def same_model(contenders: Mapping[str, Measured]) -> None:
     """Raise if bare, inline and ray did not all end in one model."""
-    found = set[str]().union(*(one.sha256 for name, one in contenders.items() if name != "stock"))
+    found = set[str]().union(*(one.sha256 for name, one in contenders.items() if name not in ("stock", "pfl")))
     if len(found) > 1:
         raise SystemExit(f"the contenders ended in different models: { {n: o.sha256 for n, o in contenders.items()} }")
 

@@ -5,7 +5,7 @@ HEARTBEAT_INTERVAL_S = 15
 HEARTBEAT_PAUSE_S = HEARTBEAT_INTERVAL_S / 3
 """Between two signs of life, so that one or two may get lost."""
 CALL_TIMEOUT_S = 120.0
-"""For one call: 16 MiB, two at once, at 2.3 Mbit/s."""
+"""For one call: 4 MiB, two at once, at 0.6 Mbit/s."""
 CLOCKS_DIFFER_S = 300.0
 """Between site and coordinator, at most: Flower refuses a call that is signed at another time."""
 TLS_TIMEOUT_S = 10.0

@@ -17,8 +17,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 SERVICE = "flwr.proto.Fleet"
 COORDINATOR = 1
 """Flower's number of the SuperLink itself, as source and destination of messages."""
-CHUNK_BYTES = 16 * 2**20
-"""Largest part of an array that travels as one object; Flower's own 5 MiB make three times as many calls."""
+CHUNK_BYTES = 4 * 2**20
+"""Largest part of an array that travels as one object: of each hospital that sends or receives, the SuperLink has one
+or two of them in memory. With 16 MiB it took 740 MB for twelve hospitals with a ResNet-18 in the place of 320; a round
+took a twentieth less CPU time."""
 
 SMALL_CONTENTS = "small_contents"
 """The contents of a message's small objects; each is named by its SHA-256."""

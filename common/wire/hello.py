@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-WIRE_VERSION = 14
+WIRE_VERSION = 15
 """Raised whenever a record gains, loses or changes a field, or is hashed otherwise; the two sides must agree."""
 
 SERVICE, METHOD = "polyclinic.Coordinator", "Hello"

@@ -80,11 +80,11 @@ class Fleet:
         return self.sockets[-1]  # type: ignore[return-value]
 
     def half_sent(self, *metadata: tuple[bytes, bytes]) -> ssl.SSLSocket:
-        """A connection on which a call has announced 16 MB and sent 16 KB of them."""
+        """A connection on which a call has announced 4 MB and sent 16 KB of them."""
         connection = self.shaken()
         begun = PREFACE + frame(SETTINGS, 0, 0) + frame(SETTINGS, 1, 0)
         call = frame(HEADERS, END_HEADERS, 1, headers(METHOD.encode(), *metadata))
-        connection.sendall(begun + call + frame(0, 0, 1, (announced(16_000_000) + bytes(FRAME))[:FRAME]))
+        connection.sendall(begun + call + frame(0, 0, 1, (announced(4_000_000) + bytes(FRAME))[:FRAME]))
         return connection
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from common.wire.fleet_protocol import CHUNK_BYTES
 from server.deployment.superlink.objects.reply_bounds import LARGEST_CALL
 from server.deployment.superlink.port_guard import call_limits
 from server.deployment.superlink.port_guard.call_limits import CALLS_PER_SITE, LARGE_PER_SITE, CallLimits
@@ -17,12 +18,12 @@ from tests.server.guarded import METHOD, Fleet, call, eventually, in_background,
 
 SMALL = "/flwr.proto.Fleet/SendNodeHeartbeat"
 NORTH = (b"site", b"north")
-AN_ANSWER = bytes(8_000_000)
+AN_ANSWER = bytes(4_000_000)
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Answers with eight megabytes; two objects may arrive at once."""
+    """Answers with four megabytes; two objects may arrive at once."""
     with running(tmp_path, Guard(calls=CallLimits(large_at_once=2)), lambda body: AN_ANSWER) as fleet:
         yield fleet
 
@@ -108,7 +109,7 @@ def test_objects_beyond_what_memory_holds_wait_and_small_calls_do_not(fleet: Fle
 
 def test_a_message_that_is_larger_than_a_part_of_an_array_is_refused_unread(fleet: Fleet) -> None:
     with fleet.channel() as channel:
-        assert call(channel, "north", bytes(16 * 2**20)) == AN_ANSWER
+        assert call(channel, "north", bytes(CHUNK_BYTES)) == AN_ANSWER
         with pytest.raises(grpc.RpcError) as refused:
             call(channel, "north", bytes(LARGEST_CALL + 1))
     assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -14,7 +14,7 @@ from common.wire.fleet_protocol import CHUNK_BYTES
 
 MORE_BYTES = 16 * 2**20
 """For statistics and figures, with the model's parts or without."""
-MORE_OBJECTS = 8
+MORE_OBJECTS = 8 + MORE_BYTES // CHUNK_BYTES
 LARGEST_CALL = CHUNK_BYTES + 2**20
 """A chunk of an array, and room for what is around it: nothing else of a message is as large."""
 
