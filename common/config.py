@@ -462,9 +462,18 @@ def read_tables(path: Path, children: tuple[Path, ...] = ()) -> tuple[dict[str, 
     if not is_file(path.parent / parent):
         raise BadInput([Fault(f"{path.name}: extends", f'names "{parent}", and there is no such file beside it.')])
     inherited, _ = read_tables(path.parent / parent, (*children, path.resolve()))
-    if _method_of(tree) not in (None, _method_of(inherited)) and isinstance(small := inherited.get("small"), dict):
-        small.pop("method", None)  # sized for another method
+    if isinstance(small := inherited.get("small"), dict):
+        if _method_of(tree) not in (None, _method_of(inherited)):
+            small.pop("method", None)  # sized for another method
+        for table in ("data", "partition"):
+            if _kind_of(tree, table) not in (None, _kind_of(inherited, table)):
+                small.pop(table, None)  # keys of another kind
     return _merged(inherited, tree), path
+
+
+def _kind_of(tree: Mapping[str, Any], table: str) -> object:
+    found = tree.get(table)
+    return found.get("kind") if isinstance(found, Mapping) else None
 
 
 def _method_of(tree: Mapping[str, Any]) -> object:

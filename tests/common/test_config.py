@@ -1,7 +1,7 @@
 """Experiment files: every fault at once, in words that say what to do."""
 
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -13,6 +13,7 @@ from common.config import (
     TrainingSection,
     plan_of,
     read_experiment,
+    read_tables,
 )
 from common.data.augmentation.spec import AugmentationSpec
 from common.data.base.spec import DataSpec
@@ -54,6 +55,11 @@ def test_every_experiment_after_a_paper_has_a_small_form(path: Path) -> None:
     assert small.run.rounds <= full.run.rounds
 
 
+@pytest.mark.parametrize("path", [path for path in EXPERIMENTS if "small" in read_tables(path)[0]], ids=str)
+def test_every_small_form_that_a_file_has_or_takes_over_reads(path: Path) -> None:
+    assert read_experiment(path, ["scale=small"]).experiment.run.rounds > 0
+
+
 def test_the_small_table_goes_over_the_rest_and_under_what_is_set(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(DIGITS + "[small.run]\nrounds = 1\nseed = 8\n", encoding="utf-8")
     full = read_experiment(tmp_path / "e.toml").experiment.run
@@ -89,6 +95,19 @@ def test_the_small_parameters_of_a_method_stay_with_it(tmp_path: Path) -> None:
         text = f'extends = "below.toml"\n[run]\nmethod = "{method}"\n'
         (tmp_path / f"{name}.toml").write_text(text, encoding="utf-8")
         assert read_experiment(tmp_path / f"{name}.toml", ["scale=small"]).experiment.method == expected
+
+
+def test_the_small_keys_of_a_kind_of_data_or_partition_stay_with_it(tmp_path: Path) -> None:
+    small = "[small.data]\nimage_size = 8\n[small.partition]\nsites = 2\n"
+    (tmp_path / "below.toml").write_text(f"{DIGITS}\n{small}", encoding="utf-8")
+    for name, more, expected in (
+        ("same", "[run]\nrounds = 3\n", (8, 2)),
+        ("data", '[data]\nkind = "phantom"\nimage_size = 32\n', (32, 2)),
+        ("partition", '[partition]\nkind = "random_owners"\nsites = 5\n', (8, 5)),
+    ):
+        (tmp_path / f"{name}.toml").write_text(f'extends = "below.toml"\n{more}', encoding="utf-8")
+        read: Any = read_experiment(tmp_path / f"{name}.toml", ["scale=small"]).experiment
+        assert (read.data.image_size, read.partition.sites) == expected, name
 
 
 def test_files_that_extend_one_another_in_a_circle_are_refused(tmp_path: Path) -> None:
