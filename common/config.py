@@ -4,6 +4,7 @@ An experiment is TOML. ``extends = "other.toml"`` takes over another file's keys
 what differs; ``--set section.key=value`` overrides any key. The part that a hospital needs travels as a :class:`Plan`.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -323,13 +324,24 @@ class Plan(Section):
         return has_state and not self.training.reset_optimizer and not self.privacy.secure_aggregation
 
 
-@lru_cache(maxsize=4)
+LONGEST_KEPT = 2**20
+"""Characters of a plan that is read once for all requests of a run; an honest one has some thousand."""
+
+
 def plan_of_text(text: str) -> Plan:
     """Read a plan as it travels, JSON; every request of a run holds the same.
 
     Raises:
         ValidationError: If it is none.
     """
+    if len(text) > LONGEST_KEPT:
+        return Plan.model_validate_json(text)
+    plan = _plan_of_text(text)
+    return plan.model_copy(update={"method": copy.deepcopy(plan.method)})  # a plug-in may write into its parameters
+
+
+@lru_cache(maxsize=4)
+def _plan_of_text(text: str) -> Plan:
     return Plan.model_validate_json(text)
 
 

@@ -5,6 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
+from common import config
 from common.config import (
     EvaluationSection,
     ParticipationSection,
@@ -12,6 +13,7 @@ from common.config import (
     SimulationSection,
     TrainingSection,
     plan_of,
+    plan_of_text,
     read_experiment,
     read_tables,
 )
@@ -26,6 +28,11 @@ from strategies.registry import STRATEGIES, method_named, method_of
 from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[2]
+
+
+def written(folder: Path, text: str) -> Path:
+    (folder / "e.toml").write_text(text, encoding="utf-8")
+    return folder / "e.toml"
 
 
 def complaints(folder: Path, text: str, *overrides: str) -> list[str]:
@@ -108,6 +115,20 @@ def test_the_small_keys_of_a_kind_of_data_or_partition_stay_with_it(tmp_path: Pa
         (tmp_path / f"{name}.toml").write_text(f'extends = "below.toml"\n{more}', encoding="utf-8")
         read: Any = read_experiment(tmp_path / f"{name}.toml", ["scale=small"]).experiment
         assert (read.data.image_size, read.partition.sites) == expected, name
+
+
+def test_who_writes_into_a_plan_s_parameters_changes_no_other_request_s(tmp_path: Path) -> None:
+    text = plan_of(read_experiment(written(tmp_path, DIGITS), ["method.warm_up_epochs=1"]).experiment).model_dump_json()
+    plan_of_text(text).method["warm_up_epochs"] = 100
+    assert plan_of_text(text).method["warm_up_epochs"] == 1
+
+
+def test_a_plan_without_end_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = plan_of(read_experiment(written(tmp_path, DIGITS)).experiment).model_dump_json()
+    kept = config._plan_of_text.cache_info().misses
+    monkeypatch.setattr(config, "LONGEST_KEPT", len(text) - 1)
+    assert plan_of_text(text) == plan_of_text(text)
+    assert config._plan_of_text.cache_info().misses == kept
 
 
 def test_files_that_extend_one_another_in_a_circle_are_refused(tmp_path: Path) -> None:
