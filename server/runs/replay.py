@@ -75,12 +75,14 @@ class Replay:
         layout = layout_of(build(spec, receipt.classes, seed=0))
         updates = run_folder / UPDATES
         try:
-            model = state_of_bytes(_content(updates, Path(INITIAL))).model
-            sha256 = state_sha256(model, layout)
+            initial = state_of_bytes(_content(updates, Path(INITIAL)))
+            model, sha256 = initial.model, state_sha256(initial.model, layout)
         except (ValueError, KeyError, AssertionError) as error:
             raise Altered(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
         if sha256 != receipt.initial_model_sha256:
             raise Altered(Path(INITIAL), f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}.")
+        if initial.best is not None or initial.moments or initial.statistics:
+            raise Altered(Path(INITIAL), "holds more than a model to begin with: changed.")
         replay = cls(updates, receipt, experiment, layout, method_of(experiment), model)
         for site, one in receipt.sites.items():
             path = Path("roll-call") / record_file(site)

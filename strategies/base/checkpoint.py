@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from common.errors import quoted
 from common.models.state import ModelState
 from common.system.toml import Section
 from common.wire.records import Groups, below
@@ -18,7 +19,7 @@ from strategies.base.best_round import Criterion
 from strategies.base.state import FederationState
 from strategies.rounds.guard.memory import GuardMemory
 
-_FACTS = "facts"
+_FACTS, _KINDS = "facts", ("model", "best", "moments", "statistics")
 _GUARD = TypeAdapter(GuardMemory)
 
 
@@ -63,6 +64,8 @@ def of_bytes(content: bytes) -> FederationState:
     try:
         tensors = load(content)
         facts = _Facts.model_validate_json(tensors[_FACTS].tobytes())
+        if more := sorted(name for name in tensors if name != _FACTS and name.partition("/")[0] not in _KINDS):
+            raise ValueError(f"it holds {quoted(more)}, which no state has")
         names = facts.class_names
         return FederationState(
             round=facts.round,

@@ -5,7 +5,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load, save
 
 from client.gate.audit_report import verified as site_verified
 from common.security.audit import Audit
@@ -95,7 +97,14 @@ def of_value(name: str) -> Change:
     return change
 
 
+def with_tensor(name: str) -> Change:
+    """One more tensor in a safetensors file."""
+    return lambda data: save({**load(data), name: np.zeros(3, np.float32)})
+
+
 SPOILED: list[tuple[str, Change, str]] = [
+    ("updates/initial.safetensors", with_tensor("hidden"), "initial.safetensors: is no model of this run"),
+    ("updates/initial.safetensors", with_tensor("moments/x"), "initial.safetensors: holds more than a model"),
     ("updates/round-000001/site-2.record", middle, "updates/round-000001/site-2.record: is no record that was kept"),
     ("updates/roll-call/site-1.record", middle, "updates/roll-call/site-1.record: is no record that was kept"),
     *(
