@@ -13,7 +13,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 
 # Not deleted at the end as intermediate files.
 .PRECIOUS: $(VENV)/flower-%
-.PHONY: help install demo docs test test-network test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench clean form
+.PHONY: help install demo docs test test-network test-gpu test-oldest-flower test-newest-flower quick torture endurance fuzz lint format tables weights smoke lock licences sbom audit bench clean form
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -40,6 +40,9 @@ test: $(VENV)/installed form  ## all tests but the long ones (those on real data
 test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
 	$(BIN)/pytest -n 2 -m "network or long"
 	$(BIN)/pytest -n 2 tests/server/test_claims.py --hypothesis-profile=thorough
+
+test-gpu: $(VENV)/installed  ## what a GPU does; skipped on a machine without one
+	$(BIN)/pytest -n 12 --dist worksteal tests/gpu
 
 FLOWER_TESTS := tests/test_flower_names.py tests/common/test_flower_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
   $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator database deadlines fleet grid guard hello loopback_secret object_files object_service registrations storage strangers)) \
