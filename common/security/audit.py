@@ -201,7 +201,7 @@ def parsed(line: bytes) -> Entry | None:
     """An entry, or None for a line that is none."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) and type(entry.get("n")) is int and "before" in entry else None
 

@@ -223,16 +223,18 @@ def _end_late(closing: _Closing) -> None:
 
 def _end(code: int, *, silently: bool = False) -> None:
     """End every process that this one started, remove what is half done, say how to go on, and end."""
-    person = _silenced()
-    half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
-    _end_children()
-    for remove in [*half_done, *_to_remove]:
-        with suppress(Exception):  # the program ends in any case
-            remove()
-    cursor = _SHOW_CURSOR if os.isatty(person) else ""
-    with suppress(OSError):
+    try:
+        person = _silenced()
+        half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list
+        with suppress(Exception):
+            _end_children()
+        for remove in [*half_done, *_to_remove]:
+            with suppress(Exception):  # the program ends in any case
+                remove()
+        cursor = _SHOW_CURSOR if os.isatty(person) else ""
         os.write(person, f"{cursor}\n{last_words()}\n".encode() if not silently else b"")
-    os._exit(code)
+    finally:
+        os._exit(code)
 
 
 def last_words() -> str:
@@ -243,7 +245,10 @@ def last_words() -> str:
 
 def _silenced() -> int:
     """Send what other threads still print nowhere; return where a person reads what this one says."""
-    person, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        person, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    except OSError:  # it has as many files open as it may
+        return 2
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
     return person

@@ -107,8 +107,10 @@ class CheckpointFolder:
         return None, broken
 
     def _read(self, number: int) -> Checkpoint:
-        whole = _whole(self._path(number, "json").read_bytes())
-        content = self._path(number, "safetensors").read_bytes()
+        paths = [self._path(number, kind) for kind in ("json", "safetensors")]
+        if odd := [path.name for path in paths if path.exists() and not path.is_file()]:
+            raise ValueError(f"{odd[0]} is no file")  # a pipe would be waited for without end
+        whole, content = _whole(paths[0].read_bytes()), paths[1].read_bytes()
         facts = whole["facts"]
         if _hash(content, facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")

@@ -246,7 +246,7 @@ def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books, f
     """Put a run back where it was.
 
     Raises:
-        RunStopped: If the sites annotate other classes now.
+        RunStopped: If the sites annotate other classes now, or the checkpoint is not what a run writes.
     """
     began, now = checkpoint.class_names, strategy.sites.contract.class_names
     if began != now:
@@ -254,8 +254,13 @@ def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books, f
         missing = f" Not there of the sites that took part: {quoted(away)}. Start them, and resume." if away else ""
         problem = f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}."
         raise RunStopped(problem + missing)
-    strategy.resume(checkpoint.state, TypeAdapter(FederationValidation).validate_python(checkpoint.last_validation))
-    books.go_on_from(checkpoint.books, checkpoint.state.round)
+    try:
+        judged = TypeAdapter(FederationValidation).validate_python(checkpoint.last_validation)
+        strategy.resume(checkpoint.state, judged)
+        books.go_on_from(checkpoint.books, checkpoint.state.round)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        problem = f"the checkpoint of round {checkpoint.state.round} is not what a run writes ({type(error).__name__})."
+        raise RunStopped(f"resume: {problem} Put a copy of checkpoints/ back, or take a new --out.") from None
 
 
 def _enrolled(folder: Path) -> set[str]:

@@ -244,11 +244,22 @@ def shifted(model: ModelState) -> ModelState:
     return replace(model, trunk=model.trunk + np.float32(1e-4))
 
 
-@pytest.mark.parametrize("which", ["model", "best"])
+CHANGED: dict[str, Callable[[FederationState], FederationState]] = {
+    "model": lambda state: replace(state, model=shifted(state.model)),
+    "best": lambda state: replace(state, best=shifted(state.best or state.model)),
+    "the best is said to be the model": lambda state: replace(
+        state, model=shifted(state.model), best=state.model, best_round=state.round
+    ),
+    "the best is of a round to come": lambda state: replace(state, best=shifted(state.model), best_round=9),
+    "shorter": lambda state: replace(state, model=replace(state.model, trunk=state.model.trunk[:-3])),
+}
+
+
+@pytest.mark.parametrize("which", CHANGED)
 def test_a_model_that_was_changed_in_the_run_folder_is_not_gone_on_with(which: str, tmp_path: Path) -> None:
     killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
     run = tmp_path / "killed"
-    rewritten(run, 3, lambda facts, state: replace(state, **{which: shifted(getattr(state, which))}))
+    rewritten(run, 3, lambda facts, state: CHANGED[which](state))
     before = (run / "audit.jsonl").read_bytes()
     with pytest.raises(RunStopped, match=r"is not the one that audit\.jsonl has noted: one of them was changed"):
         federation(tmp_path, ROUNDS, out="killed", resume=True)
@@ -276,6 +287,43 @@ def test_a_checkpoint_with_odd_facts_and_the_right_hash_is_passed_over(name: str
     federation(tmp_path, ROUNDS, out="killed", resume=True)
     (said,) = events(tmp_path / "killed", "checkpoint_broken")
     assert said["file"] == "round-000003.json"
+
+
+DEEP: dict[str, Callable[[dict[str, Any]], object]] = {
+    "books without a key": lambda facts: facts["books"].pop("train_seconds"),
+    "a tally of no round": lambda facts: facts["books"].update(tallies={"x": []}),
+    "a loss that is a number": lambda facts: facts["last_validation"].update(loss=5),
+}
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_a_checkpoint_that_is_odd_within_stops_with_the_reason(name: str, tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+
+    def odd(facts: dict[str, Any], state: FederationState) -> FederationState:
+        DEEP[name](facts)
+        return state
+
+    rewritten(tmp_path / "killed", 3, odd)
+    with pytest.raises(RunStopped, match="the checkpoint of round 3 is not what a run writes"):
+        federation(tmp_path, ROUNDS, out="killed", resume=True)
+
+
+def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    os.mkfifo(tmp_path / "killed" / "checkpoints" / "round-000099.json")
+    federation(tmp_path, ROUNDS, out="killed", resume=True)
+    (said,) = events(tmp_path / "killed", "checkpoint_broken")
+    assert said["reason"] == "round-000099.json is no file"
+
+
+@pytest.mark.parametrize("line", ['{"n": 1, "before": "", "event": "aggregated", "round": []}', "[" * 100_000])
+def test_odd_lines_of_the_audit_stop_no_run_that_goes_on(line: str, tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    audit = tmp_path / "killed" / "audit.jsonl"
+    first, *others = audit.read_text().splitlines()
+    audit.write_text("\n".join([first, line, *others]) + "\n")
+    assert federation(tmp_path, ROUNDS, out="killed", resume=True)["model_sha256"]
 
 
 def test_a_checkpoint_under_the_name_of_another_round_is_passed_over(tmp_path: Path) -> None:

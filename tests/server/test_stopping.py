@@ -247,3 +247,23 @@ def test_a_process_whose_parent_has_ended_before_is_ended_too(tmp_path: Path) ->
 
 def test_the_names_that_are_known_early_are_those_of_the_methods() -> None:
     assert {name: method.name for name, method in STRATEGIES.items()} == {name: name for name in CLASSES}
+
+
+def test_a_program_with_as_many_open_files_as_it_may_have_ends_all_the_same() -> None:
+    program = """
+import os, resource, signal, time
+from common.system.stopping import stopped_at_once
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+with stopped_at_once():
+    held = []
+    try:
+        while True:
+            held.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 3
+    assert "stopped on request" in done.stderr
