@@ -141,7 +141,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
     Args:
         private: Only its owner may read it, at no instant anybody else.
     """
-    wait_if_ending()  # what is half done has been removed by now
+    wait_if_ending()  # nobody would remove what is begun now and is half done when the program ends
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = part_of(path)
     remove = partial(temporary.unlink, missing_ok=True)
@@ -226,7 +226,8 @@ def remove_parts(folder: Path, *, below: bool = False) -> None:
     """
     for path in folder.rglob(".*.part") if below else folder.glob(".*.part"):
         writer = re.search(r"\.(\d+)-\d+\.part$", path.name)
-        if writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists()):
+        gone = writer and (int(writer[1]) == os.getpid() or not Path(f"/proc/{writer[1]}").exists())
+        if gone and not path.is_dir():
             path.unlink(missing_ok=True)
 
 

@@ -343,5 +343,6 @@ def test_what_killed_processes_left_half_written_is_removed_on_resume(tmp_path: 
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"half")
+    (run / f".folder.{int(gone)}-1.part").mkdir()  # nobody's; it stays
     federation(tmp_path, ROUNDS, out="killed", resume=True)
     assert not any(path.exists() for path in left)
