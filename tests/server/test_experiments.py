@@ -21,7 +21,8 @@ AFTER_A_PAPER = sorted(
 
 
 FEWEST_SITES = {"surgical": 4}
-NO_WEIGHTS = {"surgical": ("model.weights=none", "model.weights_sha256=none", "method.trunk=fedavg")}
+WITHOUT = ("model.weights=none", "model.weights_sha256=none")
+NO_WEIGHTS = {"surgical": (*WITHOUT, "method.trunk=fedavg"), "fedmlp": WITHOUT}
 """The data are the same without the weights, which are not in the repository."""
 
 

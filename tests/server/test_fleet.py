@@ -486,11 +486,11 @@ def test_endless_words_of_an_error_are_cut_and_reach_the_run_and_those_of_other_
     victim.pull()
     reply = victim.reply_to(name)
     proto, tree = _proto(reply, reply.object_id), get_object_tree(reply)
-    proto.metadata.group_id = "x" * 14_000_000
+    proto.metadata.group_id = "x" * 4_000_000
     long = PushMessagesRequest(node=victim.node, messages_list=[proto], message_object_trees=[tree])
     assert refused(lambda: victim.stub.PushMessages(long)) == (DENIED, "the reply's own fields are too long")
     proto.ClearField("content")
-    proto.metadata.group_id, proto.error.code, proto.error.reason = "1", 2, "x" * 14_000_000
+    proto.metadata.group_id, proto.error.code, proto.error.reason = "1", 2, "x" * 4_000_000
     victim.stub.PushMessages(PushMessagesRequest(node=victim.node, messages_list=[proto], message_object_trees=[tree]))
     assert len(said_of(came_to(port.link, name)).error.reason) == LONGEST_REASON
 
