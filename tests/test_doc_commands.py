@@ -110,7 +110,7 @@ RUNS = [line for line in RESULTS if line not in (*BENCHMARK, WEIGHTS)]
 @WITH_DATA
 @pytest.mark.parametrize("line", RUNS, ids=[" ".join(shlex.split(line)[1:3]) for line in RUNS])
 def test_the_commands_behind_the_results_run_in_a_short_form(line: str, checkout: Path) -> None:
-    if "_head.toml" in line or "experiments/surgical/" in line:  # the page says: `make weights` first
+    if any(name in line for name in ("_head.toml", "_imagenet", "experiments/surgical/")):  # `make weights` first
         typed_in_a_shell(".venv/bin/flwr-sim weights weights/efficientnet_lite0.safetensors", checkout)
     typed_in_a_shell(shortened(line), checkout)
     assert list((checkout / "runs").rglob("report.html"))
