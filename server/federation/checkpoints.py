@@ -71,7 +71,8 @@ class CheckpointFolder:
         write_atomically(self._path(number, "safetensors"), content, durable=self.durable)
         whole = {"version": VERSION, "blake3": _hash(content, facts), "facts": facts}
         write_atomically(self._path(number, "json"), json.dumps(whole).encode(), durable=self.durable)
-        for old in self._numbers()[:-KEPT]:
+        # Of later rounds there are only those that could not be read; they must not take these ones' places.
+        for old in [one for one in self._numbers() if one <= number][:-KEPT]:
             for kind in ("json", "safetensors"):
                 self._path(old, kind).unlink(missing_ok=True)
 

@@ -155,7 +155,10 @@ def _check_plugins(found: Verified, receipt: Receipt) -> bool:
 
 
 def _check_model(found: Verified, folder: Path, receipt: Receipt) -> None:
-    """The model beside the receipt is the one that it names."""
+    """The model beside the receipt is the one that it names, of a round that it has."""
+    if receipt.result_round not in {0, *(one.round for one in receipt.rounds)}:
+        problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
+        found.faults.append(Fault("receipt.json: result_round", problem))
     if not (folder / DESCRIPTION).exists():
         found.unknown.append("model: each site has its own in this method; the receipt's hash is that of all of them")
         return

@@ -30,6 +30,8 @@ class WaitingUpdates(Mapping[str, Groups]):
 
     def put(self, site: str, update: Groups, *, briefly: bool = False) -> None:
         """Keep a site's update, in memory if it fits there or is taken at once, or if the disk has no room."""
+        if site in self._updates:
+            self.take(site)
         trunk = update.trunk
         if trunk is not None and trunk.size and not briefly and self._bytes + trunk.nbytes > IN_MEMORY:
             place = self._file.put(trunk)

@@ -23,6 +23,7 @@ from common.models.inference import Precision, autocast, label_matrix, logits_of
 from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import is_external
+from common.plugins import PLUGIN
 from strategies.local.early_stopping import Settling
 from strategies.local.losses import Loss
 from strategies.local.optimisation import gradient_scaler
@@ -153,8 +154,9 @@ def train_epoch(
     losses, parts = [], moved(batches(len(examples), spec.batch_size, generator), device)
     scaler = gradient_scaler(device, spec.precision)
     # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
-    # over batches may lie where the next batch's graph writes.
-    as_graph = spec.accumulate == 1 and not is_external(network.spec.architecture)
+    # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
+    ours = not is_external(network.spec.architecture) and not spec.optimizer.startswith(PLUGIN)
+    as_graph = spec.accumulate == 1 and ours
     with replayed(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
         for number, rows in enumerate(parts, start=1):
             begin_step()

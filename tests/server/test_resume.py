@@ -309,6 +309,18 @@ def test_a_checkpoint_that_is_odd_within_stops_with_the_reason(name: str, tmp_pa
         federation(tmp_path, ROUNDS, out="killed", resume=True)
 
 
+def test_later_checkpoints_that_cannot_be_read_do_not_take_the_places_of_new_ones(tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    folder = tmp_path / "killed" / "checkpoints"
+    for number in (98, 99):
+        (folder / f"round-{number:06d}.json").write_text("{")
+    federation(tmp_path, ROUNDS, out="killed", resume=True)
+    assert sorted(path.name for path in folder.glob("*.safetensors")) == [
+        "round-000003.safetensors",
+        "round-000004.safetensors",
+    ]
+
+
 def test_a_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(tmp_path: Path) -> None:
     killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
     os.mkfifo(tmp_path / "killed" / "checkpoints" / "round-000099.json")

@@ -1,6 +1,7 @@
 """A receipt holds what a run was made of; one changed byte in it, in the audit or in an update is found and named."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -115,6 +116,11 @@ SPOILED: list[tuple[str, Change, str]] = [
     ("model.safetensors", middle, "model.safetensors: has SHA-256 "),
     ("audit.jsonl", middle, "audit.jsonl line "),
     ("audit.head", middle, "audit.head"),
+    (
+        "receipt.json",
+        lambda data: re.sub(rb'"result_round": \d+', b'"result_round": 77', data),
+        "receipt.json: result_round: is 77, and the receipt has no such round",
+    ),
     ("receipt.json", of_value("initial_model_sha256"), "receipt.json: initial_model_sha256: is "),
     ("receipt.json", of_value("site-3"), "receipt.json: "),
     ("receipt.json", of_value("contract_sha256"), "receipt.json: contract_sha256: is "),

@@ -166,6 +166,15 @@ def test_a_disk_that_is_full_in_the_middle_of_an_update_harms_none_before_it_or_
         assert np.array_equal(kept.take(site).trunk, REPLIES[site].update.trunk)
 
 
+def test_of_two_updates_of_one_site_the_later_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = waiting.WaitingUpdates(tmp_path)
+    for site, in_memory in (("north", 0), ("south", 2**20)):
+        monkeypatch.setattr(waiting, "IN_MEMORY", in_memory)
+        kept.put("west", REPLIES[site].update)
+    assert np.array_equal(kept.take("west").trunk, REPLIES["south"].update.trunk)
+    assert kept._bytes == 0
+
+
 def test_the_room_of_updates_that_were_taken_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "IN_MEMORY", 0)
     kept = waiting.WaitingUpdates(tmp_path)
