@@ -69,12 +69,7 @@ def measured(case: Case, contender: str, folder: Path, experiment: Path) -> Foun
     kept, gpu.RECORD_AFTER = gpu.RECORD_AFTER, sys.maxsize if contender == "eager" else gpu.RECORD_AFTER
     try:
         backend = "inline" if contender == "eager" else contender
-        into = folder / f"{stamps.name}-experiment"
-        into.mkdir()
-        for file in experiment.parent.iterdir():
-            (into / file.name).symlink_to(file)
-        own = into / experiment.name
-        sha256 = bare(own, stamps) if contender == "bare" else ours(own, stamps, backend)
+        sha256 = bare(experiment, stamps) if contender == "bare" else ours(experiment, stamps, backend)
     finally:
         gpu.RECORD_AFTER = kept
     lines = [line.split() for line in stamps.read_text(encoding="ascii").splitlines()]

@@ -52,7 +52,7 @@ def ours(experiment: Path, stamps: Path, backend: str) -> str:
     stamp(stamps, "imported")
     name, _, workers = backend.partition(":")
     asked = [f'simulation.backend="{name}"', *([f"simulation.workers={workers}"] if workers else [])]
-    out = experiment.parent / backend.replace(":", "")
+    out = stamps.with_name(f"{stamps.name}-run")
     try:
         return str(simulate(read_experiment(experiment, asked), out, Console(quiet=True))["model_sha256"])
     finally:

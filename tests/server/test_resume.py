@@ -240,6 +240,16 @@ def rewritten(
     about.write_text(json.dumps(whole))
 
 
+def with_facts(run: Path, server_round: int, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change what a checkpoint says beside its state."""
+
+    def changed(facts: dict[str, Any], state: FederationState) -> FederationState:
+        change(facts)
+        return state
+
+    rewritten(run, server_round, changed)
+
+
 def shifted(model: ModelState) -> ModelState:
     return replace(model, trunk=model.trunk + np.float32(1e-4))
 
@@ -278,12 +288,7 @@ ODD: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("name", ODD)
 def test_a_checkpoint_with_odd_facts_and_the_right_hash_is_passed_over(name: str, tmp_path: Path) -> None:
     killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
-
-    def odd(facts: dict[str, Any], state: FederationState) -> FederationState:
-        ODD[name](facts)
-        return state
-
-    rewritten(tmp_path / "killed", 3, odd)
+    with_facts(tmp_path / "killed", 3, ODD[name])
     federation(tmp_path, ROUNDS, out="killed", resume=True)
     (said,) = events(tmp_path / "killed", "checkpoint_broken")
     assert said["file"] == "round-000003.json"
@@ -299,12 +304,7 @@ DEEP: dict[str, Callable[[dict[str, Any]], object]] = {
 @pytest.mark.parametrize("name", DEEP)
 def test_a_checkpoint_that_is_odd_within_stops_with_the_reason(name: str, tmp_path: Path) -> None:
     killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
-
-    def odd(facts: dict[str, Any], state: FederationState) -> FederationState:
-        DEEP[name](facts)
-        return state
-
-    rewritten(tmp_path / "killed", 3, odd)
+    with_facts(tmp_path / "killed", 3, DEEP[name])
     with pytest.raises(RunStopped, match="the checkpoint of round 3 is not what a run writes"):
         federation(tmp_path, ROUNDS, out="killed", resume=True)
 
