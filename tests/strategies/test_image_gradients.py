@@ -64,12 +64,12 @@ class Table(nn.Module):
 
 def network(backbone: nn.Module, neck: nn.Module | None = None) -> SplitNetwork:
     spec = ModelSpec(architecture="tiny_cnn", channels=1, image_size=16, norm="group")
+    head = nn.Linear(8 if neck is None else 1, 2)
     with torch.no_grad():
-        for parameter in backbone.parameters():
+        for parameter in (*backbone.parameters(), *head.parameters()):
             if parameter.any():
                 parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(2)))
-    width = 8 if neck is None else 1
-    made = SplitNetwork(spec, CLASSES, backbone=backbone, neck=neck or nn.Identity(), head=nn.Linear(width, 2))
+    made = SplitNetwork(spec, CLASSES, backbone=backbone, neck=neck or nn.Identity(), head=head)
     made._prepared = lambda images: (images - 127.5) / 64  # type: ignore[method-assign]
     train_mode(made)
     return made
