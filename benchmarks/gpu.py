@@ -35,7 +35,8 @@ from rich.table import Table
 from simulated_run import bare, ours
 from simulation import Case
 
-from common.models import gpu
+from common.models.gpu import graph as gpu
+from common.models.gpu.placement import on_device
 from common.models.inference import autocast
 from common.models.network import build
 from common.models.zoo.spec import ModelSpec
@@ -101,7 +102,7 @@ def table_of(found: Sequence[Found]) -> Table:
 def steps_of(model: str, side: int, batch: int) -> tuple[float, float]:
     """Milliseconds of a step without graphs and with them, the mean of 30 after 5."""
     spec = ModelSpec(architecture=model, channels=1, image_size=side)
-    backbone = gpu.on_device(build(spec, ("",), seed=0), "cuda").backbone.train()
+    backbone = on_device(build(spec, ("",), seed=0), "cuda").backbone.train()
     images = torch.rand(batch, 1, side, side, device="cuda").to(memory_format=torch.channels_last)
 
     def milliseconds(forward: gpu.Step) -> float:

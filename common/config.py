@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from common.data.augmentation.spec import AugmentationSpec
 from common.data.base.spec import DataSpec
@@ -244,14 +244,22 @@ class SimulationSection(Section):
 
     Attributes:
         workers: Sites trained at a time; 0 chooses by cores, memory and GPUs.
-        gpus_per_site: Share of a GPU a site takes; negative chooses (1 / workers a GPU), 0 trains on the CPU.
+        gpus_per_site: GPUs that a site takes: a share of one, or several, which each batch goes over then. Negative
+            chooses (1 / workers a GPU), 0 trains on the CPU.
         address: Ray cluster to join, e.g. ``auto`` or ``10.0.0.5:6379``; empty starts one here.
     """
 
     backend: Literal["ray", "inline"] = "ray"
     workers: int = Field(0, ge=0)
-    gpus_per_site: float = Field(-1.0, le=1)
+    gpus_per_site: float = Field(-1.0, allow_inf_nan=False)
     address: str = ""
+
+    @field_validator("gpus_per_site")
+    @classmethod
+    def _a_share_or_whole(cls, gpus: float) -> float:
+        if gpus > 1 and not gpus.is_integer():
+            raise ValueError("above 1 it is a whole number of GPUs")
+        return gpus
 
 
 class Experiment(Section):

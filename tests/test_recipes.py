@@ -168,10 +168,10 @@ def test_a_network_in_a_package_takes_fifteen_lines_at_most(reader: Path, monkey
     assert len((project + module + (reader / "mine.toml").read_text()).splitlines()) <= 15
 
 
-@pytest.mark.parametrize("recipe", ["gpu", "gpus"])
+@pytest.mark.parametrize("recipe", ["gpu", "gpus", "both"])
 def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str) -> None:
     ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
-    wanted = 2 if recipe == "gpus" else 1
+    wanted = 1 if recipe == "gpu" else 2
     if torch.cuda.device_count() >= wanted:
         assert ended.code == 0, ended.out + ended.err
     elif not torch.cuda.is_available():
@@ -202,5 +202,5 @@ def test_every_command_of_the_page_is_tried_here() -> None:
     outs = [re.search(r"runs/(\w+)|(weights|init) ", shlex.join(words)) for words in lines(PAGE)]
     assert all(found for found in outs)
     assert {found[1] or found[2] for found in outs if found} == {
-        *("init", "first", "csv", "dicom", "pacs", "nifti", "mine", "gpu", "gpus", "foundation", "weights")
+        *("init", "first", "csv", "dicom", "pacs", "nifti", "mine", "gpu", "gpus", "both", "foundation", "weights")
     }

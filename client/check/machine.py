@@ -14,6 +14,7 @@ import torch
 from client.check.findings import AreaFindings, Finding, fault, note, warning
 from client.check.needs import DISK_FLOOR, Needs, in_words
 from client.connection.exit_codes import ExitCode
+from client.site.settings import gpus_lacking
 from client.site.site_file import Settings
 from common import __version__
 
@@ -22,11 +23,12 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; sizes in bytes."""
+    """The first GPU, and how many there are; sizes in bytes."""
 
     name: str
     total: int
     free: int
+    count: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def _gpu() -> Gpu | None:
     if not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
-    return Gpu(torch.cuda.get_device_name(), total, free)
+    return Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
 
 
 def _container_limit() -> int:
@@ -100,7 +102,8 @@ def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> 
     if ExitCode.MEMORY not in short:
         passed.append(f"{in_words(machine.memory)} memory, {machine.cores} cores{_of(needs.memory if needs else None)}")
     if machine.gpu and ExitCode.GPU not in short:
-        used = "" if settings.file.device != "cpu" else '; not used: device = "cpu"'
+        used = f"; {machine.gpu.count} GPUs, {settings.file.gpus} of them used" if machine.gpu.count > 1 else ""
+        used = used if settings.file.device != "cpu" else '; not used: device = "cpu"'
         passed.append(f"{machine.gpu.name}, {in_words(machine.gpu.free)} free{_of(needs.gpu if needs else None)}{used}")
     if ExitCode.PERMISSIONS not in short:
         key = "; the private key is its owner's alone" if machine.key_mode is not None else ""
@@ -155,6 +158,8 @@ def _room(machine: Machine, settings: Settings, needs: Needs | None) -> Iterator
         problem = 'device is "cuda" in site.toml, but this machine shows no GPU.'
         remedy = 'Start the container with --gpus all and the NVIDIA container toolkit, or set device = "auto".'
         yield fault(ExitCode.GPU, problem, remedy)
+    elif lacking := gpus_lacking(settings.file, machine.gpu.count if machine.gpu else 0):
+        yield fault(ExitCode.GPU, f"gpus {lacking.problem}", lacking.remedy)
     if not needs:
         return
     if machine.memory_free < needs.memory:

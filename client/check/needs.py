@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from common.config import Plan
+from common.config import BY_STEP, Plan
 from common.models.network import SplitNetwork
 
 FLOAT = 4
@@ -39,22 +39,24 @@ class Needs:
     gpu: int
 
 
-def needs_of(network: SplitNetwork, plan: Plan, sample: Tensor, images: int) -> Needs:
+def needs_of(network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpus: int = 1) -> Needs:
     """Reckon what training takes.
 
     Args:
         sample: One image as it lies in memory, uint8 ``(1, channels, height, width)``.
         images: Number of them in all parts.
+        gpus: How many each batch goes over.
     """
     model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
     resident = images * sample.numel()
     # Each output of a layer is kept for the way back, where its gradient is of the same size.
     batch = 2 * plan.training.batch_size * FLOAT * _outputs(network, sample)
+    of_gpu = batch if plan.privacy.level in BY_STEP else batch // gpus  # all of it on one for noise in each step
     return Needs(
         model=model,
         disk=DISK_FLOOR + MEMORIES * model,
         memory=PROGRAM + COPIES * model + resident + batch,
-        gpu=PROGRAM + ON_GPU * model + resident + batch,
+        gpu=PROGRAM + ON_GPU * model + resident + of_gpu,
     )
 
 

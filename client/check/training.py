@@ -19,7 +19,8 @@ from client.training.train_round import difference
 from common.config import Experiment, Plan, RunSection, TrainingSection, plan_of
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import channels_first
-from common.models.gpu import on_device
+from common.models.gpu.data_parallel import use_gpus, visible_gpus
+from common.models.gpu.placement import on_device
 from common.models.inference import logits_of
 from common.models.network import SplitNetwork, build
 from common.models.state import read_state
@@ -73,11 +74,12 @@ class TrainingTrial:
     images: ImageSet
     device: str
     totals: tuple[int, int]
+    gpus: int = 1
 
     @property
     def needs(self) -> Needs:
         one = channels_first(self.images.images[:1]).to(self.device)
-        return needs_of(self.network, self.work.plan, one, sum(self.totals))
+        return needs_of(self.network, self.work.plan, one, sum(self.totals), self.gpus)
 
 
 def trial_of(
@@ -101,8 +103,10 @@ def trial_of(
         np.full(len(rows), ""),
     )
     network = on_device(build(work.plan.model, canonical, seed=0), device)
+    gpus = settings.file.gpus if settings.file.gpus <= visible_gpus() else 1
+    use_gpus(network.backbone, gpus)
     totals = int((source.parts == "train").sum()), int((source.parts == "validation").sum())
-    return TrainingTrial(work, method_of(work.plan), network, images, device, totals)
+    return TrainingTrial(work, method_of(work.plan), network, images, device, totals, gpus)
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,10 @@ def _estimate(
     down, up = tried.down / 1e6, tried.up / 1e6
     transfer = (down + up) * 8 / LINE_MBIT
     model = f"{plan.model.architecture}, {plan.model.image_size} pixels, batches of {plan.training.batch_size}"
+    where = trial.device if trial.gpus == 1 else f"{trial.gpus} GPUs"
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     passed = (
-        f"{plan.run.method}, {model} ({trial.work.known_from}): a step on {trial.device} works",
+        f"{plan.run.method}, {model} ({trial.work.known_from}): a step on {where} works",
         f"a round: about {_minutes(seconds)} of training, {down:.1f} MB down, {up:.1f} MB up"
         f" ({_minutes(transfer)} at {LINE_MBIT:.0f} Mbit/s)",
         f"a model of {in_words(needs.model)}; this check took {in_words(peak)} of memory",

@@ -100,7 +100,7 @@ def _memory(policy: Policy, asked: RequestedWork) -> str:
     if most is None:
         return ""
     room = machine_memory(asked.device) if most == "machine" else int(most * GB)
-    return _larger(memory_bytes(asked.plan, asked.rows, asked.images, asked.device), room, "memory")
+    return _larger(memory_bytes(asked.plan, asked.rows, asked.images, asked.device, asked.gpus), room, "memory")
 
 
 def _disk(policy: Policy, asked: RequestedWork) -> str:

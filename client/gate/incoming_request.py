@@ -132,4 +132,5 @@ def asked_of(fields: Mapping[str, Any], site: Site) -> RequestedWork | None:
         len(names) if isinstance(names, list) else len(site.declaration.canonical),
         site.train_samples + site.policy.round_counts_to - 1,  # which plans fit must not say the last digits
         site.device,
+        site.gpus,
     )

@@ -136,18 +136,19 @@ def _measured(spec: ModelSpec) -> tuple[int, int, int]:
     return width, sum(value.numel() for value in module.parameters()), held[0] * FLOAT32
 
 
-def memory_bytes(plan: Plan, rows: int, images: int, device: str) -> int:
-    """The least memory that training by this plan takes at a site.
+def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1) -> int:
+    """The least memory that training by this plan takes at a site: of the machine, or of the GPU that needs the most.
 
     Args:
         images: Of the site's training part; no batch holds more.
         device: ``cpu`` or ``cuda``, where activations may be half as wide.
+        gpus: How many each batch goes over; all of it goes through one where noise is added to each step.
     """
     size, training = footprint(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP
     batch = pack_size(training.batch_size) if private else min(training.batch_size, images)
     narrow = precision_on(device, training.precision) != "float32"
-    of_batch = batch * size.activations // (2 if narrow else 1)
+    of_batch = batch * size.activations // (2 if narrow else 1) // (1 if private else gpus)
     if private:
         of_batch += GRADIENTS_AT_ONCE * batch * size.trained * FLOAT32
     moments = 0 if training.optimizer == "sgd" else ADAM_MOMENTS

@@ -17,6 +17,7 @@ class RequestedWork:
         rows: Of the model's head: the site's own classes at the roll call, later those of the request.
         images: At least as many as the site's training part has; it follows from the number that the site tells.
         device: The site's: ``cpu`` or ``cuda``.
+        gpus: How many each batch goes over there.
     """
 
     plan: Plan
@@ -26,6 +27,7 @@ class RequestedWork:
     rows: int = 1
     images: int = 0
     device: str = "cpu"
+    gpus: int = 1
 
     @property
     def parts(self) -> tuple[str, ...]:

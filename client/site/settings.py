@@ -9,12 +9,13 @@ import torch
 
 from client.site.disclosure import hidden_classes, showing_hidden_alone
 from client.site.site import Site
-from client.site.site_file import FILE, Settings, read_with_faults
+from client.site.site_file import FILE, Settings, SiteFile, read_with_faults
 from common.contract import Declaration, merge
 from common.data.base.image_set import ImageSet, Splits
 from common.data.load import faults as data_faults
 from common.data.load import load
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
+from common.models.gpu.data_parallel import shows, visible_gpus
 
 
 def read_settings(folder: Path) -> Settings:
@@ -27,8 +28,20 @@ def read_settings(folder: Path) -> Settings:
     found += data_faults_of(settings)
     if settings.file.device == "cuda" and not torch.cuda.is_available():
         found.append(Fault(f"{FILE}: device", "is cuda, but this machine shows no GPU.", 'Set "auto" or "cpu".'))
+    elif fault := gpus_lacking(settings.file, visible_gpus()):
+        found.append(fault)
     stop_on(found)
     return settings
+
+
+def gpus_lacking(file: SiteFile, seen: int) -> Fault | None:
+    """What is wrong where a site asks for more GPUs than it sees: it would take far longer without them."""
+    if file.gpus == 1 or (file.device != "cpu" and file.gpus <= seen):
+        return None
+    if file.device == "cpu":
+        return Fault(f"{FILE}: gpus", f'is {file.gpus}, but device is "cpu".', "Leave one of the two out.")
+    problem = f"is {file.gpus}, but {shows(seen)}"
+    return Fault(f"{FILE}: gpus", problem, f"Set {seen}." if seen > 1 else "Leave it out.")
 
 
 def data_faults_of(settings: Settings) -> list[Fault]:
@@ -58,6 +71,7 @@ def open_site(settings: Settings) -> Site:
         test=_canonical(splits.test, declaration),
         folder=settings.state,
         device=device_of(settings),
+        gpus=settings.file.gpus,
         **_hidden(splits, declaration, settings.file.policy.smallest_count),
         policy=settings.file.policy,
         weights_folder=settings.folder / "weights",

@@ -26,6 +26,7 @@ class SiteFile(Section):
         kit: What the coordinator sent back; ``NAME.kit`` where left out.
         key: The private key; ``NAME.key`` where left out.
         device: ``auto`` takes a GPU where there is one.
+        gpus: How many GPUs each batch goes over.
         policy: What leaves beside updates.
         health: Where ``flwr-client status`` and the container's health check ask; empty for nowhere. Port 0 takes any.
     """
@@ -34,6 +35,7 @@ class SiteFile(Section):
     kit: str = ""
     key: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    gpus: int = Field(1, ge=1)
     health: str = "127.0.0.1:9095"
     policy: Policy = Policy()
     data: DataSpec = Field(discriminator="kind")

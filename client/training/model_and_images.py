@@ -80,7 +80,7 @@ def unpack(site: Site, request: Request) -> Work:
         # Training writes over that memory, and no site could say afterwards which it went on from.
         raise WireError(f"round {request.round} is to go on from round {request.counted}, which is not before it.")
     memory = folder.recall(request.counted, site.tell, forget=trains, settled=covered)
-    network = empty_network(plan.model, request.class_names, site.device, plan.training.memory_format)
+    network = empty_network(plan.model, request.class_names, site.device, plan.training.memory_format, site.gpus)
     fill_frozen_part(network, site, request.frozen)
     whole = memory.parts.over(request.model).model()
     received = replace(whole, head=whole.head.rows(request.class_names))

@@ -7,7 +7,8 @@ import torch
 
 from client.site.site import Site
 from common.models.frozen import FrozenPart
-from common.models.gpu import on_device
+from common.models.gpu.data_parallel import use_gpus
+from common.models.gpu.placement import on_device
 from common.models.network import MemoryFormat, SplitNetwork, build, head_of, in_format, unfreeze
 from common.models.zoo.spec import ModelSpec
 from common.wire.errors import WireError
@@ -29,7 +30,11 @@ class KeptNetworks:
 
 
 def empty_network(
-    spec: ModelSpec, class_names: tuple[str, ...], device: str, memory_format: MemoryFormat | None = None
+    spec: ModelSpec,
+    class_names: tuple[str, ...],
+    device: str,
+    memory_format: MemoryFormat | None = None,
+    gpus: int = 1,
 ) -> SplitNetwork:
     """A network whose values mean nothing yet; its backbone and neck are those of the request before.
 
@@ -37,6 +42,7 @@ def empty_network(
 
     Args:
         memory_format: None where it does not matter.
+        gpus: How many each batch goes over, where the device is ``cuda``.
     """
     kept = _networks(spec, device)
     networks = kept.by_rows
@@ -46,6 +52,7 @@ def empty_network(
     if class_names not in networks:
         networks[class_names] = _headed(next(iter(networks.values())), class_names, device)
     network = networks[class_names]
+    use_gpus(network.backbone, gpus)
     unfreeze(network)
     network.zero_grad(set_to_none=True)
     return network

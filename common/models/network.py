@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common.errors import BadInput, Fault
-from common.models.gpu import features_through
+from common.models.gpu.placement import features_through
 from common.models.head import initial_head
 from common.models.low_rank import adapt
 from common.models.trained import (

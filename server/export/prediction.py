@@ -14,7 +14,7 @@ from common.data.base.spec_base import Axis, Frame, Rendering, Resize, Window
 from common.data.images.pixels import Pixels, channels_first
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
-from common.models.gpu import on_device
+from common.models.gpu.placement import on_device
 from common.models.inference import scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model

@@ -21,7 +21,7 @@ from common.metrics.pooled import pooled, summed
 from common.metrics.quality import quality
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
 from common.metrics.site_sample import SiteSample, site_sample
-from common.models.gpu import on_device
+from common.models.gpu.placement import on_device
 from common.models.inference import Precision, label_matrix, scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import save_model

@@ -57,10 +57,11 @@ def fitting_jobs(cells: Sequence[Cell]) -> int:
     if any(each.simulation.backend == "ray" for each in files):
         return 1
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in files))
-    import torch  # here: a wrong call is refused before
+    from common.models.gpu.data_parallel import visible_gpus  # here: a wrong call is refused before
 
-    gpus = torch.cuda.device_count()
-    return min(by_cores, RUNS_PER_GPU * gpus) if gpus else by_cores
+    gpus, each_takes = visible_gpus(), max(int(each.simulation.gpus_per_site) for each in files)
+    by_gpus = gpus // each_takes if each_takes > 1 else RUNS_PER_GPU * gpus
+    return max(1, min(by_cores, by_gpus)) if gpus else by_cores
 
 
 @contextmanager

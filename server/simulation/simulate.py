@@ -17,6 +17,7 @@ from common.data.external_test import external_faults, external_images, refuse_o
 from common.data.load import faults as data_faults
 from common.data.partition.partition import partition_faults
 from common.errors import BadInput, Fault, stop_on
+from common.models.gpu.data_parallel import shows, visible_gpus
 from common.models.inference import Precision
 from common.models.network import model_faults
 from common.models.saved import load_model
@@ -277,8 +278,9 @@ def _section_faults(experiment: Experiment) -> list[Fault]:
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation
-    if section.gpus_per_site > 0 and not section.address and not torch.cuda.is_available():
-        problem = f"is {section.gpus_per_site}, but this machine shows no GPU."
+    seen = visible_gpus()
+    if section.gpus_per_site > seen and not section.address:
+        problem = f"is {section.gpus_per_site:g}, but {shows(seen)}"
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
     if experiment.privacy.secure_aggregation and section.backend == "ray":
         problem = "keeps nothing in a site's memory from message to message, where the secrets of a round have to be."

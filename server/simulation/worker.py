@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.errors import BadInput
+from common.models.gpu.data_parallel import visible_gpus
 from common.system.files import no_room_left
 from common.system.stopping import PROGRAM, end_with_parent, removed_if_stopped
 from server.simulation.simulate import simulate
@@ -34,6 +36,9 @@ FIRST_USED_IN_A_RUN = (
 CONTEXT.set_forkserver_preload(["server.simulation.ended_with_program", __name__, *FIRST_USED_IN_A_RUN])
 
 _STARTING = threading.Lock()
+_DEALING = threading.Lock()
+_RUNS = Counter[int]()
+"""GPU -> runs of this process that are at work on it."""
 
 
 @contextmanager
@@ -71,8 +76,34 @@ def run_apart(cell: Cell) -> str:
 
 def run_measured(cell: Cell) -> tuple[str, float]:
     """:func:`run_apart`, with the CPU seconds that the run took; 0 where its process ended before it could tell."""
+    with gpus_of(cell) as gpus:
+        return _measured(cell, gpus)
+
+
+@contextmanager
+def gpus_of(cell: Cell) -> Iterator[str | None]:
+    """The GPUs on which the fewest runs are at work, as ``CUDA_VISIBLE_DEVICES`` names them; None for any.
+
+    A run without Ray takes the first that it sees: of several runs at a time all would take the same.
+    """
+    section, seen = cell.file.experiment.simulation, visible_gpus()
+    if seen < 2 or section.backend == "ray" or section.gpus_per_site == 0:
+        yield None
+        return
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    with _DEALING:
+        chosen = sorted(range(seen), key=lambda gpu: _RUNS[gpu])[: max(1, int(section.gpus_per_site))]
+        _RUNS.update(chosen)
+    try:
+        yield ",".join(names[gpu].strip() if len(names) >= seen else str(gpu) for gpu in chosen)
+    finally:
+        with _DEALING:
+            _RUNS.subtract(chosen)
+
+
+def _measured(cell: Cell, gpus: str | None) -> tuple[str, float]:
     receiving, sending = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_run, args=(cell, sending))
+    process = CONTEXT.Process(target=_run, args=(cell, sending, gpus))
     with _STARTING, _callers_script_hidden():
         process.start()
     sending.close()
@@ -87,9 +118,11 @@ def run_measured(cell: Cell) -> tuple[str, float]:
         receiving.close()
 
 
-def _run(cell: Cell, sending: Connection) -> None:
+def _run(cell: Cell, sending: Connection, gpus: str | None) -> None:
     """Run in a process of its own: what libraries print would break the table of progress."""
     end_with_parent()
+    if gpus is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpus  # nothing has looked for GPUs in this process yet
     gc.freeze()  # what it shares with the process it is forked from: to look through that would copy every page
     if (program := multiprocessing.parent_process()) is not None and not program.is_alive():
         return  # it was gone before we asked

@@ -18,7 +18,8 @@ from common.data.augmentation.weak import augment
 from common.data.base.image_set import ImageSet
 from common.data.images.pixels import Pixels
 from common.metrics.auroc import mean_auroc
-from common.models.gpu import replayed
+from common.models.gpu.data_parallel import is_data_parallel
+from common.models.gpu.graph import replayed
 from common.models.inference import Precision, autocast, label_matrix, logits_of, probabilities
 from common.models.network import SplitNetwork, train_mode
 from common.models.state import ModelState, read_state, write_state
@@ -156,7 +157,7 @@ def train_epoch(
     # The graph of an outside network would repeat what its Python code decided once; and gradients that are summed
     # over batches, or kept by an optimiser that is not ours, may lie where the next batch's graph writes.
     ours = not is_external(network.spec.architecture) and not spec.optimizer.startswith(PLUGIN)
-    as_graph = spec.accumulate == 1 and ours
+    as_graph = spec.accumulate == 1 and ours and not is_data_parallel(network.backbone)
     with replayed(network.backbone, device if as_graph else CPU, spec.precision) as begin_step:
         for number, rows in enumerate(parts, start=1):
             begin_step()

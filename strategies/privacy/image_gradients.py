@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from common.errors import BadInput, Fault
+from common.models.gpu.data_parallel import on_first_gpu
 from common.models.network import SplitNetwork
 from strategies.privacy.secret_draws import DROPOUT, SecretDropout
 
@@ -69,7 +70,7 @@ def gradients_by_image(network: SplitNetwork) -> Iterator[list[nn.Parameter]]:
     hooked = None
     try:
         hooked = GradSampleModule(network, loss_reduction="sum", strict=False)  # pixel statistics are buffers
-        with warnings.catch_warnings():
+        with on_first_gpu(network.backbone), warnings.catch_warnings():
             # The first layer's input has no gradient, and needs none.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             # Attention in a layer that Opacus does not know is slow here, and right.

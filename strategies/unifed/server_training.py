@@ -10,7 +10,7 @@ from common.config import Plan
 from common.data.base.image_set import ImageSet, Splits
 from common.data.images.pixels import pixels_of
 from common.models.frozen import FrozenPart
-from common.models.gpu import on_device
+from common.models.gpu.placement import on_device
 from common.models.head import Head
 from common.models.network import SplitNetwork, build, unfreeze
 from common.models.state import ModelState, read_state, write_state

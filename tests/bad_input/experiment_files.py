@@ -165,5 +165,7 @@ CASES = (
     ),
     Case("a site's name that leads elsewhere", of_npz('[partition.lists]\n"../away" = ["a", "b"]', '["a", "b"]')),
     Case("a share of a GPU that is not there", set_to("simulation.gpus_per_site=0.5"), marks=(NO_GPU,)),
+    Case("more GPUs a site than there are", set_to("simulation.gpus_per_site=2"), marks=(NO_GPU,)),
+    Case("one and a half GPUs a site", set_to("simulation.gpus_per_site=1.5")),
     Case("a backend that is none", set_to("simulation.backend=rai")),
 )

@@ -38,6 +38,7 @@ CASES = (
     Case("an unknown key", saying(f"{HEAD}heatlh = 1\n{DATA}")),
     Case("an unknown key of the data", saying(f"{HEAD}{DATA}imags = 20\n")),
     Case("a key that belongs to another kind of data", saying(f'{HEAD}{DATA}label_columns = ["Mass"]\n')),
+    Case("no GPU but a device", saying(f"{HEAD}gpus = 0\n{DATA}")),
     Case("an unknown device", saying(f'{HEAD}device = "gpu"\n{DATA}')),
     Case("a health address without a port", saying(f'name = "north"\nhealth = "localhost"\n{DATA}')),
     Case("a health address that is a port", saying(f'name = "north"\nhealth = "9095"\n{DATA}')),

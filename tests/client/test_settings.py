@@ -152,6 +152,28 @@ def test_auto_takes_a_gpu_where_there_is_one(
     assert device_of(read_settings(written(folder, f'{HEAD}device = "cpu"\n{DATA}'))) == "cpu"
 
 
+@pytest.mark.parametrize(
+    ("more", "seen", "said"),
+    [
+        ("gpus = 2\n", 0, "site.toml: gpus: is 2, but this machine shows no GPU. Leave it out."),
+        ("gpus = 2\n", 1, "site.toml: gpus: is 2, but this machine shows 1 GPU. Leave it out."),
+        ("gpus = 4\n", 3, "site.toml: gpus: is 4, but this machine shows 3 GPUs. Set 3."),
+        ('device = "cpu"\ngpus = 2\n', 4, 'site.toml: gpus: is 2, but device is "cpu". Leave one of the two out.'),
+    ],
+)
+def test_several_gpus_are_there_or_the_site_does_not_start(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, more: str, seen: int, said: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: seen)
+    assert faults(folder, f"{HEAD}{more}{DATA}") == [said]
+
+
+def test_a_site_has_as_many_gpus_as_its_file_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert open_site(read_settings(written(folder, f"{HEAD}gpus = 2\n{DATA}"))).gpus == 2
+    assert open_site(read_settings(written(folder, f"{HEAD}{DATA}"))).gpus == 1
+
+
 # ---------------------------------------------------------------------- labels
 
 

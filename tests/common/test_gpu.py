@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from client.training import network_cache
-from common.models import gpu
-from common.models.gpu import BackboneGraph, features_through, on_device, replayed
+from common.models.gpu import graph as gpu
+from common.models.gpu.graph import BackboneGraph, replayed
+from common.models.gpu.placement import features_through, on_device
 from strategies.local import training
 from tests.federations import federation
 
@@ -180,7 +181,7 @@ def test_a_cpu_and_a_frozen_backbone_have_no_graphs(graphs: Graphs) -> None:
 def test_what_makes_a_gpu_exact_leaves_torch_s_settings_as_they_belong_together() -> None:
     program = """
 import torch
-from common.models.gpu import be_exact
+from common.models.gpu.placement import be_exact
 be_exact()
 with torch.backends.cudnn.flags(enabled=True, deterministic=True, allow_tf32=False):  # as torch.export does
     pass

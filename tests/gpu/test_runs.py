@@ -9,8 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
+from common.models.gpu import data_parallel
+from server.simulation import simulate
 from strategies.registry import STRATEGIES
 from tests.federations import DIGITS, federation
 from tests.hashed_runs import cases
@@ -90,3 +93,25 @@ def test_a_run_on_the_gpu_can_be_used_on_a_cpu(tmp_path: Path) -> None:
     tensors = load_file(next((tmp_path / "run").glob("**/model.safetensors")))
     assert tensors
     assert (tmp_path / "run" / "report.html").exists()
+
+
+def devices(count: int) -> tuple[torch.device, ...]:
+    """Several GPUs where there are any, else the first as often."""
+    there = torch.cuda.device_count()
+    return tuple(torch.device("cuda", index if there >= count else 0) for index in range(count))
+
+
+@pytest.mark.parametrize("gpus", [2, 3])
+@pytest.mark.parametrize("name", ["surgical", "fedmlp", "fedirm", "rscfed", "resnet18", "fp16", "lora"])
+def test_a_site_over_several_gpus_ends_in_the_same_bits_twice_and_learns_as_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, gpus: int
+) -> None:
+    overrides = (*(CASES.get(name) or ("run.rounds=4", *MORE[name])), "model.norm=group")
+    one = federation(tmp_path, *overrides, out="one")
+    monkeypatch.setattr(simulate, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(data_parallel, "first_gpus", devices)
+    several = f"simulation.gpus_per_site={gpus}"
+    two, again = (federation(tmp_path, *overrides, several, out=out) for out in ("two", "again"))
+    assert two["model_sha256"] == again["model_sha256"]
+    assert two["model_sha256"] != one["model_sha256"], "did it go over several?"
+    assert abs(two["test"]["mean_auroc"] - one["test"]["mean_auroc"]) < 0.02

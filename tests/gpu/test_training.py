@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from common.config import TrainingSection
 from common.data.augmentation.spec import AugmentationSpec
-from common.models import gpu
-from common.models.gpu import NAME, BackboneGraph, on_device
+from common.models.gpu import graph as gpu
+from common.models.gpu.graph import NAME, BackboneGraph
+from common.models.gpu.placement import features_through, on_device
 from common.models.network import MemoryFormat, SplitNetwork, build, in_format, unfreeze
 from common.models.state import ModelState, read_state, write_state
 from common.models.zoo.spec import ModelSpec
@@ -176,7 +177,7 @@ def test_a_backbone_that_cannot_be_recorded_is_trained_without(recordings: list[
     with gpu.replayed(backbone, torch.device("cuda"), "float32") as begin_step:
         for _ in range(6):
             begin_step()
-            nn.functional.dropout(gpu.features_through(backbone, images), 0.5).square().sum().backward()
+            nn.functional.dropout(features_through(backbone, images), 0.5).square().sum().backward()
     assert recordings == []
     assert torch.isfinite(torch.cat([parameter.flatten() for parameter in backbone.parameters()])).all()
 

@@ -2,16 +2,20 @@
 
 import fcntl
 import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from common.errors import BadInput
+from server.simulation import worker
 from server.simulation.live_table import progress_table
 from server.simulation.progress import AtWork, Pace, PaceRow, rows
 from server.simulation.runner import FailedRuns, fitting_jobs, run_cells
 from server.simulation.trial import Cell, check
+from server.simulation.worker import gpus_of
 from tests.federations import DIGITS
 
 SILENT = Console(quiet=True)
@@ -147,3 +151,32 @@ def test_runs_on_ray_go_one_at_a_time_and_others_by_cores_and_threads(
     assert fitting_jobs([cell(tmp_path, "a"), cell(tmp_path, "b", "simulation.backend=ray")]) == 1
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     assert fitting_jobs([cell(tmp_path, "a")]) == 4
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    assert fitting_jobs([cell(tmp_path, "a"), cell(tmp_path, "b", "simulation.gpus_per_site=2")]) == 2
+
+
+def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
+    one, two = cell(tmp_path, "a"), cell(tmp_path, "b", "simulation.gpus_per_site=2")
+    with gpus_of(one) as first, gpus_of(one) as second, gpus_of(two) as third, gpus_of(one) as fourth:
+        assert (first, second, third, fourth) == ("0", "1", "2,0", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, GPU-8a, 7")
+    with gpus_of(two) as first, gpus_of(one) as second:
+        assert (first, second) == ("5,GPU-8a", "7")
+    with gpus_of(cell(tmp_path, "c", "simulation.backend=ray")) as any_of_them:
+        assert any_of_them is None
+    with gpus_of(cell(tmp_path, "d", "simulation.gpus_per_site=0")) as none:
+        assert none is None
+
+
+def test_a_run_sees_the_gpus_that_were_dealt_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, told = list[str](), list[tuple[str, float]]()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setattr(worker, "end_with_parent", lambda: None)
+    monkeypatch.setattr("os.dup2", lambda old, new: new)
+    monkeypatch.setattr(worker, "simulate", lambda *given, **named: seen.append(os.environ["CUDA_VISIBLE_DEVICES"]))
+    for gpus in ("1,2", None):
+        worker._run(cell(tmp_path, "a"), SimpleNamespace(send=told.append), gpus)  # type: ignore[arg-type]
+    assert seen == ["1,2", "1,2"]  # None leaves what is there
+    assert [failure for failure, _ in told] == ["", ""]

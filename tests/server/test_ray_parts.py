@@ -48,6 +48,13 @@ def test_where_only_another_node_has_gpus_sites_train_there_and_share_them() -> 
     assert choose_workers(wanted(gpus_per_site=0), 100, nodes) == Workers(24, 0.0)
 
 
+def test_a_site_over_two_gpus_takes_two_of_one_node() -> None:
+    nodes = [ClusterNode(16, 3, 64 * GB), ClusterNode(16, 4, 64 * GB), ClusterNode(64, 1, 64 * GB)]
+    assert choose_workers(wanted(gpus_per_site=2), 100, nodes) == Workers(3, 2.0)
+    (fault,) = room_faults(wanted(gpus_per_site=8), Workers(1, 8.0), nodes)
+    assert "1 core and 8 GPUs, and no node of the cluster has that" in str(fault)
+
+
 def test_three_sites_of_a_third_fit_on_a_gpu() -> None:
     chosen = choose_workers(wanted(workers=3), 100, [ClusterNode(8, 1, 64 * GB)])
     assert chosen.gpus_per_site == 0.3333  # Ray knows ten-thousandths; 3 * 0.3334 would be more than one GPU

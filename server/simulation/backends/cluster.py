@@ -44,7 +44,7 @@ class Wanted:
     Attributes:
         workers: Sites that train at a time; 0 for as many as fit.
         threads: Cores that each takes.
-        gpus_per_site: Share of a GPU; negative chooses, 0 trains on the CPU.
+        gpus_per_site: Share of a GPU, or whole GPUs; negative chooses, 0 trains on the CPU.
         address: Cluster to join; empty starts one here.
         sites: How many there will be, as far as it is known.
         scratch: Folder for what lasts as long as the run; empty on a cluster that is joined.
@@ -74,14 +74,16 @@ class ClusterNode:
     def room(self, threads: int, gpus_per_site: float) -> int:
         """How many sites can train here at a time."""
         fitting = [self.cpus // threads, self.memory // BYTES_PER_WORKER]
-        if gpus_per_site > 0:
+        if gpus_per_site > 1:
+            fitting.append(self.gpus // gpus_per_site)
+        elif gpus_per_site > 0:
             fitting.append(math.floor(1 / gpus_per_site + 1e-6) * self.gpus)
         return max(int(min(fitting)), 0)
 
 
 @dataclass(frozen=True)
 class Workers:
-    """How many sites train at a time, and each one's share of a GPU."""
+    """How many sites train at a time, and each one's share of a GPU, or its GPUs."""
 
     count: int
     gpus_per_site: float
@@ -175,7 +177,7 @@ def room_faults(wanted: Wanted, workers: Workers, found: Sequence[ClusterNode]) 
     if any(node.cpus >= wanted.threads and node.gpus >= share for node in found):
         return []
     asked = f"{wanted.threads} {'core' if wanted.threads == 1 else 'cores'}"
-    asked += f" and {share:g} of a GPU" if share else ""
+    asked += f" and {share:g} {'GPUs' if share > 1 else 'of a GPU'}" if share else ""
     have = "; ".join(f"{node.cpus:g} cores, {node.gpus:g} GPUs" for node in found) or "nothing"
     problem = f"a site takes {asked}, and no node of the cluster has that: {have}."
     return [Fault("simulation", problem, "Change training.threads or simulation.gpus_per_site.")]

@@ -13,6 +13,7 @@ from PIL import Image
 
 import client.check.connection
 from client.check.findings import Result, Severity
+from client.check.machine import Gpu
 from client.connection.exit_codes import ExitCode
 from common import __version__
 from common.wire.hello import WIRE_VERSION
@@ -28,7 +29,7 @@ from tests.client.check.servers import (
     speaks_http,
     tls_of,
 )
-from tests.client.check.sites import GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
+from tests.client.check.sites import GB, GOOD_MACHINE, SMALL_GPU, Hospital, hospital_in, write_images
 
 DATA_ONLY = {"offline": True}
 
@@ -284,6 +285,20 @@ def test_a_gpu_that_another_program_has(hospital: Hospital) -> None:
 def test_a_gpu_that_would_be_too_small_is_no_matter_where_it_is_not_used(hospital: Hospital) -> None:
     hospital.edit("[data]", 'device = "cpu"\n[data]')
     assert hospital.checked(replace(GOOD_MACHINE, gpu=SMALL_GPU), **DATA_ONLY).exit_code == 0
+
+
+def test_fewer_gpus_than_are_asked_for(hospital: Hospital) -> None:
+    hospital.edit("[data]", "gpus = 4\n[data]")
+    large = Gpu("H100", 80 * GB, 79 * GB, 2)
+    said = the_finding(hospital.checked(replace(GOOD_MACHINE, gpu=large), **DATA_ONLY), ExitCode.GPU)
+    assert "gpus is 4, but this machine shows 2 GPUs. Set 2." in said
+    assert hospital.checked(replace(GOOD_MACHINE, gpu=replace(large, count=4)), **DATA_ONLY).exit_code == 0
+
+
+def test_gpus_that_are_there_and_how_many_are_used(hospital: Hospital) -> None:
+    machine = replace(GOOD_MACHINE, gpu=Gpu("H100", 80 * GB, 79 * GB, 2))
+    said = "\n".join(hospital.checked(machine, **DATA_ONLY).areas[1].passed)
+    assert "2 GPUs, 1 of them used" in said
 
 
 def test_a_gpu_that_is_asked_for_and_not_there(hospital: Hospital) -> None:

@@ -1,4 +1,4 @@
-"""A network on a GPU: equal work gives equal bits there, and its backbone is started as one piece.
+"""A backbone's steps on a GPU as one piece.
 
 A small batch leaves a large GPU waiting: the processor starts hundreds of kernels one by one for each step. A CUDA
 graph starts them together (NVIDIA, "CUDA graphs"; :func:`torch.cuda.make_graphed_callables`).
@@ -7,7 +7,7 @@ graph starts them together (NVIDIA, "CUDA graphs"; :func:`torch.cuda.make_graphe
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,25 +17,6 @@ RECORD_AFTER = 20
 """Steps of one shape: to record takes as long as some dozen steps."""
 
 Step = Callable[[Tensor], Tensor]
-Network = TypeVar("Network", bound=nn.Module)
-
-
-def on_device(network: Network, device: str) -> Network:
-    """Move a network to ``cpu`` or ``cuda``.
-
-    On a GPU this process computes convolutions of float32 in float32 from now on, not in TensorFloat-32 with its 10
-    bits, and by algorithms that give equal bits each time.
-    """
-    if device != "cpu":
-        be_exact()
-    return network.to(device)
-
-
-def be_exact() -> None:
-    """Have cuDNN compute as :func:`on_device` says."""
-    # The older of torch's two switches: with the newer one, for convolutions alone, torch.export stops.
-    torch.backends.cudnn.allow_tf32 = False
-    torch.backends.cudnn.deterministic = True
 
 
 class BackboneGraph:
@@ -135,12 +116,6 @@ def _end_recording(device: torch.device) -> None:
     """Let random numbers be drawn again: after one that failed, torch takes the next draw for a part of it."""
     with torch.cuda.graph(torch.cuda.CUDAGraph()):
         torch.zeros(1, device=device)
-
-
-def features_through(backbone: nn.Module, images: Tensor) -> Tensor:
-    """Return features ``(batch, width)`` of images as a backbone sees them, by its graph where one may be used."""
-    replay = backbone.__dict__.get(NAME)
-    return backbone(images) if replay is None else replay(backbone, images)  # type: ignore[no-any-return]
 
 
 @contextlib.contextmanager

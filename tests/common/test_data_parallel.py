@@ -1,0 +1,214 @@
+"""A batch over several devices, which are all this CPU: what several GPUs do with it was never tried."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from client.training import network_cache
+from common.models.gpu import data_parallel
+from common.models.gpu.data_parallel import (
+    NAME,
+    SMALLEST_PART,
+    DataParallelBackbone,
+    is_data_parallel,
+    on_first_gpu,
+    use_gpus,
+)
+from common.models.gpu.placement import features_through
+from common.models.network import SplitNetwork, build, train_mode
+from common.models.zoo.spec import ModelSpec
+from server.simulation import simulate
+from strategies.privacy.image_gradients import gradients_by_image, taken_gradients
+from strategies.registry import STRATEGIES
+from tests.federations import federation
+from tests.hashed_runs import cases
+
+CPU = torch.device("cpu")
+CASES = cases(STRATEGIES)
+TRAIN = {"resnet18": 32, "efficientnet_lite0": 32, "densenet121": 32, "unifed_resnet18": 32, "tiny_cnn": 16}
+
+
+class Calls(DataParallelBackbone):
+    """Counts the batches that were divided."""
+
+    divided = 0
+
+    def _parameters(self, backbone: nn.Module) -> list[dict[str, Tensor]]:
+        Calls.divided += 1
+        return super()._parameters(backbone)
+
+
+@pytest.fixture(autouse=True)
+def cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the first GPUs be this CPU, as often."""
+    monkeypatch.setattr(data_parallel, "first_gpus", lambda gpus: (CPU,) * gpus)
+    monkeypatch.setattr(data_parallel, "DataParallelBackbone", Calls)
+    monkeypatch.setattr(Calls, "divided", 0)
+
+
+def network(architecture: str = "tiny_cnn", norm: str = "group", **more: object) -> SplitNetwork:
+    side = TRAIN.get(architecture, 32)
+    spec = ModelSpec.model_validate(
+        {"architecture": architecture, "channels": 1, "image_size": side, "norm": norm, **more}
+    )
+    made = build(spec, ("a", "b"), seed=0).double()
+    train_mode(made)
+    return made
+
+
+def images(n: int, side: int = 16) -> Tensor:
+    return 255 * torch.rand(n, 1, side, side, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+
+
+def gradients(of: SplitNetwork, batch: Tensor) -> dict[str, Tensor | None]:
+    of.zero_grad(set_to_none=True)
+    of(batch).square().sum().backward()
+    return {name: value.grad for name, value in of.named_parameters()}
+
+
+def same(found: dict[str, Tensor | None], expected: dict[str, Tensor | None]) -> None:
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("architecture", TRAIN)
+@pytest.mark.parametrize(("gpus", "batch"), [(2, 8), (3, 8)])
+def test_gradients_are_those_of_the_whole_batch(architecture: str, gpus: int, batch: int) -> None:
+    of, side = network(architecture), TRAIN[architecture]
+    for module in of.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    plain = copy.deepcopy(of)
+    use_gpus(of.backbone, gpus)
+    torch.testing.assert_close(of(images(batch, side)), plain(images(batch, side)))
+    same(gradients(of, images(batch, side)), gradients(plain, images(batch, side)))
+    assert Calls.divided == 2
+
+
+@pytest.mark.parametrize("gpus", [2, 3])
+def test_equal_batches_give_equal_bits(gpus: int) -> None:
+    of = network().float()
+    use_gpus(of.backbone, gpus)
+    first, second = (gradients(of, images(7).float()) for _ in range(2))
+    assert all(torch.equal(first[name], second[name]) for name in first)  # type: ignore[arg-type]
+
+
+def test_a_batch_too_small_goes_through_one() -> None:
+    of = network()
+    use_gpus(of.backbone, 3)
+    of(images(3 * SMALLEST_PART - 1))
+    assert Calls.divided == 0
+    of(images(3 * SMALLEST_PART))
+    assert Calls.divided == 1
+
+
+def test_what_lies_elsewhere_goes_through_the_backbone_itself() -> None:
+    of = network()
+    of.backbone.__dict__[NAME] = DataParallelBackbone((torch.device("cuda", 0), torch.device("cuda", 1)))
+    assert of(images(8)).shape == (8, 2)
+
+
+def test_running_statistics_are_means_over_the_parts() -> None:
+    of = network(norm="batch")
+    parts = [copy.deepcopy(of) for _ in range(2)]
+    use_gpus(of.backbone, 2)
+    of(images(8))
+    for one, half in zip(parts, images(8).tensor_split(2), strict=True):
+        one(half)
+    for name, value in of.backbone.named_buffers():
+        one, other = (dict(part.backbone.named_buffers())[name] for part in parts)
+        torch.testing.assert_close(value, (one + other) / 2 if value.is_floating_point() else one)
+    assert any(name.endswith("running_var") for name, _ in of.backbone.named_buffers())
+
+
+@pytest.mark.parametrize("evaluating", [True, False])
+def test_statistics_that_are_frozen_stay_to_the_bit(evaluating: bool) -> None:
+    of = network(norm="batch").float()
+    use_gpus(of.backbone, 3)
+    of(images(9).float())
+    if evaluating:
+        of.eval()
+    else:
+        train_mode(of, frozen_batch_norm=True)
+    before = {name: value.clone() for name, value in of.backbone.named_buffers()}
+    of(images(12).float())
+    assert all(torch.equal(value, before[name]) for name, value in of.backbone.named_buffers())
+
+
+def test_what_does_not_learn_and_what_takes_no_part_has_no_gradient() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.unused, self.frozen = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+            self.tied = nn.Linear(4, 4)
+            self.tied.weight = self.used.weight
+            self.frozen.requires_grad_(False)
+
+        def forward(self, values: Tensor) -> Tensor:
+            return self.tied(torch.tanh(self.frozen(self.used(values))))  # type: ignore[no-any-return]
+
+    of = Odd()
+    plain, values = copy.deepcopy(of), torch.rand(6, 4)
+    use_gpus(of, 2)
+    features_through(of, values).square().sum().backward()
+    plain(values).square().sum().backward()
+    assert of.unused.weight.grad is None
+    assert of.frozen.weight.grad is None
+    torch.testing.assert_close(of.used.weight.grad, plain.used.weight.grad)
+    torch.testing.assert_close(of.tied.bias.grad, plain.tied.bias.grad)
+
+
+def test_a_frozen_backbone_and_no_gradients_at_all() -> None:
+    of = network()
+    plain = copy.deepcopy(of)
+    use_gpus(of.backbone, 2)
+    with torch.no_grad():
+        torch.testing.assert_close(of(images(8)), plain(images(8)))
+    of.backbone.requires_grad_(False)
+    same({"w": gradients(of, images(8))["head.weight"]}, {"w": gradients(plain, images(8))["head.weight"]})
+
+
+def test_a_copy_divides_too_and_the_setting_can_be_taken_back() -> None:
+    of = network()
+    use_gpus(of.backbone, 2)
+    copy.deepcopy(of)(images(8))
+    assert Calls.divided == 1
+    with on_first_gpu(of.backbone):
+        assert not is_data_parallel(of.backbone)
+        of(images(8))
+    assert is_data_parallel(of.backbone)
+    use_gpus(of.backbone, 1)
+    of(images(8))
+    assert Calls.divided == 1
+
+
+def test_gradients_of_single_images_are_found_as_without() -> None:
+    of = network().float()
+    plain = copy.deepcopy(of)
+    use_gpus(of.backbone, 2)
+    found = []
+    for one in (of, plain):
+        with gradients_by_image(one) as learning:
+            one(images(6).float()).square().sum().backward()
+            found.append([taken_gradients(parameter, 6) for parameter in learning])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert Calls.divided == 0
+    assert is_data_parallel(of.backbone)
+
+
+@pytest.mark.parametrize("name", ["surgical", "fedmlp", "fedirm", "rscfed", "fedsld", "unifed", "polyclinic"])
+def test_a_federation_whose_sites_have_two_learns_as_with_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    settings = (*CASES[name], "model.norm=group", "training.precision=float32")
+    one = federation(tmp_path, *settings, out="one")
+    monkeypatch.setattr(simulate, "visible_gpus", lambda: 2)
+    network_cache._networks.cache_clear()
+    two = federation(tmp_path, *settings, "simulation.gpus_per_site=2", out="two")
+    assert Calls.divided > 50
+    assert abs(two["test"]["mean_auroc"] - one["test"]["mean_auroc"]) < 0.02
+    again = federation(tmp_path, *settings, "simulation.gpus_per_site=2", out="again")
+    assert again["model_sha256"] == two["model_sha256"]
