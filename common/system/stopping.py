@@ -205,7 +205,6 @@ def _wait(reading: int) -> None:
             if number[0] not in SIGNALS:
                 continue
             if not _closing:
-                _ending.set()
                 _end(STOPPED_ON_REQUEST)
             closing = _closing[-1]
             if closing.ask is not None and not closing.asked:
@@ -223,6 +222,7 @@ def _end_late(closing: _Closing) -> None:
 
 def _end(code: int, *, silently: bool = False) -> None:
     """End every process that this one started, remove what is half done, say how to go on, and end."""
+    _ending.set()
     try:
         person = _silenced()
         half_done = list(_to_remove)  # when its child has ended, a thread of ours takes it off the list

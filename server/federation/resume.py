@@ -66,6 +66,8 @@ def opened(out: Path, experiment: Experiment, *, resume: bool, durable: bool) ->
     with folder.held():
         if begins:
             folder.event("begun")
+        else:
+            folder.take_back_what_was_cut_off()
         yield OpenedRunFolder(folder, uuid.uuid4().hex) if begins else _gone_on(folder, experiment, durable=durable)
 
 

@@ -100,18 +100,21 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path) -> "RunFolder":
-        """Go on in the folder of a run that was broken off; take back what a kill cut off.
+        """Go on in the folder of a run that was broken off.
 
         Raises:
             BadInput: If it is not one.
         """
-        events = path / "events.jsonl"
-        if not events.is_file():
+        if not (path / "events.jsonl").is_file():
             raise BadInput([_no_run(path)])
-        remove_parts(path, below=True)
+        return cls(path)
+
+    def take_back_what_was_cut_off(self) -> None:
+        """Remove files, and the end of a line, that a kill left half written; for the process that holds the folder."""
+        remove_parts(self.path, below=True)
+        events = self.path / "events.jsonl"
         if (content := events.read_bytes()) and not content.endswith(b"\n"):
             write_atomically(events, content[: content.rfind(b"\n") + 1])
-        return cls(path)
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:

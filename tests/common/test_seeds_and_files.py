@@ -83,6 +83,23 @@ def test_a_program_that_is_being_stopped_begins_no_file(tmp_path: Path, monkeypa
     assert len(waited) == 1
 
 
+@pytest.mark.parametrize("late", [True, False])
+def test_while_a_program_ends_nothing_is_begun(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
+    seen = list[bool]()
+    monkeypatch.setattr(stopping, "_ending", threading.Event())
+    monkeypatch.setattr(stopping, "_to_remove", [lambda: seen.append(stopping._ending.is_set())])
+    monkeypatch.setattr(stopping, "_silenced", lambda: os.open(os.devnull, os.O_WRONLY))
+    monkeypatch.setattr(stopping, "_end_children", lambda: None)
+    monkeypatch.setattr(stopping.os, "_exit", lambda code: None)
+    monkeypatch.setattr(stopping, "CLOSING_S", 0.0)
+    if late:
+        stopping._end_late(stopping._Closing(3, None))
+    else:
+        stopping._end(3)
+    assert seen
+    assert all(seen)
+
+
 def test_what_a_path_is_instead_of_a_file_is_said_and_nothing_suggested(tmp_path: Path) -> None:
     folder, pipe, loop = tmp_path / "scans.toml", tmp_path / "pipe.toml", tmp_path / "loop.toml"
     folder.mkdir()

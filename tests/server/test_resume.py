@@ -348,6 +348,18 @@ def test_a_checkpoint_under_the_name_of_another_round_is_passed_over(tmp_path: P
     assert said["file"] == "round-000009.json"
 
 
+def test_nothing_in_the_folder_of_a_run_at_work_changes(tmp_path: Path) -> None:
+    killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
+    run = tmp_path / "killed"
+    with (run / "events.jsonl").open("a") as file:
+        file.write('{"event": "being writt')
+    (run / f".x.{os.getpid()}-1.part").write_bytes(b"half")
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with RunFolder(run).held(), pytest.raises(BadInput, match="another run is at work"):
+        federation(tmp_path, ROUNDS, out="killed", resume=True)
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 def test_what_killed_processes_left_half_written_is_removed_on_resume(tmp_path: Path) -> None:
     killed(tmp_path, strategies.rounds.strategy.FederatedAveraging, "configure_train", 4, ROUNDS)
     run, gone = tmp_path / "killed", subprocess.run(["sh", "-c", "echo $$"], capture_output=True, check=True).stdout
