@@ -7,7 +7,7 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -135,7 +135,11 @@ def not_empty(folder: Path, remedy: str = "Name another folder.") -> list[Fault]
     return [Fault(f"--out {folder}", "is not empty, and nothing is written over.", remedy)] if holds_something else []
 
 
-def write_atomically(path: Path, content: bytes, *, durable: bool = True, private: bool = False) -> None:
+Parts = Sequence[bytes | memoryview]
+"""A file's content in pieces, so that none of them has to be copied into one."""
+
+
+def write_atomically(path: Path, content: bytes | Parts, *, durable: bool = True, private: bool = False) -> None:
     """Write beside the file, flush to disk where ``durable``, and rename into place; or leave nothing beside it.
 
     Args:
@@ -149,7 +153,7 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, privat
         try:
             descriptor = _new_file(temporary, 0o600 if private else 0o666)
             with named_if_full(path), os.fdopen(descriptor, "wb") as file:
-                file.write(content)
+                file.writelines([content] if isinstance(content, bytes) else content)
                 file.flush()
                 if durable:
                     os.fsync(file.fileno())

@@ -15,8 +15,8 @@ from blake3 import blake3
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
-from common.system.files import write_atomically
-from strategies.base.checkpoint import of_bytes, to_bytes
+from common.system.files import Parts, write_atomically
+from strategies.base.checkpoint import of_bytes, to_parts
 from strategies.base.state import FederationState
 
 VERSION = 3
@@ -60,7 +60,7 @@ class CheckpointFolder:
 
     def save(self, checkpoint: Checkpoint) -> None:
         """Write one, and remove all but the last ones."""
-        content, number = to_bytes(checkpoint.state), checkpoint.state.round
+        content, number = to_parts(checkpoint.state), checkpoint.state.round
         facts = {
             "round": number,
             "run": checkpoint.run,
@@ -113,7 +113,7 @@ class CheckpointFolder:
             raise ValueError(f"{odd[0]} is no file")  # a pipe would be waited for without end
         whole, content = _whole(paths[0].read_bytes()), paths[1].read_bytes()
         facts = whole["facts"]
-        if _hash(content, facts) != whole.get("blake3"):
+        if _hash([content], facts) != whole.get("blake3"):
             raise ValueError("its hash is not that of what it says and of the state beside it")
         state = of_bytes(content)
         if not _describes(facts, state.round, number):
@@ -155,8 +155,10 @@ def _describes(facts: Any, of_state: int, number: int) -> bool:
     return isinstance(facts.get("run"), str) and all(isinstance(table, dict) for table in tables)
 
 
-def _hash(content: bytes, facts: Any) -> str:
-    found = blake3(content)  # not of one joined text: to copy the state takes as long as to hash it
+def _hash(content: Parts, facts: Any) -> str:
+    found = blake3()
+    for part in content:
+        found.update(part)
     found.update(json.dumps(facts).encode())
     return found.hexdigest()
 

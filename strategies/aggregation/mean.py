@@ -108,6 +108,56 @@ class RunningMean:
         return result
 
 
+class MeanOfAll:
+    """The weighted mean of flat arrays of one length, at least one, which are all there.
+
+    The bits are those of :class:`RunningMean`. Each block is added up over all arrays while it is in the processor's
+    cache; a running sum of a large model goes through memory once for each array.
+
+    Args:
+        arrays: In the order in which they are added.
+        weights: One an array; they need not sum to one.
+    """
+
+    def __init__(self, arrays: Sequence[Float32], weights: Sequence[float]) -> None:
+        if shapes := {array.shape for array in arrays} - {arrays[0].shape}:
+            raise ValueError(f"expected shape {arrays[0].shape}, got {shapes.pop()}")
+        self._arrays, self._weights = arrays, [np.float64(weight) for weight in weights]
+        self._weight = np.float64(running_sum(weights))
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """The mean."""
+        result = np.empty(self._arrays[0].shape, np.float64)
+
+        def find(block: slice) -> None:
+            result[block] = self._of(block)
+
+        in_blocks(len(result), find)
+        return result
+
+    def moved(self, state: Float32) -> Float32:
+        """:func:`moved` by the mean, block by block."""
+        if state.shape != self._arrays[0].shape:
+            raise ValueError(f"expected shape {state.shape}, got {self._arrays[0].shape}")
+        result = np.empty_like(state)
+
+        def move(block: slice) -> None:
+            result[block] = moved(state[block], self._of(block))
+
+        in_blocks(len(state), move)
+        return result
+
+    def _of(self, block: slice) -> NDArray[np.float64]:
+        total = np.zeros(len(self._arrays[0][block]), np.float64)
+        weighted = np.empty_like(total)
+        for array, weight in zip(self._arrays, self._weights, strict=True):
+            np.multiply(array[block], weight, out=weighted, dtype=np.float64)
+            total += weighted
+        total /= self._weight
+        return total
+
+
 class HeadSum(RowsMean, Protocol):
     """A mean of head rows to which sites' heads are added one by one."""
 

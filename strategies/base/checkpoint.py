@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import load
 
 from common.errors import quoted
 from common.models.state import ModelState
+from common.system.files import Parts
 from common.system.toml import Section
 from common.wire.records import Groups, below
 from strategies.base.best_round import Criterion
@@ -21,6 +22,11 @@ from strategies.rounds.guard.memory import GuardMemory
 
 _FACTS, _KINDS = "facts", ("model", "best", "moments", "statistics")
 _GUARD = TypeAdapter(GuardMemory)
+_DTYPES = {
+    **{"<u8": "U64", "<i8": "I64", "<f8": "F64", "<f4": "F32", "<u4": "U32", "<i4": "I32"},
+    **{"<f2": "F16", "<u2": "U16", "<i2": "I16", "|i1": "I8", "|u1": "U8", "|b1": "BOOL"},
+}
+"""As safetensors calls them, in its own order: the widest first, so that each lies at a multiple of its width."""
 
 
 class _Facts(Section):
@@ -37,6 +43,14 @@ class _Facts(Section):
 
 def to_bytes(state: FederationState) -> bytes:
     """Write a state as safetensors."""
+    return b"".join(to_parts(state))
+
+
+def to_parts(state: FederationState) -> Parts:
+    """Return what :func:`to_bytes` joins: parts that hold the arrays themselves.
+
+    To copy a large model takes as long as to write it.
+    """
     facts = {
         "round": state.round,
         "best_round": state.best_round,
@@ -52,7 +66,21 @@ def to_bytes(state: FederationState) -> bytes:
     for kind in ("moments", "statistics"):
         tensors |= {f"{kind}/{name}": array for name, array in getattr(state, kind).items()}
     tensors[_FACTS] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-    return save({name: np.asarray(array, order="C") for name, array in tensors.items()})
+    return _parts({name: np.asarray(array, order="C") for name, array in tensors.items()})
+
+
+def _parts(tensors: Mapping[str, NDArray[Any]]) -> Parts:
+    """The format of safetensors: the length of the header (8 bytes), the header as JSON, the tensors."""
+    widest_first = list(_DTYPES)
+    ordered = sorted(tensors.items(), key=lambda item: (widest_first.index(item[1].dtype.str), item[0]))
+    header, end = dict[str, object](), 0
+    for name, array in ordered:
+        begin, end = end, end + array.nbytes
+        header[name] = {"dtype": _DTYPES[array.dtype.str], "shape": array.shape, "data_offsets": (begin, end)}
+    written = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    written += b" " * (-len(written) % 8)
+    data = [array.reshape(-1).view(np.uint8).data for _, array in ordered if array.nbytes]
+    return [len(written).to_bytes(8, "little"), written, *data]
 
 
 def of_bytes(content: bytes) -> FederationState:

@@ -7,14 +7,14 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from common.models.state import Head, ModelState
+from common.models.state import Array, Head, ModelState
 from common.wire.records import (
     Arrays,
     Groups,
     TrainReply,
     no_arrays,
 )
-from strategies.aggregation.mean import FlatMean, HeadMean, HeadSum, RowsMean, RunningMean, moved
+from strategies.aggregation.mean import FlatMean, HeadMean, HeadSum, MeanOfAll, RowsMean, RunningMean, moved
 from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
 from strategies.base.best_round import Criterion, criterion_possible, is_better, losses_by, lowest_of
 from strategies.base.method import Method, Weighting, Weights
@@ -176,10 +176,23 @@ def means_of(model: ModelState, replies: Sequence[TrainReply], weights: Weights,
         weights: One a reply.
         head_mean: How head rows are averaged.
     """
-    running = RunningMeans(model, head_mean)
-    for reply, weight in zip(replies, weights, strict=True):
-        running.add(reply.update, weight)
-    return running.means
+    updates, heads = [reply.update for reply in replies], RunningMeans(model, head_mean)
+    for update, weight in zip(updates, weights, strict=True):
+        heads.add(Groups(head=update.head), weight)
+    trunk = _mean_of([update.trunk for update in updates], weights, model.trunk)
+    return replace(heads.means, trunk=trunk, norm=_mean_of([update.norm for update in updates], weights, model.norm))
+
+
+def _mean_of(arrays: Sequence[Array | None], weights: Weights, before: Array) -> MeanOfAll | None:
+    """The mean of a group that some sites sent; None where nobody did.
+
+    Raises:
+        ValueError: If one is not as long as the model's.
+    """
+    sent = [(array, weight) for array, weight in zip(arrays, weights, strict=True) if array is not None]
+    if wrong := [array.shape for array, _ in sent if array.shape != before.shape]:
+        raise ValueError(f"expected shape {before.shape}, got {wrong[0]}")
+    return MeanOfAll([array for array, _ in sent], [weight for _, weight in sent]) if sent else None
 
 
 def with_absent(

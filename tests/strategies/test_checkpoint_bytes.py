@@ -1,0 +1,59 @@
+"""A state as bytes: a file of safetensors that the library reads, whatever arrays are in it."""
+
+import hypothesis.extra.numpy as arrays
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from safetensors.numpy import load, save
+
+from common.models.state import Head, ModelState
+from strategies.base.checkpoint import _DTYPES, _parts, of_bytes, to_bytes, to_parts
+from strategies.base.state import FederationState
+
+NAMES = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=8)
+ARRAYS = st.sampled_from(sorted(_DTYPES)).flatmap(
+    lambda dtype: arrays.arrays(np.dtype(dtype), arrays.array_shapes(min_dims=0, min_side=0, max_side=4))
+)
+
+
+def same(one: dict[str, NDArray[np.generic]], other: dict[str, NDArray[np.generic]]) -> None:
+    assert one.keys() == other.keys()
+    for name, array in one.items():
+        assert (array.dtype, array.shape, array.tobytes()) == (
+            other[name].dtype,
+            other[name].shape,
+            other[name].tobytes(),
+        )
+
+
+@given(st.dictionaries(NAMES.filter(lambda name: name != "__metadata__"), ARRAYS, max_size=5))
+def test_the_library_reads_what_was_written(tensors: dict[str, NDArray[np.generic]]) -> None:
+    same(load(b"".join(_parts(tensors))), load(save(tensors)))
+    same(load(b"".join(_parts(tensors))), tensors)
+
+
+def state() -> FederationState:
+    draws = np.random.default_rng(0)
+    trunk, weight = draws.normal(size=1000).astype(np.float32), draws.normal(size=(3, 4)).astype(np.float32)
+    model = ModelState(trunk, np.zeros(0, np.float32), Head(("b", "a", "c"), weight, weight[:, 0].copy()))
+    moments = {"step": np.array(3), "trunk": draws.normal(size=1000)}
+    return FederationState(3, model, best=model, best_round=1, moments=moments)
+
+
+def test_a_state_s_bytes_are_the_library_s() -> None:
+    tensors = load(to_bytes(state()))
+    assert to_bytes(state()) == save({name: tensors[name] for name in tensors})
+
+
+def test_a_large_array_is_not_copied() -> None:
+    kept = state()
+    places = {np.frombuffer(part, np.uint8).__array_interface__["data"][0] for part in to_parts(kept)}
+    assert kept.model.trunk.__array_interface__["data"][0] in places
+    assert to_bytes(of_bytes(to_bytes(kept))) == to_bytes(kept)
+
+
+def test_an_array_of_another_kind_is_an_error() -> None:
+    with pytest.raises(ValueError, match="is not in list"):
+        _parts({"one": np.zeros(3, complex)})
