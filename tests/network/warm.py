@@ -185,6 +185,9 @@ def _become(asked: dict[str, object]) -> None:
     """Take the environment, the folder and the log of the program."""
     os.environ.clear()
     os.environ.update(asked["environment"])  # type: ignore[call-overload]
+    for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):  # as a Python that starts now would
+        if place and place not in sys.path:
+            sys.path.insert(1, place)
     os.chdir(str(asked["folder"]))
     log = os.open(str(asked["log"]), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     nothing = os.open(os.devnull, os.O_RDONLY)
