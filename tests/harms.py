@@ -101,4 +101,15 @@ FAR = Harm(
 OVERSIZED = Harm(
     "oversized reply", trunk(lambda values: np.zeros(12_000_000, np.float32)), "its reply weighs more than"
 )
-"""Refused while it comes: over the network only."""
+"""Refused while it comes, or before it is put together, for its parts are equal: over the network only."""
+
+
+def _many_times(content: RecordDict) -> None:
+    """Say of each array that it is its only part 3,000 times: the part travels once."""
+    for record in content.array_records.values():
+        for array in record.values():
+            vars(array)["_chunks"] = array.slice_array() * 3000
+
+
+REPEATED = Harm("one part of an array 3,000 times", _many_times, "its reply weighs more than")
+"""Refused before it is put together: over the network only."""

@@ -66,6 +66,8 @@ from common.wire.hello import METHOD, SERVICE, Hello
 BUNDLE_MAY_HOLD = {"pyproject.toml", ".info/CONTENT"}
 BUNDLE_MAX_BYTES = 64 * 1024
 SITE_RAISED, BUNDLE_REFUSED = 2, 7  # Flower's error codes
+MOST_TIMES, MORE_BYTES = 4, 2**30
+"""A request may take so many times the memory of what has come, and so much more: parts of an array may be equal."""
 TRANSFERS = 2
 """At once, either way: on a slow line each must end before the call's time is over."""
 FIRST_LOOK_S, LONGEST_LOOK_S = 0.05, 1.0
@@ -254,7 +256,9 @@ class Link:
         run_id, message_id = metadata.run_id, metadata.message_id
         with _translated():
             try:
-                message = message_of(message_id, self._fetched(run_id, names_in(tree)))
+                contents = self._fetched(run_id, names_in(tree))
+                most = MOST_TIMES * sum(len(content) for content in contents.values()) + MORE_BYTES
+                message = message_of(message_id, contents, most)
             except ValueError as error:
                 raise NotThere(str(error)) from None
         act_as(self.node_id, run_id)

@@ -8,6 +8,7 @@ and says what changed where Flower moves one.
 import hashlib
 import importlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -26,6 +27,14 @@ HASHERS = 2
 """Parts of an array that are hashed at the same time."""
 LONGEST_HEAD = 64  # of a part of an array: its type and its length
 _DIVIDER = b"\x00"  # between an object's head and its body
+MOST_RECORDS = 100
+"""In a message; the record that has most of them has a handful."""
+PER_ARRAY = 64
+"""Bytes that an array counts for beside its content: one that is empty takes time, too."""
+
+
+class TooLarge(ValueError):
+    """Put together, a message would take more memory than it may."""
 
 
 class _Chunk(ArrayChunk):
@@ -131,20 +140,42 @@ def envelope(message: Message) -> Any:
     return made
 
 
-def message_of(message_id: str, contents: Mapping[str, bytes | memoryview]) -> Message:
+def weight_of(content: RecordDict, most: float = math.inf) -> int:
+    """Bytes of a content's arrays, each as often as it stands there; stops counting beyond ``most``."""
+    weight = 0
+    for record in content.array_records.values():
+        for array in record.values():
+            weight += len(array.data) + PER_ARRAY
+            if weight > most:
+                return weight
+    return weight
+
+
+def message_of(message_id: str, contents: Mapping[str, bytes | memoryview], most: float) -> Message:
     """Put a message together from its objects.
 
+    A part of an array travels once, and may stand in it as often as the sender says; so may an array in a record. What
+    has come says nothing of the memory that the message takes.
+
+    Args:
+        most: Bytes that its arrays may have together, see :func:`weight_of`.
+
     Raises:
-        ValueError: If they are not what Flower makes.
+        TooLarge: If they have more, or there are too many records.
+        ValueError: If the objects are not what Flower makes.
     """
     try:
         rest = {name: bytes(content) for name, content in contents.items() if not _is_part(content)}
-        objects: dict[str, Any] = dict(_arrays(contents, rest))
+        objects: dict[str, Any] = dict(_arrays(contents, rest, most))
         message = inflate_object_from_contents(message_id, rest, keep_object_contents=True, objects=objects)
+    except TooLarge:
+        raise
     except Exception as error:  # as the other side has written it: Flower and protobuf raise a dozen kinds
         raise ValueError(f"message {message_id[:8]} cannot be put together: {error!r}") from None
     if not isinstance(message, Message):
         raise ValueError(f"object {message_id} is no message")
+    if message.has_content() and (len(message.content) > MOST_RECORDS or weight_of(message.content, most) > most):
+        raise TooLarge(f"message {message_id[:8]} has too many records or arrays")
     name_as(message, message_id)
     return message
 
@@ -154,13 +185,22 @@ def _is_part(content: bytes | memoryview) -> bool:
     return bytes(content[:LONGEST_HEAD]).startswith(f"{ArrayChunk.__qualname__} ".encode())
 
 
-def _arrays(contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes]) -> Iterator[tuple[str, Array]]:
+def _arrays(
+    contents: Mapping[str, bytes | memoryview], rest: Mapping[str, bytes], most: float
+) -> Iterator[tuple[str, Array]]:
+    room = most
     for name, content in rest.items():
         kind, below, _ = content[: content.index(_DIVIDER)].decode().split(" ")
         if kind == "Array":
             children = below.split(",")
             body = json.loads(_body(content).tobytes())
-            chunks = [_body(contents[children[place]]) for place in body["arraychunk_ids"]]
+            places = body["arraychunk_ids"]
+            sizes = {place: max(len(_body(contents[children[place]])), PER_ARRAY) for place in set(places)}
+            for place in places:
+                room -= sizes[place]
+                if room < 0:  # before anything is made of them
+                    raise TooLarge(f"array {name[:8]} would take too much memory")
+            chunks = [_body(contents[children[place]]) for place in places]
             data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
             yield name, Array(dtype=body["dtype"], shape=tuple(body["shape"]), stype=body["stype"], data=bytes(data))
 

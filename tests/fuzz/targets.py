@@ -141,7 +141,7 @@ def objects(data: bytes) -> None:
         contents[name.decode("latin-1")] = data[_OBJECT.size : _OBJECT.size + size]
         data = data[_OBJECT.size + size :]
     with contextlib.suppress(ValueError):
-        message_of(next(iter(contents), ""), contents)
+        message_of(next(iter(contents), ""), contents, 1e9)
 
 
 def large_field(data: bytes) -> None:

@@ -67,9 +67,10 @@ def half_a_file(death: Callable[[], None], module: Any, wanted: Callable[[str], 
 
     original = module.write_atomically
 
-    def dying(path: Path, content: bytes, **options: Any) -> None:
+    def dying(path: Path, content: Any, **options: Any) -> None:
         if wanted(path.name):
-            part_of(path).write_bytes(content[: len(content) // 2])
+            whole = content if isinstance(content, bytes) else b"".join(content)
+            part_of(path).write_bytes(whole[: len(whole) // 2])
             death()
         original(path, content, **options)
 
@@ -80,7 +81,7 @@ def disk_full(death: Death, module: Any, wanted: Callable[[str], bool]) -> None:
     """From the first such file on there is no room for any, until somebody removes the marker."""
     original, begun = module.write_atomically, list[str]()
 
-    def full(path: Path, content: bytes, **options: Any) -> None:
+    def full(path: Path, content: Any, **options: Any) -> None:
         if wanted(path.name) and not begun:
             begun.append(path.name)
             death.marker.touch()

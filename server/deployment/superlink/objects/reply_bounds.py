@@ -28,22 +28,33 @@ def asked_for(content: Mapping[str, Any]) -> int:
 
 @dataclass(frozen=True)
 class Bound:
-    """Most objects, and most bytes in all of them."""
+    """Most objects, most bytes in all of them, and most bytes of its arrays when they are put together."""
 
     objects: int
     size: int
+    together: int
 
     @classmethod
-    def on_reply_to(cls, sizes: Collection[int], asked_for: int = 0) -> "Bound":
-        """The bound for a request whose objects have these sizes, and which asks for so many bytes by itself."""
-        chunks = -(-asked_for // CHUNK_BYTES)
-        return cls(len(sizes) + chunks + MORE_OBJECTS, sum(sizes) + asked_for + MORE_BYTES)
+    def on_reply_to(cls, sizes: Collection[int], together: int, asked_for: int = 0) -> "Bound":
+        """The bound for a request whose objects have these sizes, and which asks for so many bytes by itself.
+
+        Args:
+            together: Bytes of its arrays, in which equal parts count each time.
+        """
+        chunks, more = -(-asked_for // CHUNK_BYTES), asked_for + MORE_BYTES
+        return cls(len(sizes) + chunks + MORE_OBJECTS, sum(sizes) + more, together + more)
 
     def fault(self, objects: int, size: int) -> str:
         """Say why a reply is refused of which so much has come, or return an empty string."""
         if objects > self.objects:
             return f"its reply has {objects} parts; what was asked for has at most {self.objects}"
-        if size > self.size:
-            megabytes = self.size / 1e6
-            return f"its reply weighs more than {megabytes:.0f} MB, the most that what was asked for can weigh"
-        return ""
+        return self.weighs_more if size > self.size else ""
+
+    @property
+    def weighs_more(self) -> str:
+        """Why a reply is refused that is too large, as it comes or put together."""
+        return f"its reply weighs more than {self.together / 1e6:.0f} MB, the most that what was asked for can weigh"
+
+
+NOTHING = Bound(0, 0, 0)
+"""On a reply to what nobody asked."""

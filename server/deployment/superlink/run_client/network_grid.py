@@ -10,10 +10,10 @@ from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 from common.wire.fleet_protocol import names_in
-from common.wire.flower_objects import envelope, message_of, name_as, taken_apart
+from common.wire.flower_objects import TooLarge, envelope, message_of, name_as, taken_apart, weight_of
 from server.deployment.superlink.loopback.control import Announced, Control
 from server.deployment.superlink.objects.files import ObjectFiles
-from server.deployment.superlink.objects.reply_bounds import Bound, asked_for
+from server.deployment.superlink.objects.reply_bounds import NOTHING, Bound, asked_for
 from server.deployment.superlink.run_client.signing import Signing
 from server.deployment.superlink.storage.messages import Lack
 from server.runs.live_status import stopped_at
@@ -101,7 +101,8 @@ class NetworkGrid(Grid):
                     self._files.write(name, content)
             contents |= parts
             announced.append((envelope(message), tree))
-            bound = Bound.on_reply_to([len(content) for content in parts.values()], asked_for(message.content))
+            sizes, together = [len(content) for content in parts.values()], weight_of(message.content)
+            bound = Bound.on_reply_to(sizes, together, asked_for(message.content))
             self._asked[message.metadata.message_id] = _Asked(_without_content(message), bound)
             self._signing.note_sent(message)
         taken, missing = self._control.push(self._run, announced)
@@ -153,9 +154,12 @@ class NetworkGrid(Grid):
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
             return self._error(name, NODE_UNAVAILABLE, reason)
         fault, message = announced.fault, None
+        bound = self._asked[name].bound if name in self._asked else NOTHING
         try:
             contents = {one: self._files.view(one) or b"" for one in announced.names} if not fault else {}
-            message = message_of(said.message_id, contents) if not fault else None
+            message = message_of(said.message_id, contents, bound.together) if not fault else None
+        except TooLarge:
+            fault = bound.weighs_more
         except ValueError as error:
             fault = f"its reply cannot be read: {error}"
         self._control.let_go([said.message_id])
@@ -181,7 +185,7 @@ class NetworkGrid(Grid):
         """An error in the place of a reply that is of no use, or will not come."""
         asked = self._asked.pop(name, None)
         if asked is None:  # nothing of this run
-            asked = _Asked(Message(RecordDict(), 0, "train", ttl=1.0), Bound(0, 0))
+            asked = _Asked(Message(RecordDict(), 0, "train", ttl=1.0), NOTHING)
             name_as(asked.message, name)
         return Message(Error(code, reason), reply_to=asked.message)
 
