@@ -321,11 +321,9 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
     from server.reporting.live.coordinator import show
 
     tell = teller(console)
-    try:
+    with contextlib.suppress(SystemExit, KeyboardInterrupt):
         show(coordinator, listen, port, tell)
-    except (SystemExit, KeyboardInterrupt):
-        tell("the live view is closed; no run notices")
-        raise SystemExit(0) from None
+    tell("the live view is closed; no run notices")
 
 
 @app.command()

@@ -77,6 +77,10 @@ class Site:
         """The plan with what it leaves to the site."""
         return in_arithmetic(plan, self.arithmetic_for(plan))
 
+    def computes_as(self, plan: Plan) -> str:
+        """What the site says of how a round of this plan is computed here."""
+        return f"{self.arithmetic_for(plan)}{f', {self.gpus} GPUs' if self.gpus > 1 else ''}"
+
     def arithmetic_for(self, plan: Plan) -> Arithmetic:
         """How a round of this plan is computed here."""
         if self.arithmetic is not None and plan.training.precision == "fastest":

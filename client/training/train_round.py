@@ -71,7 +71,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
         update=update,
         epochs=result.epochs,
         statistics=statistics,
-        arithmetic=str(site.arithmetic_for(work.plan)),
+        arithmetic=site.computes_as(work.plan),
         **tally,
     )
 

@@ -202,7 +202,7 @@ class TrainReply:
         test_images, test_correct: Images of the site's test part, and how many of them the model as received puts into
             the right class; None unless the plan asks for it every round.
         epsilon: What the run has cost this site so far, where the plan asks for privacy.
-        arithmetic: How the site computed, as ``precision, memory format``.
+        arithmetic: How the site computed, as ``precision, memory format``, and on how many GPUs if on several.
     """
 
     run: Text

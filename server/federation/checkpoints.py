@@ -186,6 +186,13 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     changed = sorted(
         name for name in began.keys() | now.keys() if name not in _MAY_CHANGE and began.get(name) != now.get(name)
     )
+    if _gpus(began) != _gpus(now):  # of another number of parts the sums are rounded otherwise
+        changed.append("simulation.gpus_per_site")
     if changed:
         problem = f"began with another experiment: {quoted(changed)} differ."
         raise BadInput([Fault(f"--resume {out}", problem, "Resume with the same file and --set, or take a new --out.")])
+
+
+def _gpus(experiment: Mapping[str, Any]) -> int:
+    """How many GPUs each batch of a simulated site goes over."""
+    return max(1, int(experiment.get("simulation", {}).get("gpus_per_site", 1)))

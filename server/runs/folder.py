@@ -128,8 +128,8 @@ class RunFolder:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                fault = Fault(f"--out {self.path}", "another run is at work in this folder.", "Name another folder.")
-                raise BadInput([fault]) from None
+                problem, remedy = "another run is at work in this folder.", "Wait for its end, or name another folder."
+                raise BadInput([Fault(f"--out {self.path}", problem, remedy)]) from None
             yield
         finally:
             os.close(descriptor)

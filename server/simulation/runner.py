@@ -1,6 +1,7 @@
 """Run the cells of a grid, each in a process of its own, several at a time, with a live table of progress."""
 
 import fcntl
+import math
 import os
 import shutil
 import time
@@ -59,9 +60,16 @@ def fitting_jobs(cells: Sequence[Cell]) -> int:
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in files))
     from common.models.gpu.data_parallel import visible_gpus  # here: a wrong call is refused before
 
-    gpus, each_takes = visible_gpus(), max(int(each.simulation.gpus_per_site) for each in files)
-    by_gpus = gpus // each_takes if each_takes > 1 else RUNS_PER_GPU * gpus
+    gpus, wanted = visible_gpus(), {each.simulation.gpus_per_site for each in files} - {0.0}
+    by_gpus = min((_room(gpus, each) for each in wanted), default=by_cores)
     return max(1, min(by_cores, by_gpus)) if gpus else by_cores
+
+
+def _room(gpus: int, each_takes: float) -> int:
+    """How many runs fit on GPUs; a run without Ray trains one site at a time."""
+    if each_takes > 1:
+        return gpus // int(each_takes)
+    return gpus * (math.floor(1 / each_takes + 1e-6) if each_takes > 0 else RUNS_PER_GPU)
 
 
 @contextmanager

@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import strategies.rounds.strategy
 from client.training import network_cache
+from common.errors import BadInput
 from common.models.gpu import data_parallel
 from common.models.gpu.data_parallel import (
     NAME,
@@ -25,6 +27,7 @@ from strategies.privacy.image_gradients import gradients_by_image, taken_gradien
 from strategies.registry import STRATEGIES
 from tests.federations import federation
 from tests.hashed_runs import cases
+from tests.server.killing import Killed, kill_at
 
 CPU = torch.device("cpu")
 CASES = cases(STRATEGIES)
@@ -124,6 +127,22 @@ def test_running_statistics_are_means_over_the_parts() -> None:
     assert any(name.endswith("running_var") for name, _ in of.backbone.named_buffers())
 
 
+@pytest.mark.parametrize("architecture", ["tiny_cnn", "resnet18"])
+def test_running_statistics_of_a_backbone_that_is_frozen_in_part_move_too(architecture: str) -> None:
+    of = network(architecture, norm="batch", train="last:3")
+    parts = [copy.deepcopy(of) for _ in range(2)]
+    use_gpus(of.backbone, 2)
+    before = {name: value.clone() for name, value in of.backbone.named_buffers()}
+    batch = images(8, TRAIN[architecture])
+    of(batch)
+    for one, half in zip(parts, batch.tensor_split(2), strict=True):
+        one(half)
+    for name, value in of.backbone.named_buffers():
+        one, other = (dict(part.backbone.named_buffers())[name] for part in parts)
+        torch.testing.assert_close(value, (one + other) / 2 if value.is_floating_point() else one)
+    assert any(not torch.equal(value, before[name]) for name, value in of.backbone.named_buffers())
+
+
 @pytest.mark.parametrize("evaluating", [True, False])
 def test_statistics_that_are_frozen_stay_to_the_bit(evaluating: bool) -> None:
     of = network(norm="batch").float()
@@ -210,5 +229,20 @@ def test_a_federation_whose_sites_have_two_learns_as_with_one(
     two = federation(tmp_path, *settings, "simulation.gpus_per_site=2", out="two")
     assert Calls.divided > 50
     assert abs(two["test"]["mean_auroc"] - one["test"]["mean_auroc"]) < 0.02
+    assert {site["arithmetic"] for site in two["sites"].values()} == {"float32, channels_last, 2 GPUs"}
     again = federation(tmp_path, *settings, "simulation.gpus_per_site=2", out="again")
     assert again["model_sha256"] == two["model_sha256"]
+
+
+def test_a_run_goes_on_with_as_many_gpus_as_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulate, "visible_gpus", lambda: 2)
+    settings = ("run.rounds=4", "simulation.gpus_per_site=2")
+    whole = federation(tmp_path, *settings, out="whole")
+    with pytest.MonkeyPatch.context() as patched:
+        kill_at(patched, strategies.rounds.strategy.FederatedAveraging, "configure_train", 3)
+        with pytest.raises(Killed):
+            federation(tmp_path, *settings)
+    for other in ("simulation.gpus_per_site=-1", "simulation.gpus_per_site=1"):
+        with pytest.raises(BadInput, match=r'"simulation.gpus_per_site" differ'):
+            federation(tmp_path, "run.rounds=4", other, resume=True)
+    assert federation(tmp_path, *settings, resume=True)["model_sha256"] == whole["model_sha256"]

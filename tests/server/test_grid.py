@@ -153,6 +153,10 @@ def test_runs_on_ray_go_one_at_a_time_and_others_by_cores_and_threads(
     assert fitting_jobs([cell(tmp_path, "a")]) == 4
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
     assert fitting_jobs([cell(tmp_path, "a"), cell(tmp_path, "b", "simulation.gpus_per_site=2")]) == 2
+    assert fitting_jobs([cell(tmp_path, "a", "simulation.gpus_per_site=1")]) == 4
+    assert fitting_jobs([cell(tmp_path, "a", "simulation.gpus_per_site=0")]) == 6
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    assert fitting_jobs([cell(tmp_path, "a", "simulation.gpus_per_site=0.5")]) == 2
 
 
 def test_runs_at_a_time_are_dealt_out_over_the_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

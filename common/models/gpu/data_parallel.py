@@ -76,7 +76,7 @@ class DataParallelBackbone:
         for device, part, weights, own in zip(self.devices, parts, parameters, buffers, strict=True):
             with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
                 found.append(torch.func.functional_call(backbone, weights | own, (part.to(device),)))
-        if backbone.training:
+        if any(module.training for module in backbone.modules()):  # layers of a backbone that is frozen in part, too
             _take_over(backbone, buffers)
         return torch.cat([features.to(images.device) for features in found])
 

@@ -7,6 +7,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from common.errors import stop_on
+from common.system.stopping import closed_first
 from server.coordinator.authority import certificate_faults
 from server.coordinator.folder import Coordinator
 from server.reporting.live.listening import listening
@@ -31,7 +32,9 @@ def show(coordinator: Coordinator, address: str, port: int, tell: Callable[[str]
         tell(f"live view: https://{host}:{at.getsockname()[1]}/?token={token}")
         tell(f"anyone who has this address may look; nobody can change anything. Certificate SHA-256 {_sha256(files)}")
         tell(f"for a browser that does not warn: trust {coordinator.ca_certificate}")
-        ViewServer(Watch(of_coordinator(coordinator)), token, files).until_told(at)
+        server = ViewServer(Watch(of_coordinator(coordinator)), token, files)
+        with closed_first(0, server.stop):  # what a signal's handler raises can be lost in a callback of asyncio
+            server.until_told(at)
 
 
 def _sha256(files: Certificate) -> str:

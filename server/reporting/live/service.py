@@ -181,3 +181,7 @@ class ViewServer(uvicorn.Server):
     def until_told(self, at: socket.socket) -> None:
         """Serve until ``should_exit`` is set or a signal comes."""
         asyncio.run(self.serve([at]))
+
+    def stop(self) -> None:
+        """Have :meth:`until_told` end; for another thread."""
+        self.should_exit = True
