@@ -193,10 +193,11 @@ def typed(folder: Path, out: str, *settings: str) -> list[str]:
 @needs_machines
 def test_two_sites_share_a_gpu_of_a_node_that_shares_no_folder_with_the_coordinator(two_nodes: Cluster) -> None:
     east, west, address, folder = two_nodes
-    done = east.run(*typed(folder, "shared", f"simulation.address={address}"))
+    long_enough = "run.rounds=60"  # for both workers to start
+    done = east.run(*typed(folder, "shared", f"simulation.address={address}", long_enough))
     assert done.returncode == 0, done.stderr
     summary = json.loads((folder / "shared" / "summary.json").read_text())
-    assert summary["model_sha256"] == finished()[1]["model_sha256"]
+    assert summary["model_sha256"] == finished(long_enough)[1]["model_sha256"]
     ready = events_of(folder / "shared", "worker_ready")
     # One GPU and two cores: two sites of half a GPU each, none on the head.
     assert [event["gpus"] for event in ready] == [1, 1]
