@@ -155,7 +155,7 @@ class Desk(FleetServicer):
     def replies(self) -> list[Message]:
         """Those of which everything has arrived."""
         trees = [tree for tree in self._announced if self._came.keys() >= set(names_in(tree))]
-        return [message_of(tree.object_id, dict(self._came)) for tree in trees]
+        return [message_of(tree.object_id, dict(self._came), 1e9) for tree in trees]
 
     def _perhaps_fail(self, call: str, context: grpc.ServicerContext) -> None:
         if self.trouble.get(call):
