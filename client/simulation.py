@@ -69,7 +69,7 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
         test=images.test,
         folder=sites.run_folder / "sites" / images.declaration.site,
         device="cuda" if use_gpu else "cpu",
-        gpus=max(1, int(experiment.simulation.gpus_per_site)),
+        gpus=experiment.simulation.gpus_a_batch,
         policy=Policy(
             label_counts=True,
             score_histograms=True,

@@ -244,7 +244,7 @@ class SimulationSection(Section):
 
     Attributes:
         workers: Sites trained at a time; 0 chooses by cores, memory and GPUs.
-        gpus_per_site: GPUs that a site takes: a share of one, or several, which each batch goes over then. Negative
+        gpus_per_site: GPUs that a site takes: a share of one, or several, across which each batch is split. Negative
             chooses (1 / workers a GPU), 0 trains on the CPU.
         address: Ray cluster to join, e.g. ``auto`` or ``10.0.0.5:6379``; empty starts one here.
     """
@@ -260,6 +260,11 @@ class SimulationSection(Section):
         if gpus > 1 and not gpus.is_integer():
             raise ValueError("above 1 it is a whole number of GPUs")
         return gpus
+
+    @property
+    def gpus_a_batch(self) -> int:
+        """How many GPUs each batch of a site is split across."""
+        return max(1, int(self.gpus_per_site))
 
 
 class Experiment(Section):

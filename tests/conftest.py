@@ -1,7 +1,6 @@
 """What all tests share: how pytest-xdist deals them out, and a machine that protects no file by itself."""
 
 import gc
-import operator
 import os
 import random
 import sys
@@ -95,9 +94,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give a test the same draws in every process: a layer without a seed of its own would start with others."""
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
-    for name, seeded in (("numpy", "random.seed"), ("torch", "manual_seed")):
-        if (library := sys.modules.get(name)) is not None:
-            operator.attrgetter(seeded)(library)(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
 
 
 def pytest_unconfigure() -> None:

@@ -45,7 +45,7 @@ def needs_of(network: SplitNetwork, plan: Plan, sample: Tensor, images: int, gpu
     Args:
         sample: One image as it lies in memory, uint8 ``(1, channels, height, width)``.
         images: Number of them in all parts.
-        gpus: How many each batch goes over.
+        gpus: How many GPUs each batch is split across.
     """
     model = FLOAT * sum(tensor.numel() for tensor in network.state_dict().values())
     resident = images * sample.numel()

@@ -78,7 +78,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "test_correct": _TEST_CORRECT,
         "epsilon": "what the run has cost this site so far, in a run with privacy",
         "arithmetic": "the format of the numbers that it trained with and their order in memory, such as `float32, "
-        "channels_last`, and the number of GPUs where each batch goes over several: where the plan asks for the "
+        "channels_last`, and the number of GPUs where each batch is split across several: where the plan asks for the "
         "fastest, it tells whether this CPU has bfloat16",
     },
     "EvaluateReply": {

@@ -142,7 +142,7 @@ def memory_bytes(plan: Plan, rows: int, images: int, device: str, gpus: int = 1)
     Args:
         images: Of the site's training part; no batch holds more.
         device: ``cpu`` or ``cuda``, where activations may be half as wide.
-        gpus: How many each batch goes over; all of it goes through one where noise is added to each step.
+        gpus: How many GPUs each batch is split across; all of it goes through one where noise is added to each step.
     """
     size, training = footprint(plan.model, rows), plan.training
     private = plan.privacy.level in BY_STEP

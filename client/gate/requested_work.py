@@ -17,7 +17,7 @@ class RequestedWork:
         rows: Of the model's head: the site's own classes at the roll call, later those of the request.
         images: At least as many as the site's training part has; it follows from the number that the site tells.
         device: The site's: ``cpu`` or ``cuda``.
-        gpus: How many each batch goes over there.
+        gpus: How many GPUs each batch is split across there.
     """
 
     plan: Plan

@@ -13,7 +13,7 @@ TEMPLATE = """# What this hospital brings to the federation. Paths are relative 
 name = "{name}"
 # kit = "{name}.kit"            # what the coordinator sends back
 # device = "auto"               # auto, cpu, cuda
-# gpus = 1                      # GPUs that each batch goes over
+# gpus = 1                      # GPUs that each batch is split across
 # health = "127.0.0.1:9095"     # where flwr-client status asks; "" for nowhere
 
 # One table says where images and labels are. Every key: docs/experiments.md, [data].

@@ -41,7 +41,7 @@ class Site:
         train, validation, test: Its images; label columns are its canonical class names in its own order.
         folder: Where it keeps its memory and its own models.
         device: ``cpu`` or ``cuda``.
-        gpus: How many each batch goes over, where the device is ``cuda``.
+        gpus: How many GPUs each batch is split across, where the device is ``cuda``.
         policy: What else may leave.
         identity: The key that it is admitted with; None in simulation.
         durable: Flush memory to disk; off in simulation, where a crash ends the sites with everything else.

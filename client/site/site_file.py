@@ -26,7 +26,7 @@ class SiteFile(Section):
         kit: What the coordinator sent back; ``NAME.kit`` where left out.
         key: The private key; ``NAME.key`` where left out.
         device: ``auto`` takes a GPU where there is one.
-        gpus: How many GPUs each batch goes over.
+        gpus: How many GPUs each batch is split across.
         policy: What leaves beside updates.
         health: Where ``flwr-client status`` and the container's health check ask; empty for nowhere. Port 0 takes any.
     """

@@ -42,7 +42,7 @@ def empty_network(
 
     Args:
         memory_format: None where it does not matter.
-        gpus: How many each batch goes over, where the device is ``cuda``.
+        gpus: How many GPUs each batch is split across, where the device is ``cuda``.
     """
     kept = _networks(spec, device)
     networks = kept.by_rows

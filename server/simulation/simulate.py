@@ -278,9 +278,9 @@ def _section_faults(experiment: Experiment) -> list[Fault]:
     absent = [name for name in ("data", "partition") if getattr(experiment, name) is None]
     faults = [Fault(f"[{name}]", "is missing; a simulation needs it.", "See experiments/.") for name in absent]
     section = experiment.simulation
-    seen = visible_gpus()
-    if section.gpus_per_site > seen and not section.address:
-        problem = f"is {section.gpus_per_site:g}, but {shows(seen)}"
+    asked = section.gpus_per_site
+    if asked > 0 and not section.address and asked > (seen := visible_gpus()):
+        problem = f"is {asked:g}, but {shows(seen)}"
         faults.append(Fault("simulation.gpus_per_site", problem, "Leave it out, or set 0 to train on the CPU."))
     if experiment.privacy.secure_aggregation and section.backend == "ray":
         problem = "keeps nothing in a site's memory from message to message, where the secrets of a round have to be."

@@ -92,7 +92,7 @@ def gpus_of(cell: Cell) -> Iterator[str | None]:
         return
     names = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     with _DEALING:
-        chosen = sorted(range(seen), key=lambda gpu: _RUNS[gpu])[: max(1, int(section.gpus_per_site))]
+        chosen = sorted(range(seen), key=lambda gpu: _RUNS[gpu])[: section.gpus_a_batch]
         _RUNS.update(chosen)
     try:
         yield ",".join(names[gpu].strip() if len(names) >= seen else str(gpu) for gpu in chosen)

@@ -11,7 +11,7 @@ import numpy as np
 
 from common.models.state import ModelState
 from common.wire.records import Groups
-from strategies.aggregation.mean import Float32, GivenMean, GivenRows, RunningMean
+from strategies.aggregation.mean import Float32, GivenMean, GivenRows, MeanOfAll
 from strategies.aggregation.robust import Float64, RobustMean, robust_mean
 from strategies.base.method import Weights
 from strategies.base.state import Means
@@ -78,11 +78,4 @@ def _mean(vectors: Sequence[Sequence[Float32]], weights: Weights, rule: RobustMe
         return []
     if len(vectors) >= rule.fewest:
         return robust_mean(vectors, rule)
-    return [_plain([site[place] for site in vectors], weights) for place in range(len(vectors[0]))]
-
-
-def _plain(arrays: Sequence[Float32], weights: Weights) -> Float64:
-    running = RunningMean(len(arrays[0]))
-    for array, weight in zip(arrays, weights, strict=True):
-        running.add(array, weight)
-    return running.mean
+    return [MeanOfAll([site[place] for site in vectors], weights).mean for place in range(len(vectors[0]))]

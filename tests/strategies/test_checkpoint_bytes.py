@@ -1,4 +1,4 @@
-"""A state as bytes: a file of safetensors that the library reads, whatever arrays are in it."""
+"""The coordinator's state in the safetensors format: we write it, the safetensors library reads it."""
 
 import hypothesis.extra.numpy as arrays
 import numpy as np

@@ -18,7 +18,7 @@ SMALLEST_PART = 2
 
 
 def use_gpus(backbone: nn.Module, gpus: int) -> None:
-    """Take a backbone's batches over so many GPUs from now on, the first of which it lies on."""
+    """Split a backbone's batches across so many GPUs from now on, the first of which it lies on."""
     backbone.__dict__.pop(NAME, None)
     if gpus > 1:
         backbone.__dict__[NAME] = DataParallelBackbone(first_gpus(gpus))
@@ -40,7 +40,7 @@ def shows(gpus: int) -> str:
 
 
 def is_data_parallel(backbone: nn.Module) -> bool:
-    """Whether a backbone's batches go over several GPUs."""
+    """Whether a backbone's batches are split across several GPUs."""
     return NAME in backbone.__dict__
 
 
