@@ -45,7 +45,7 @@ from rich.table import Table
 
 from common.system.toml import read_toml
 from server.coordinator.folder import Coordinator, read_coordinator
-from server.deployment.superlink.loopback.control import flower_key
+from server.deployment.superlink.control.client import flower_key
 
 HERE = Path(__file__).parent
 RAW, BIN = HERE / "raw_grpc.py", Path(sys.executable).parent
@@ -269,8 +269,8 @@ class Federation:
         """Make the coordinator's folder and those of the experiment's sites, and admit them."""
         typed(BIN / "flwr-sim", "sites", self.folder / "experiment.toml", "--out", self.folder / "sites")
         coordinator = self.folder / "coordinator"
-        ports = ("--port", PORT, "--control-port", CONTROL_PORT)
-        typed(BIN / "flwr-server", "init", coordinator, "--name", "bench", "--host", "127.0.0.1", *ports)
+        port = ("--port", PORT)
+        typed(BIN / "flwr-server", "init", coordinator, "--name", "bench", "--host", "127.0.0.1", *port)
         for site in self.sites:
             typed(BIN / "flwr-client", "init", site, "--name", site.name)
             typed(BIN / "flwr-server", "admit", coordinator, site / f"{site.name}.request", "--yes")
@@ -328,7 +328,7 @@ def stock(federation: Federation, rounds: int, into: Measured, scratch: Path) ->
         these.start("coordinator", BIN / "flower-superlink", *options, "--database", scratch / "superlink.db")
         eventually(lambda: listens(CONTROL_PORT), these)
         control = ControlHttpClient.from_server_address(
-            coordinator.control_address,
+            f"127.0.0.1:{CONTROL_PORT}",
             False,
             coordinator.ca_certificate.read_bytes(),
             [RuntimeVersionHttpInterceptor(component_name="flwr CLI")],

@@ -162,7 +162,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     with importing():
         from client.connection.service import DROP_SIGNAL, Service, alone_in
-        from client.connection.status import Status, health_server
+        from client.connection.status import Status, status_file
         from client.gate.gate import begin
         from client.site.settings import open_site, read_settings
         from client.site.site_file import read_credentials
@@ -172,7 +172,7 @@ def _take_part(folder: Path, tell: Callable[[str], None]) -> None:
     settings = read_settings(folder)
     kit = read_credentials(settings)
     status = Status(site=settings.file.name, coordinator=kit.coordinator)
-    with alone_in(settings.state), health_server(status, settings.file.health, settings.state):
+    with alone_in(settings.state), status_file(status, settings.state):
         site = replace(open_site(settings), tell=tell)
         status.privacy = spent_by(site)
         counts = f"{len(site.train)} training, {len(site.validation)} validation, {len(site.test)} test images"
@@ -256,14 +256,14 @@ def status(folder: Folder, as_json: AsJson = False) -> None:
 
     Example: flwr-client status north
     """
-    from client.connection.status import asked, in_words
+    from client.connection.status import in_words, read_status
     from client.site.site_file import checked_folder
 
-    found = asked(checked_folder(folder) / "state")
+    present = read_status(checked_folder(folder) / "state")
     if as_json:
-        print(json_text(found, allow_nan=True))
+        print(json_text(present, allow_nan=True))
     else:
-        console.print(in_words(found), soft_wrap=True, highlight=False, markup=False)
+        console.print(in_words(present), soft_wrap=True, highlight=False, markup=False)
 
 
 @app.command()
@@ -272,12 +272,12 @@ def health(folder: Folder) -> None:
 
     Example: flwr-client health north
     """
-    from client.connection.status import asked
+    from client.connection.status import read_status
     from client.site.site_file import checked_folder
 
-    found = asked(checked_folder(folder) / "state")
-    print("healthy" if found["healthy"] else at_terminal(f"not healthy: {found['last_error']}"))
-    raise SystemExit(0 if found["healthy"] else 1)
+    present = read_status(checked_folder(folder) / "state")
+    print("healthy" if present["healthy"] else at_terminal(f"not healthy: {present['last_error']}"))
+    raise SystemExit(0 if present["healthy"] else 1)
 
 
 @audit_app.command("verify")

@@ -55,9 +55,6 @@ def init(
         typer.Option("--host", help="Name or address by which hospitals reach this machine; the first is in kits."),
     ] = [],  # noqa: B006 - typer copies it
     port: Annotated[int, typer.Option("--port", help="The one port that hospitals reach.")] = 9092,
-    control_port: Annotated[
-        int, typer.Option("--control-port", help="Port of the coordinator's own calls, on 127.0.0.1.")
-    ] = 19092,
     listen: Annotated[str, typer.Option("--listen", help="Address that the port is bound to.")] = "0.0.0.0",
     renew: Annotated[bool, typer.Option("--renew", help="Only a new certificate, of the same authority.")] = False,
 ) -> None:
@@ -67,11 +64,7 @@ def init(
     """
     from server.coordinator.init import make_folder, renew_certificate
 
-    lines = (
-        renew_certificate(folder, hosts)
-        if renew
-        else make_folder(folder, name, hosts, listen=listen, port=port, control_port=control_port)
-    )
+    lines = renew_certificate(folder, hosts) if renew else make_folder(folder, name, hosts, listen=listen, port=port)
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
@@ -335,7 +328,7 @@ def health(folder: Folder) -> None:
     from server.coordinator.folder import read_coordinator
 
     coordinator = read_coordinator(folder)
-    from server.deployment.superlink.loopback.control import answers
+    from server.deployment.superlink.control.client import answers
 
     well = answers(coordinator)
     print("healthy" if well else "not healthy: the SuperLink does not answer")

@@ -27,7 +27,7 @@ TOGETHER = {
     "test_check.py": "one coordinator",
     "test_leaving.py": "one coordinator",
     "test_refusals.py": "one coordinator",
-    "test_loopback_only.py": "one coordinator",
+    "test_local_ports.py": "one coordinator",
     "test_status.py": "one coordinator",
     "test_same_model.py": "one federation",
     "test_limits.py": "one federation",

@@ -91,10 +91,10 @@ def test_a_superlink_starts_there_too(installed: Path, tmp_path: Path) -> None:
     from server.coordinator.folder import Coordinator, CoordinatorFile
     from server.deployment.superlink.local.process import command
 
-    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9, control_port=8)
+    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9)
     started = command(Coordinator(tmp_path, file))
     assert started[: len(program)] == program
     environment = {**os.environ, "PYTHONPATH": str(installed)}
     ended = subprocess.run(started, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert "the wrong file was imported" not in ended.stderr
-    assert "executor.secret" in ended.stderr  # it got as far as reading its folder, which this one is not
+    assert "authority/ca.crt" in ended.stderr  # it got as far as reading its folder, which this one is not

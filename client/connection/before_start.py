@@ -11,14 +11,14 @@ from client.connection.tls import days_valid
 from client.site.site_file import Settings, read_credentials, read_with_faults
 from common.errors import BadInput, Fault, stop_on
 from common.security.identity import SiteKit
-from common.system.before_start import date_faults, flower_faults, place_faults, port_faults
+from common.system.before_start import date_faults, flower_faults, place_faults
 
 LOOK_S = 0.5
 """How long the coordinator may take to show its certificate; where it takes longer, the connection itself will tell."""
 
 
 def refuse_to_start(folder: Path) -> None:
-    """Look at file, key, kit, rights, room, port and releases, and at the certificate if the coordinator answers.
+    """Look at file, key, kit, rights, room and releases, and at the certificate if the coordinator answers.
 
     Raises:
         BadInput: With every fault.
@@ -26,7 +26,7 @@ def refuse_to_start(folder: Path) -> None:
     """
     settings, _ = read_with_faults(folder)  # what is wrong with class names is told with the faults of the data
     refuse_second(settings.state)
-    stop_on([*_of_credentials(settings), *_of_machine(settings)])
+    stop_on([*_of_credentials(settings), *place_faults(settings.state), *flower_faults()])
     kit = read_credentials(settings)
     with contextlib.suppress(Unreachable):
         days_valid(kit.address, kit.ca_certificate, timeout_s=LOOK_S)
@@ -38,11 +38,18 @@ def refuse_second(state: Path) -> None:
     Raises:
         BadInput: If one does.
     """
+    if is_held(state):
+        raise BadInput([of_second(state)])
+
+
+def is_held(state: Path) -> bool:
+    """Return whether a process of this site runs: it holds the lock of the folder."""
     with contextlib.suppress(FileNotFoundError), (state / "lock").open("r") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise BadInput([of_second(state)]) from None
+            return True
+    return False
 
 
 def of_second(state: Path) -> Fault:
@@ -61,12 +68,3 @@ def _of_credentials(settings: Settings) -> list[Fault]:
 def _dates(kit: SiteKit, name: str) -> list[Fault]:
     authority = x509.load_pem_x509_certificate(kit.ca_certificate.encode())
     return date_faults(f"{name}: the coordinator's authority", authority, "Ask the coordinator for a new kit.")
-
-
-def _of_machine(settings: Settings) -> list[Fault]:
-    faults = [*place_faults(settings.state), *flower_faults()]
-    if settings.file.health:
-        host, port = settings.file.health.rsplit(":", 1)
-        remedy = 'Name another port, or health = "" for none.'
-        faults += port_faults("site.toml: health", host.strip("[]"), int(port), remedy)
-    return faults

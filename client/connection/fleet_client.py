@@ -475,6 +475,8 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
     """gRPC's errors as the few that matter to a site."""
     try:
         yield
+    except DecodeError:
+        raise Unreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
         code, details = error.code(), error.details() or ""
         if code in _CODES_OF_A_BAD_LINE:

@@ -1,12 +1,10 @@
-"""What a site is doing, for a person at the terminal, for ``flwr-client status`` and for a container's health check.
+"""The present of a site, for ``flwr-client status`` and for a container's health check: a file that the program keeps.
 
-The status is served on loopback over plain HTTP: it holds names, counts and times, nothing of a patient or a model.
+``state/status.json`` holds names, counts and times, nothing of a patient or a model. No port is opened for it.
 """
 
 import contextlib
 import datetime as dt
-import http.client
-import http.server
 import json
 import threading
 import time
@@ -15,19 +13,23 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from client.connection.before_start import is_held
 from common.errors import BadInput, Fault
-from common.security.identity import split_address
 from common.system.files import write_atomically
 from common.system.plain_text import at_terminal, shown_lines
 
 STALE_S = 300.0
 """Without a sign from the coordinator for so long, a site that does not train is not healthy."""
-ADDRESS_FILE = "health-address"
+FILE = "status.json"
+LOOK_S, SIGN_S = 0.5, 10.0
+"""Between two looks at the status, which is written if it has changed; and the longest time between two writes."""
+SILENT_S = 60.0
+"""A status file that is older than this is of a program that hangs, or of a disk that takes no files."""
 
 
 @dataclass
 class Status:
-    """The present, in words that stand in ``status --json``.
+    """The present of a site, with the names that ``status --json`` has.
 
     Attributes:
         state: ``starting``, ``connecting``, ``waiting`` (for work), ``working``, or ``stopped``.
@@ -61,71 +63,72 @@ class Status:
         self.last_error = shown_lines(reason)
         self.last_error_time = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
-    @property
-    def healthy(self) -> bool:
-        """Whether the site trains, or was in touch with the coordinator lately."""
-        return self.state in ("starting", "working") or time.time() - self.last_contact < STALE_S
 
-    def as_json(self) -> dict[str, Any]:
-        return {"healthy": self.healthy, **asdict(self)}
+def is_healthy(present: Mapping[str, Any], now: float) -> bool:
+    """Return whether the site trains, or was in touch with the coordinator lately.
 
-
-class HealthServer:
-    """``GET /health``: 200 and the status where healthy, else 503 and the status."""
-
-    def __init__(self, status: Status, address: str, state: Path) -> None:
-        host, port = address.rsplit(":", 1)
-        handler = _handler(status, _folder(state))
-        self._server = http.server.ThreadingHTTPServer((host.strip("[]"), int(port)), handler)
-        self._address_file = state / ADDRESS_FILE
-
-    def __enter__(self) -> "HealthServer":
-        host, port = self._server.server_address[:2]
-        write_atomically(self._address_file, f"{host!s}:{port}".encode(), durable=False)
-        threading.Thread(target=self._server.serve_forever, name="health", daemon=True).start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._address_file.unlink(missing_ok=True)
-
-
-def _handler(status: Status, folder: str) -> type[http.server.BaseHTTPRequestHandler]:
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            found = self.path in ("/health", "/")
-            answer = status.as_json() | {"folder": folder} if found else {"error": "ask for /health"}
-            body = json.dumps(answer).encode()
-            self.send_response(404 if not found else 200 if status.healthy else 503)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            """Write no line for a request."""
-
-    return Handler
+    Args:
+        present: The fields of a :class:`Status`.
+        now: Unix time.
+    """
+    return present["state"] in ("starting", "working") or now - present["last_contact"] < STALE_S
 
 
 @contextlib.contextmanager
-def health_server(status: Status, address: str, state: Path) -> Iterator[None]:
-    """Serve the status while the program runs; nothing where ``address`` is empty.
+def status_file(status: Status, state: Path) -> Iterator[None]:
+    """Keep ``state/status.json`` up to date while the program runs, by a thread; remove it at the end."""
+    path, stop = state / FILE, threading.Event()
+    _write(status, path)
+    keeper = threading.Thread(target=_keep, args=(status, path, stop), name="status", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        keeper.join()
+        path.unlink(missing_ok=True)
+
+
+def _keep(status: Status, path: Path, stop: threading.Event) -> None:
+    last, written = asdict(status), time.monotonic()
+    while not stop.wait(LOOK_S):
+        present = asdict(status)
+        if (present != last or time.monotonic() - written > SIGN_S) and _write(status, path):
+            last, written = present, time.monotonic()
+
+
+def _write(status: Status, path: Path) -> bool:
+    """Write the status; return whether that worked. Where it does not, a reader sees the age of the file."""
+    content = json.dumps(asdict(status) | {"written": time.time()}).encode()
+    with contextlib.suppress(OSError):  # no room on the disk, or no descriptor: no reason to end
+        write_atomically(path, content, durable=False, private=True)
+        return True
+    return False
+
+
+def read_status(state: Path) -> Mapping[str, Any]:
+    """Read the status of the running process of a site's folder.
+
+    Returns:
+        The fields of :class:`Status`, and ``healthy``.
 
     Raises:
-        BadInput: If the port is taken.
+        BadInput: If no process runs there, or it has not written its status for :data:`SILENT_S`.
     """
-    if not address:
-        yield
-        return
+    if not is_held(state):
+        remedy = "Its log says whether it waits after a refusal; else start it with flwr-client start."
+        raise BadInput([Fault(str(state.parent), "no flwr-client runs on this folder.", remedy)])
     try:
-        server = HealthServer(status, address, state)
-    except OSError as error:
-        remedy = 'Name another port, or health = "" for none.'
-        raise BadInput([Fault("site.toml: health", f"{address}: {error.strerror}.", remedy)]) from None
-    with server:
-        yield
+        present = dict(json.loads((state / FILE).read_bytes()))
+        age_s = time.time() - present.pop("written")
+        present = asdict(Status(**present))
+    except (OSError, ValueError, TypeError, KeyError):
+        age_s = float("inf")
+    if age_s > SILENT_S:
+        problem = f"flwr-client runs on this folder and has not written {FILE} for {SILENT_S:.0f} s."
+        remedy = "Look whether the disk is full; if it is not, the program hangs: restart it."
+        raise BadInput([Fault(str(state.parent), problem, remedy)])
+    return {"healthy": is_healthy(present, time.time()), **present}
 
 
 def in_words(found: Mapping[str, Any]) -> str:
@@ -152,30 +155,3 @@ def in_words(found: Mapping[str, Any]) -> str:
         f"last error: {found['last_error']} ({found['last_error_time']})" if found["last_error"] else "no error"
     )
     return at_terminal("\n".join(lines))
-
-
-def _folder(state: Path) -> str:
-    """Return the folder by which a site's process and the status command find one another."""
-    return str(state.parent.resolve())
-
-
-def asked(state: Path) -> Mapping[str, Any]:
-    """Ask the running process of a site's folder.
-
-    Raises:
-        BadInput: If none runs there, or it does not answer.
-    """
-    try:
-        host, port = split_address((state / ADDRESS_FILE).read_text(encoding="ascii"))
-        with contextlib.closing(http.client.HTTPConnection(host, port, timeout=5)) as connection:
-            connection.request("GET", "/health")
-            answer = json.loads(connection.getresponse().read())
-        if not isinstance(answer, dict) or answer.get("folder") != _folder(state):
-            raise ValueError("somebody else has the port of a process that was killed")
-    except (OSError, ValueError, http.client.HTTPException):
-        remedy = (
-            "Its log says whether it waits after a refusal; else start it with flwr-client start. "
-            'With health = "" in site.toml it answers nobody.'
-        )
-        raise BadInput([Fault(str(state.parent), "no flwr-client answers for this folder.", remedy)]) from None
-    return answer

@@ -14,7 +14,6 @@ name = "{name}"
 # kit = "{name}.kit"            # what the coordinator sends back
 # device = "auto"               # auto, cpu, cuda
 # gpus = 1                      # GPUs that each batch is split across
-# health = "127.0.0.1:9095"     # where flwr-client status asks; "" for nowhere
 
 # One table says where images and labels are. Every key: docs/experiments.md, [data].
 # A csv beside a folder of PNG, JPEG or DICOM files:

@@ -1,6 +1,5 @@
 """``site.toml``, read and checked without torch: a wrong one is refused at once."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pydantic import Field, field_validator
 from client.site.policy import Policy
 from common.data.base.spec import DataSpec
 from common.errors import BadInput, Fault, quoted, stop_on
-from common.security.identity import SiteKit, checked_name, public_line, read_key, read_kit, same_key, split_address
+from common.security.identity import SiteKit, checked_name, public_line, read_key, read_kit, same_key
 from common.system.files import is_file
 from common.system.toml import Section, read_toml, validated
 
@@ -28,7 +27,6 @@ class SiteFile(Section):
         device: ``auto`` takes a GPU where there is one.
         gpus: How many GPUs each batch is split across.
         policy: What leaves beside updates.
-        health: Where ``flwr-client status`` and the container's health check ask; empty for nowhere. Port 0 takes any.
     """
 
     name: str
@@ -36,18 +34,10 @@ class SiteFile(Section):
     key: str = ""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     gpus: int = Field(1, ge=1)
-    health: str = "127.0.0.1:9095"
     policy: Policy = Policy()
     data: DataSpec = Field(discriminator="kind")
 
     _name = field_validator("name")(checked_name)
-
-    @field_validator("health")
-    @classmethod
-    def _an_address(cls, address: str) -> str:
-        if address:
-            split_address(re.sub(":0$", ":1", address))
-        return address
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,9 @@ def stopped_at_once() -> Iterator[None]:
 
 def _has_come(reading: int) -> bool:
     """Whether a signal has come: its byte is in the pipe, or the thread is at work."""
-    return _ending.is_set() or bool(select.select([reading], [], [], 0.0)[0]) or _ending.is_set()
+    look = select.poll()  # select.select takes no descriptor above 1,023
+    look.register(reading, select.POLLIN)
+    return _ending.is_set() or bool(look.poll(0)) or _ending.is_set()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rich.segment import Segment
 
 from common import __version__
 from common.errors import BadInput, Fault
+from common.system.descriptors import raise_descriptor_limit
 from common.system.files import NO_PLACE_TO_WRITE, no_room_left
 from common.system.plain_text import at_terminal, hanging, json_text
 
@@ -208,6 +209,7 @@ def run_program(
         prints_result: Whether a loss of what it prints, on a full disk, is a failure; not so of a log.
     """
     _log_as(LogForm.text)
+    raise_descriptor_limit()
     with _lossy_streams(prints_result=prints_result):
         _run(app, arguments, stopped)
 

@@ -1,6 +1,5 @@
 """What is checked before ``flwr-server start`` and ``run`` import Flower or torch: within a second, with the remedy."""
 
-import socket
 from pathlib import Path
 
 from common.config import ExperimentFile
@@ -8,16 +7,17 @@ from common.errors import Fault, quoted, stop_on
 from common.system.before_start import flower_faults, place_faults, port_faults
 from server.coordinator.admission import members
 from server.coordinator.authority import certificate_faults
+from server.coordinator.control_socket import takes_connections
 from server.coordinator.folder import Coordinator, at_work
 
 
 def faults_of_start(coordinator: Coordinator) -> list[Fault]:
-    """Certificates, rights and room, Flower's release and ports; of ports nothing where another one is at work."""
+    """Check certificates, rights, room and Flower's release; and the port, unless another one is at work."""
     faults = [*certificate_faults(coordinator), *flower_faults()]
     faults += [fault for folder in (coordinator.state, coordinator.log.parent) for fault in place_faults(folder)]
     if at_work(coordinator, "start"):
         return [*faults, Fault(str(coordinator.folder), "another flwr-server start is at work in this folder.")]
-    return list(dict.fromkeys([*faults, *faults_of_ports(coordinator)]))
+    return list(dict.fromkeys([*faults, *port_faults_of(coordinator)]))
 
 
 def faults_of_run(coordinator: Coordinator, out: Path, *, resume: bool) -> list[Fault]:
@@ -27,7 +27,7 @@ def faults_of_run(coordinator: Coordinator, out: Path, *, resume: bool) -> list[
         resume: A run that goes on waits for what serves the sites, which may be starting again too.
     """
     faults = [*certificate_faults(coordinator), *place_faults(out), *flower_faults()]
-    return faults if resume or _something_listens(coordinator) else [*faults, not_started(coordinator)]
+    return faults if resume or takes_connections(coordinator.state) else [*faults, not_started(coordinator)]
 
 
 def not_started(coordinator: Coordinator) -> Fault:
@@ -38,15 +38,6 @@ def not_started(coordinator: Coordinator) -> Fault:
         return Fault(str(coordinator.folder), problem, remedy)
     remedy = f"In another terminal or container: flwr-server start {coordinator.folder}"
     return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
-
-
-def _something_listens(coordinator: Coordinator) -> bool:
-    """Whether the control port takes connections; who is there is asked later, which needs gRPC."""
-    try:
-        socket.create_connection(("127.0.0.1", coordinator.file.control_port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
 
 
 def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int) -> int:
@@ -72,13 +63,7 @@ def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int) -
     return expected
 
 
-def faults_of_ports(coordinator: Coordinator) -> list[Fault]:
-    """Find ports that cannot be opened, before anything is started."""
-    file = coordinator.file
-    wanted = {"port": (file.listen, file.port), "control_port": ("127.0.0.1", file.control_port)}
-    remedy = "Stop what uses it, or set another {} in coordinator.toml."
-    return [
-        fault
-        for key, (host, port) in wanted.items()
-        for fault in port_faults(f"coordinator.toml: {key}", host, port, remedy.format(key))
-    ]
+def port_faults_of(coordinator: Coordinator) -> list[Fault]:
+    """Find out whether the port for hospitals can be opened, before anything is started."""
+    remedy = "Stop what uses it, or set another port in coordinator.toml."
+    return port_faults("coordinator.toml: port", coordinator.file.listen, coordinator.file.port, remedy)

@@ -1,10 +1,10 @@
 """A coordinator's folder: coordinator.toml, certificates, admitted sites, and the SuperLink's state.
 
-coordinator.toml           name, hosts, ports
+coordinator.toml           name, hosts, port
 authority/                 ca.crt, ca.key; server.crt, server.key; signing.crt, signing.key
 sites/NAME.toml            one admitted (or revoked) site
 kits/NAME.kit              what the hospital gets
-state/                     the SuperLink's database, the secret of its calls, locks, the present status
+state/                     the SuperLink's database, the socket of its calls, locks, the present status
 logs/superlink.log
 """
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault
 from common.security.identity import checked_name
@@ -53,7 +53,6 @@ class CoordinatorFile(Section):
         hosts: Names and addresses by which hospitals reach this machine; the first stands in their kits.
         listen: Address that the one port for hospitals is bound to.
         port: That port (Flower's Fleet API): gRPC, TLS, every call signed.
-        control_port: The calls of the coordinator's own programs to its SuperLink; always bound to 127.0.0.1.
         connections: To the hospitals' port, at most; those that no hospital has signed a call on go first.
         connections_per_address: The same from one address; hospitals behind one firewall or proxy share one.
     """
@@ -62,7 +61,6 @@ class CoordinatorFile(Section):
     hosts: tuple[str, ...] = Field(min_length=1)
     listen: str = "0.0.0.0"
     port: int = Port
-    control_port: int = Port
     connections: int = Field(default=1000, ge=16, le=100_000)
     connections_per_address: int = Field(default=256, ge=16, le=100_000)
 
@@ -80,13 +78,6 @@ class CoordinatorFile(Section):
             return str(ipaddress.ip_address(address))
         except ValueError:
             raise ValueError("must be an address of this machine, 0.0.0.0 for all of them") from None
-
-    @field_validator("control_port")
-    @classmethod
-    def _another_port(cls, port: int, info: ValidationInfo) -> int:
-        if port == info.data.get("port"):
-            raise ValueError("must be another port than port, which hospitals reach (--port and --control-port)")
-        return port
 
 
 @dataclass(frozen=True)
@@ -115,11 +106,6 @@ class Coordinator:
     @property
     def ca_certificate(self) -> Path:
         return self.authority / "ca.crt"
-
-    @property
-    def control_address(self) -> str:
-        """Address of the coordinator's own calls, which this machine alone can reach."""
-        return f"127.0.0.1:{self.file.control_port}"
 
     @property
     def fleet_address(self) -> str:

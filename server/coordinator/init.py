@@ -19,9 +19,7 @@ from server.coordinator.folder import (
 )
 
 
-def make_folder(
-    folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int, control_port: int
-) -> list[str]:
+def make_folder(folder: Path, name: str, hosts: Sequence[str], *, listen: str, port: int) -> list[str]:
     """Make a coordinator's folder; never over another one.
 
     Returns:
@@ -31,7 +29,7 @@ def make_folder(
         BadInput: With every fault of what was given.
     """
     stop_on(_faults(folder, name, hosts))
-    tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port, "control_port": control_port}
+    tree = {"name": name, "hosts": tuple(hosts), "listen": listen, "port": port}
     coordinator = Coordinator(folder, validated(CoordinatorFile, tree, "flwr-server init"))
     with whole_or_nothing(folder, coordinator.authority, folder / FILE):
         private_folder(folder)
@@ -39,7 +37,7 @@ def make_folder(
         issue_server_certificate(coordinator)
         write_coordinator(folder, coordinator.file)
     return [
-        f"{folder / FILE}: name, hosts and ports.",
+        f"{folder / FILE}: name, hosts and port.",
         f"{coordinator.authority}: the certificate authority of this federation and the server's certificate, for"
         f" {', '.join(coordinator.file.hosts)}; valid {SERVER_DAYS} days. Keep a copy of ca.key in a safe place.",
         f"Hospitals will connect to {coordinator.public_address}: open this port, and no other.",

@@ -20,10 +20,10 @@ from server.coordinator.admission import admitted_sites, claims_of
 from server.coordinator.before_start import expected_sites, not_started
 from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
+from server.deployment.superlink.control.client import answers
 from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
 from server.deployment.superlink.local.process import START_TIMEOUT_S, object_folder
-from server.deployment.superlink.loopback.control import answers
 from server.deployment.superlink.run_client.run import run_on
 from server.deployment.timers import order_faults, timers
 from server.federation.evaluation import Setting

@@ -9,9 +9,9 @@ from server.coordinator.authority import RENEW_BEFORE_DAYS, days_valid
 from server.coordinator.before_start import faults_of_start
 from server.coordinator.connections import note_connections, read_sign_offs
 from server.coordinator.folder import Coordinator, alone, keep_private
+from server.deployment.superlink.control.client import Control, Node, SuperLinkGone, flower_key
 from server.deployment.superlink.local.database import set_aside_if_damaged
 from server.deployment.superlink.local.process import START_TIMEOUT_S, SuperLink
-from server.deployment.superlink.loopback.control import Control, Node, SuperLinkGone, flower_key
 from server.deployment.timers import order_faults, timers
 from server.runs.live_status import stopped_at
 

@@ -17,7 +17,7 @@ from server.coordinator.admission import admitted_sites
 from server.coordinator.authority import days_valid
 from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator, at_work
-from server.deployment.superlink.loopback.control import Control, SuperLinkGone, answers
+from server.deployment.superlink.control.client import Control, SuperLinkGone, answers
 from server.runs.live_status import Present, part_of, read_present, stopped_at
 
 LINK = {

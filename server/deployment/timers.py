@@ -19,8 +19,8 @@ from common.system.timers import (
     REFUSAL_NOTED_S,
     TLS_TIMEOUT_S,
 )
+from server.deployment.superlink.control.client import ANSWER_S, LINK_PATIENCE_S
 from server.deployment.superlink.local.process import START_TIMEOUT_S, STOP_GRACE_S
-from server.deployment.superlink.loopback.control import ANSWER_S, LINK_PATIENCE_S
 from server.deployment.superlink.run_client.network_grid import UPLOAD_STALL_S
 from server.deployment.superlink.run_client.run import HEARTBEAT_EVERY_S
 from server.deployment.superlink.storage.runs import SILENT_S

@@ -57,7 +57,6 @@ def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
     columns = class_names if len(class_names) > 1 else (*class_names, NOTHING)
     lines = [
         f"name = {toml_text(site)}",
-        'health = "127.0.0.1:0"         # any free port: several sites may run on one machine',
         "",
         "[data]",
         'kind = "npz"',

@@ -9,7 +9,6 @@ GOOD = """name = "trial"
 hosts = ["fl.example"]
 listen = "0.0.0.0"
 port = 9092
-control_port = 8000
 """
 
 
@@ -38,7 +37,7 @@ def again(folder: Path) -> Ended:
 CASES = (
     Case("no coordinator's folder", lambda folder: server("status", folder)),
     Case("a bracket is missing", edited(('"fl.example"]', '"fl.example"'))),
-    Case("an unknown key", edited(("control_port", "controlport"))),
+    Case("an unknown key", edited(("listen", "listn"))),
     Case("no name", edited(('name = "trial"\n', ""))),
     Case("a name that leads elsewhere", edited(('"trial"', '"../trial"'))),
     Case("no hosts", edited(('["fl.example"]', "[]"))),
@@ -48,12 +47,10 @@ CASES = (
     Case("a port that is none", edited(("port = 9092", "port = 0"))),
     Case("a port above all", edited(("port = 9092", "port = 65536"))),
     Case("a port that is a word", edited(("port = 9092", 'port = "https"'))),
-    Case("the same port twice", edited(("port = 8000", "port = 9092"))),
     Case("a name where an address belongs", edited(('"0.0.0.0"', '"fl.example"'))),
     Case("several faults at once", edited(('"trial"', '""'), ("= 9092", "= -1"), ('["fl.example"]', "[]"))),
     Case("init without a name and a host", init()),
     Case("init for a host that is none", init("--name", "trial", "--host", "https://fl.example:9092")),
     Case("init with a name that leads elsewhere", init("--name", "../x", "--host", "fl.example")),
-    Case("init with one port twice", init("--name", "trial", "--host", "fl.example", "--control-port", "9092")),
     Case("init over a folder that is there", again),
 )

@@ -19,7 +19,7 @@ from tests.client.handshakes import answers, listening, shows
 
 
 def coordinator_in(folder: Path, hosts: tuple[str, ...] = ("fl.example",)) -> Coordinator:
-    made = write_coordinator(folder, CoordinatorFile(name="trial", hosts=hosts, port=9092, control_port=8000))
+    made = write_coordinator(folder, CoordinatorFile(name="trial", hosts=hosts, port=9092))
     make_authority(made)
     issue_server_certificate(made)
     return made
@@ -91,9 +91,7 @@ def of_another_authority(trial: Path) -> None:
 
 
 def expired(trial: Path) -> None:
-    issue_server_certificate(
-        Coordinator(trial, CoordinatorFile(name="trial", hosts=("fl.example",), port=1, control_port=2)), days=-3
-    )
+    issue_server_certificate(Coordinator(trial, CoordinatorFile(name="trial", hosts=("fl.example",), port=1)), days=-3)
 
 
 def moved(trial: Path) -> None:
@@ -207,7 +205,7 @@ def good(folder: Path) -> Coordinator:
 
 
 def other(folder: Path) -> Coordinator:
-    made = write_coordinator(folder, CoordinatorFile(name="other", hosts=("127.0.0.1",), port=1, control_port=2))
+    made = write_coordinator(folder, CoordinatorFile(name="other", hosts=("127.0.0.1",), port=1))
     make_authority(made)
     issue_server_certificate(made)
     return made

@@ -22,7 +22,7 @@ OTHER_LINE = public_line(ec.derive_private_key(8, ec.SECP256R1()), "south")
 def authority() -> str:
     """PEM of an authority's certificate."""
     with TemporaryDirectory() as folder:
-        made = Coordinator(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1, control_port=2))
+        made = Coordinator(Path(folder), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
         make_authority(made)
         return made.ca_certificate.read_text(encoding="ascii")
 

@@ -7,7 +7,7 @@ from client.site.init import TEMPLATE
 from tests.bad_input.catalogue import Case, Ended, client
 from tests.bad_input.keys import KEY, kit_text
 
-HEAD = 'name = "north"\nhealth = ""\n'
+HEAD = 'name = "north"\n'
 DATA = '[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
 
 
@@ -31,18 +31,15 @@ CASES = (
     Case("a path with Windows' backslashes", saying(f'{HEAD}[data]\nkind = "npz"\npath = "D:\\scans\\a.npz"\n')),
     Case("as init wrote it, nothing filled in", saying(TEMPLATE.format(name="north"))),
     Case("no name", saying(DATA)),
-    Case("a name that leads elsewhere", saying(f'name = "../north"\nhealth = ""\n{DATA}')),
-    Case("a name that is too long", saying(f'name = "{"n" * 201}"\nhealth = ""\n{DATA}')),
+    Case("a name that leads elsewhere", saying(f'name = "../north"\n{DATA}')),
+    Case("a name that is too long", saying(f'name = "{"n" * 201}"\n{DATA}')),
     Case("no data", saying(HEAD)),
     Case("data that is no table", saying(f'{HEAD}data = "labels.csv"\n')),
-    Case("an unknown key", saying(f"{HEAD}heatlh = 1\n{DATA}")),
+    Case("an unknown key", saying(f"{HEAD}polcy = 1\n{DATA}")),
     Case("an unknown key of the data", saying(f"{HEAD}{DATA}imags = 20\n")),
     Case("a key that belongs to another kind of data", saying(f'{HEAD}{DATA}label_columns = ["Mass"]\n')),
     Case("no GPU but a device", saying(f"{HEAD}gpus = 0\n{DATA}")),
     Case("an unknown device", saying(f'{HEAD}device = "gpu"\n{DATA}')),
-    Case("a health address without a port", saying(f'name = "north"\nhealth = "localhost"\n{DATA}')),
-    Case("a health address that is a port", saying(f'name = "north"\nhealth = "9095"\n{DATA}')),
-    Case("a health address that is a number", saying(f'name = "north"\nhealth = 9095\n{DATA}')),
     Case("a policy that is no table", saying(f"{HEAD}policy = true\n{DATA}")),
     Case("a policy that neither says yes nor no", saying(f'{HEAD}{DATA}[policy]\nlabel_counts = "perhaps"\n')),
     Case("a smallest count below 0", saying(f"{HEAD}{DATA}[policy]\nsmallest_count = -1\n")),
@@ -54,5 +51,5 @@ CASES = (
     Case("a synonym that makes two labels one", saying(f'{HEAD}{DATA}[data.synonyms]\nMass = "Nodule"\n')),
     Case("data that are not there", saying(f'{HEAD}[data]\nkind = "npz"\npath = "absent.npz"\n')),
     Case("a path that no file can have", saying(f'{HEAD}[data]\nkind = "npz"\npath = "{"x" * 300}.npz"\n')),
-    Case("several faults at once", saying(f'name = "../north"\ndevice = "gpu"\nheatlh = ""\n{DATA}imags = 20\n')),
+    Case("several faults at once", saying(f'name = "../north"\ndevice = "gpu"\npolcy = ""\n{DATA}imags = 20\n')),
 )

@@ -14,7 +14,7 @@ Handler = Callable[[socket.socket], object]
 
 
 def coordinator_in(folder: Path) -> Coordinator:
-    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092)
     coordinator = Coordinator(folder, file)
     make_authority(coordinator)
     issue_server_certificate(coordinator)

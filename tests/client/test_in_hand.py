@@ -256,14 +256,14 @@ def killed() -> None:
     raise Killed
 
 
-SITE = 'name = "north"\nhealth = ""\ndevice = "cpu"\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
+SITE = 'name = "north"\ndevice = "cpu"\n[data]\nkind = "phantom"\nimages = 20\nimage_size = 16\n'
 
 
 @pytest.fixture
 def hospital_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Message], Hospital]]:
     """Makes a site, and the desk at which this message waits for it, over TLS."""
     monkeypatch.setattr(client.connection.service, "FIRST_RETRY_S", 0.0)
-    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092)
     coordinator = Coordinator(tmp_path / "trial", file)
     make_authority(coordinator)
     issue_server_certificate(coordinator)

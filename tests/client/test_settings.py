@@ -99,25 +99,13 @@ def test_init_with_a_name_that_leads_elsewhere_writes_nothing(tmp_path: Path) ->
 def test_everything_may_be_left_out_but_name_and_data(folder: Path) -> None:
     settings = read_settings(folder)
     assert (settings.kit_path, settings.key_path) == (folder / "north.kit", folder / "north.key")
-    assert (settings.state, settings.file.health) == (folder / "state", "127.0.0.1:9095")
+    assert settings.state == folder / "state"
     assert (settings.labels, settings.synonyms) == ((), {})
 
 
 def test_kit_and_key_may_lie_elsewhere(folder: Path) -> None:
     settings = read_settings(written(folder, f'{HEAD}kit = "mail/a.kit"\nkey = "/safe/b.key"\n{DATA}'))
     assert (settings.kit_path, settings.key_path) == (folder / "mail" / "a.kit", Path("/safe/b.key"))
-
-
-@pytest.mark.parametrize("health", ["", "127.0.0.1:9095", "localhost:80", "127.0.0.1:0", "[::1]:9095"])
-def test_the_health_address_may_be(health: str, folder: Path) -> None:
-    assert read_settings(written(folder, f'{HEAD}health = "{health}"\n{DATA}')).file.health == health
-
-
-@pytest.mark.parametrize("health", ["localhost", "9095", "127.0.0.1:99999", "http://127.0.0.1:80"])
-def test_a_health_address_that_is_none_is_refused(health: str, folder: Path) -> None:
-    (said,) = faults(folder, f'{HEAD}health = "{health}"\n{DATA}')
-    assert "expected host:port" in said
-    assert f'"{health}"' in said
 
 
 @pytest.mark.parametrize("line", ['annotates = "Mass"', "annotates = [1]", "annotates = { Mass = 1 }"])
@@ -206,7 +194,7 @@ def test_a_site_without_a_training_image_is_refused(folder: Path) -> None:
 
 def kit_for(folder: Path, site: str = "north", key_of: str = "north") -> SiteKit:
     """Write ``north.kit`` as a coordinator would, for a name and a key."""
-    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092)
     coordinator = Coordinator(folder / "coordinator", file)
     make_authority(coordinator)
     certificate = coordinator.ca_certificate.read_text(encoding="ascii")

@@ -36,7 +36,7 @@ NONCE = "c" * 32
 
 
 def coordinator_in(folder: Path) -> Coordinator:
-    made = Coordinator(folder, CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000))
+    made = Coordinator(folder, CoordinatorFile(name="trial", hosts=("fl.example",), port=9092))
     make_authority(made)
     issue_server_certificate(made)
     return made

@@ -42,9 +42,9 @@ def test_a_certificate_is_refused_outside_its_dates_with_the_date_the_clock_and_
 def test_a_port_in_use_is_a_fault_and_any_port_is_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        (fault,) = map(str, port_faults("health", "127.0.0.1", port, "Name another."))
-        assert fault == f"health: {port} of 127.0.0.1 cannot be opened: address already in use. Name another."
-        assert port_faults("health", "127.0.0.1", 0, "") == []
+        (fault,) = map(str, port_faults("port", "127.0.0.1", port, "Name another."))
+        assert fault == f"port: {port} of 127.0.0.1 cannot be opened: address already in use. Name another."
+        assert port_faults("port", "127.0.0.1", 0, "") == []
 
 
 def test_a_place_needs_a_folder_room_and_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

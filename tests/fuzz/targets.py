@@ -222,7 +222,7 @@ def public_key(data: bytes) -> None:
 @lru_cache
 def _authority() -> dict[str, bytes]:
     with TemporaryDirectory() as name:
-        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1, control_port=2))
+        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
         make_authority(made)
         issue_server_certificate(made)
         return {path.name: path.read_bytes() for path in made.authority.iterdir()}
@@ -233,7 +233,7 @@ def certificates(data: bytes) -> None:
     names = sorted(_authority())
     files = _authority() | ({names[data[0] % len(names)]: data[1:]} if data else {})
     with TemporaryDirectory() as name, contextlib.suppress(BadInput):
-        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1, control_port=2))
+        made = Coordinator(Path(name), CoordinatorFile(name="trial", hosts=("fl.example",), port=1))
         made.authority.mkdir()
         for file, content in files.items():
             (made.authority / file).write_bytes(content)

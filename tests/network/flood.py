@@ -24,6 +24,8 @@ FRAME, BODY, SENT = 16_384, 60_000_000, 51_000_000
 METHODS = (b"/flwr.proto.Fleet/PushObject", b"/flwr.proto.Fleet/ActivateNode", b"/polyclinic.Coordinator/Hello")
 CLIENT_HELLO = bytes.fromhex("16030100c8010000c40303")
 """The first bytes of a TLS handshake, whose rest never comes."""
+HALF_REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\nX: "
+"""The first bytes of a request of HTTP/1.1, for the live view: plain, or within TLS."""
 
 
 def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
@@ -242,10 +244,11 @@ class Flood:
             await asyncio.sleep(self._pause_s)
 
     async def _once(self, kind: str) -> None:
-        tls = None if kind in ("silent", "hello") else self._tls
+        tls = None if kind in ("silent", "hello", "request") else self._tls
         async with self._connected(kind, tls) as (reader, writer):
-            if tls is None:
-                writer.write(CLIENT_HELLO if kind == "hello" else b"")
+            if tls is None or kind == "request-in-tls":
+                begun = {"hello": CLIENT_HELLO, "silent": b""}
+                writer.write(begun.get(kind, HALF_REQUEST))
                 await reader.read()
                 return
             wire = Wire(reader, writer)

@@ -23,8 +23,9 @@ import pytest
 import client.cli
 import server.cli
 import server.sim_cli
-from client.connection.status import asked
+from client.connection.status import read_status
 from common.errors import BadInput
+from server.coordinator.control_socket import ControlSocket
 from tests.federations import DIGITS
 from tests.network.warm import LEADS, Forked, Warm
 from tests.network.warm import PROGRAMS as WARM_PROGRAMS
@@ -305,7 +306,7 @@ class Site:
     def now(self) -> Mapping[str, Any]:
         """What ``flwr-client status --json`` says; empty where nobody answers."""
         try:
-            return asked(self.folder / "state")
+            return read_status(self.folder / "state")
         except BadInput:
             return {}
 
@@ -327,14 +328,16 @@ def ready_to_lead(folder: Path) -> Iterator[Path]:
     What ``flwr-server run`` checks before it imports torch then finds no fault.
     """
     trial, site = folder / "trial", folder / "north"
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        ports = ("--control-port", listening.getsockname()[1])
-        for ended in (
-            flwr_server("init", trial, "--name", "trial", "--host", "127.0.0.1", *ports),
-            flwr_client("init", site, "--name", "north"),
-            flwr_server("admit", trial, site / "north.request", "--yes"),
-        ):
-            assert ended.code == 0, ended.err
+    for ended in (
+        flwr_server("init", trial, "--name", "trial", "--host", "127.0.0.1"),
+        flwr_client("init", site, "--name", "north"),
+        flwr_server("admit", trial, site / "north.request", "--yes"),
+    ):
+        assert ended.code == 0, ended.err
+    (trial / "state").mkdir(exist_ok=True)
+    with contextlib.closing(ControlSocket(trial / "state")) as place, socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(place.path)
+        listening.listen()
         yield trial
 
 
@@ -344,10 +347,10 @@ class Coordinator:
     def __init__(self, on: Machine, name: str = "trial", listen: str = "127.0.0.1") -> None:
         self.name, self._machine, self.folder = name, on, on.folder / name
         self._runs: list[Program] = []
-        self.port, self.control_port = free_ports(2)
-        on.ports += [self.port, self.control_port]
-        ports = ("--port", self.port, "--control-port", self.control_port)
-        made = flwr_server("init", self.folder, "--name", name, "--host", "127.0.0.1", "--listen", listen, *ports)
+        (self.port,) = free_ports(1)
+        on.ports.append(self.port)
+        address = ("--host", "127.0.0.1", "--listen", listen, "--port", self.port)
+        made = flwr_server("init", self.folder, "--name", name, *address)
         assert made.code == 0, made.err
         self.program: Program
 

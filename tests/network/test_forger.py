@@ -10,8 +10,8 @@ import pytest
 
 from server.coordinator.admission import members
 from server.coordinator.folder import read_coordinator
+from server.deployment.superlink.control.client import Control, flower_key
 from server.deployment.superlink.fleet.refused_calls import PAUSE_S
-from server.deployment.superlink.loopback.control import Control, flower_key
 from tests.network.federated import Federation, events, hash_in, sites_by_round, undisturbed
 from tests.network.real import eventually, flwr_client, flwr_server
 
@@ -122,7 +122,7 @@ def test_a_stranger_does_not_keep_an_admitted_site_out(federation: Federation, t
         "from flwr.proto.fleet_pb2 import ActivateNodeRequest\n"
         "from flwr.proto.fleet_pb2_grpc import FleetStub\n"
         "from common.security.identity import read_kit\n"
-        "from server.deployment.superlink.loopback.control import flower_key\n"
+        "from server.deployment.superlink.control.client import flower_key\n"
         "kit = read_kit(pathlib.Path(sys.argv[1]))\n"
         "key = ec.generate_private_key(ec.SECP256R1())\n"
         "channel = grpc.secure_channel(kit.address, grpc.ssl_channel_credentials(kit.ca_certificate.encode()))\n"

@@ -54,9 +54,6 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         coordinator, other = Coordinator(here), Coordinator(here, "other")
         coordinator.start()
         east, north = (coordinator.admit(coordinator.site(site)) for site in sites[:2])
-        for site in (east, north):
-            text = site.toml.read_text(encoding="utf-8")
-            site.toml.write_text('health = ""\n' + text if "health" not in text else text, encoding="utf-8")
         east.start().says("connected to")
         yield World(here.folder, experiment, run, images, coordinator, other, east, north)
 

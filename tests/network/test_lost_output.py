@@ -123,8 +123,7 @@ def test_a_standard_output_that_is_closed_changes_nothing() -> None:
 
 @pytest.mark.network
 def test_a_service_whose_log_nobody_reads_any_more_stays_up(tmp_path: Path) -> None:
-    port, control = free_ports(2)
-    ports = ("--port", port, "--control-port", control, "--listen", "127.0.0.1")
+    ports = ("--port", free_ports(1)[0], "--listen", "127.0.0.1")
     assert flwr_server("init", tmp_path / "trial", "--name", "trial", "--host", "127.0.0.1", *ports).code == 0
     ours = [sys.executable, "-m", MODULES["flwr-server"], "start", str(tmp_path / "trial")]
     near = {**os.environ, "PYTHONPATH": str(ROOT)}

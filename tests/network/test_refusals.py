@@ -347,13 +347,3 @@ def test_of_two_processes_with_one_key_the_later_one_stays_and_the_earlier_one_s
     refused = (trial.coordinator.folder / "state" / "refused-calls.jsonl").read_text(encoding="utf-8")
     assert '"caller": "copied"' in refused
     assert second.program.stop() == ExitCode.STOPPED
-
-
-def test_a_health_port_in_use_is_named(hospital: Hospital) -> None:
-    site = hospital("crowded")
-    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        site.edit(site.toml, ('health = "127.0.0.1:0"', f'health = "{address}"'))
-        assert site.start().ends() == ExitCode.BAD_INPUT == 2
-    problem = f"health: {address.rpartition(':')[2]} of 127.0.0.1 cannot be opened: address already in use."
-    assert f"site.toml: {problem}" in site.program.said

@@ -47,6 +47,7 @@ def test_both_sides_tell_what_a_run_waits_for_and_what_became_of_it(
 def test_a_site_says_who_it_is_connected_to_and_that_it_is_well(hospital: Hospital) -> None:
     site = hospital("well")
     site.start().says("connected to trial")
+    eventually(lambda: site.now["state"] == "waiting", "the status is written")
     words = flwr_client("status", site.folder)
     assert words.out.startswith("site well: waiting\ncoordinator trial: last answer ")
     assert "its certificate is valid for 397 more days" in words.out
@@ -60,7 +61,7 @@ def test_a_site_that_does_not_run_is_not_well_and_status_says_how_to_start_it(ho
         ended = flwr_client(command, site.folder)
         assert ended.code != 0
         assert (
-            f"{site.folder}: no flwr-client answers for this folder. Its log says whether it waits after a refusal"
+            f"{site.folder}: no flwr-client runs on this folder. Its log says whether it waits after a refusal"
             in ended.err
         )
 

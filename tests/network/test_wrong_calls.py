@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.network.ended import Command, Ended, Table
-from tests.network.real import ROOT, flwr_client, flwr_server, free_ports
+from tests.network.real import ROOT, flwr_client, flwr_server
 
 CPU_S, CPU_S_BESIDE_OTHERS = 0.5, 0.8
 """Of a refusal, on a machine that has nothing else to do, and on one whose cores others use, which makes each second
@@ -78,7 +78,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     (folder / "taken" / "something").touch()
     with socket.create_server(("127.0.0.1", 0)) as occupied:
         port = occupied.getsockname()[1]
-        ports = ("--port", port, "--control-port", free_ports(1)[0], "--listen", "127.0.0.1")
+        ports = ("--port", port, "--listen", "127.0.0.1")
         made = flwr_server("init", folder / "trial", "--name", "trial", "--host", "127.0.0.1", *ports)
         assert made.code == 0, made.err
         site = _admitted_site(folder, port)
@@ -88,9 +88,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 def _admitted_site(folder: Path, port: int) -> Path:
     site = folder / "north"
     assert flwr_client("init", site, "--name", "north").code == 0
-    (site / "site.toml").write_text(
-        f'name = "north"\nhealth = "127.0.0.1:{port}"\n[data]\nkind = "digits"\n', encoding="utf-8"
-    )
+    (site / "site.toml").write_text('name = "north"\n[data]\nkind = "digits"\n', encoding="utf-8")
     assert flwr_server("admit", folder / "trial", site / "north.request", "--yes").code == 0
     shutil.copy(folder / "trial" / "kits" / "north.kit", site)
     return site
@@ -365,7 +363,6 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ),
     ("flwr-client start", "wrong path"): (lambda p, out: ("start", p["none"]), NO_SITE),
     ("flwr-client start", "wrong key"): (lambda p, out: ("start", p["wrong-site"]), WRONG_KEY),
-    ("flwr-client start", "occupied port"): (lambda p, out: ("start", p.site), IN_USE),
     ("flwr-client check", "wrong path"): (lambda p, out: ("check", p["none"]), NO_SITE),
     ("flwr-client check", "wrong key"): (lambda p, out: ("check", p["wrong-site"]), WRONG_KEY),
     ("flwr-client preview", "wrong path"): (lambda p, out: ("preview", p["none"]), NO_SITE),

@@ -134,7 +134,7 @@ def in_background(work: Callable[[], object]) -> threading.Thread:
 
 def certificates(folder: Path) -> tuple[bytes, bytes, bytes]:
     """For 127.0.0.1: the authority's, the server's, and its key."""
-    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092)
     coordinator = Coordinator(folder, file)
     make_authority(coordinator)
     issue_server_certificate(coordinator)

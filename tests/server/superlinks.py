@@ -216,7 +216,7 @@ class Port:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, bytes]:
     """An authority's certificate, a server's, and its key."""
     folder = tmp_path_factory.mktemp("authority")
-    made = Coordinator(folder, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092, control_port=8000))
+    made = Coordinator(folder, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092))
     make_authority(made)
     issue_server_certificate(made)
     first, second, third = (folder / "authority" / name for name in ("ca.crt", "server.crt", "server.key"))

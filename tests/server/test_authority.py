@@ -22,7 +22,7 @@ HOSTS = ("fl.hospital.example", "fl-2.hospital.example", "192.0.2.7", "2001:db8:
 
 def coordinator_in(folder: Path, *hosts: str) -> Coordinator:
     """A folder with an authority and a server certificate for these hosts."""
-    file = CoordinatorFile(name="trial", hosts=hosts or HOSTS, port=9092, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=hosts or HOSTS, port=9092)
     coordinator = Coordinator(folder, file)
     make_authority(coordinator)
     issue_server_certificate(coordinator)

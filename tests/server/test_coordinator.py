@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 from cryptography import x509
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import BadInput
@@ -27,7 +27,6 @@ name = "trial"
 hosts = ["fl.hospital.example", "192.0.2.7"]
 listen = "0.0.0.0"
 port = 9092
-control_port = 8000
 """
 
 labels = st.text(string.ascii_letters + string.digits + "-_", min_size=1, max_size=20).filter(
@@ -43,12 +42,11 @@ def written(folder: Path, text: str) -> Path:
     return folder
 
 
-@given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports, control=ports)
+@given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports)
 def test_what_is_written_is_read_again(
-    hosts: list[str], listen: str, port: int, control: int, tmp_path_factory: pytest.TempPathFactory
+    hosts: list[str], listen: str, port: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    assume(port != control)
-    file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=port, control_port=control)
+    file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=port)
     folder = tmp_path_factory.mktemp("made")
     assert write_coordinator(folder, file) == read_coordinator(folder)
 
@@ -95,21 +93,13 @@ def test_an_address_is_taken_in_its_one_canonical_form(address: str) -> None:
 
 @given(host=names | addresses, port=ports)
 def test_the_address_in_a_kit_leads_back_to_the_host_and_the_port(host: str, port: int) -> None:
-    assume(port != 8000)
-    file = CoordinatorFile(name="trial", hosts=(host, "other.example"), port=port, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=(host, "other.example"), port=port)
     assert split_address(Coordinator(Path(), file).public_address) == (checked_host(host), port)
 
 
 def test_an_ipv6_address_to_listen_on_stands_in_brackets() -> None:
-    file = CoordinatorFile(name="trial", hosts=("a.example",), listen="::", port=9092, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=("a.example",), listen="::", port=9092)
     assert Coordinator(Path(), file).fleet_address == "[::]:9092"
-
-
-@given(hosts=st.lists(names | addresses, min_size=1, max_size=3), listen=addresses, port=ports)
-def test_flowers_own_apis_are_on_loopback_whatever_the_hosts(hosts: list[str], listen: str, port: int) -> None:
-    assume(port != 9092)
-    file = CoordinatorFile(name="trial", hosts=tuple(hosts), listen=listen, port=9092, control_port=port)
-    assert Coordinator(Path(), file).control_address == f"127.0.0.1:{port}"
 
 
 # ---------------------------------------------------------------------- locks

@@ -33,7 +33,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def coordinator(tmp_path: Path, sound: Path) -> Coordinator:
-    made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=1, control_port=2))
+    made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=1))
     made.state.mkdir()
     shutil.copy(sound, made.state)
     return made

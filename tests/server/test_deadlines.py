@@ -10,8 +10,8 @@ from rich.console import Console
 
 from common.config import read_experiment
 from common.system import timers as of_sites
+from server.deployment.superlink.control import client as control
 from server.deployment.superlink.local import process
-from server.deployment.superlink.loopback import control
 from server.deployment.superlink.run_client import network_grid, run
 from server.deployment.superlink.storage import runs
 from server.deployment.superlink.storage.sites import PATIENCE

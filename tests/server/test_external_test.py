@@ -115,9 +115,7 @@ def test_what_is_wrong_with_it_is_said_before_anything_is_written(said: str, exp
 
 def test_a_coordinator_of_hospitals_is_told_the_same_before_anybody_is_asked(tmp_path: Path) -> None:
     file = experiment(tmp_path, 'external_test={kind = "npz", path = "missing.npz", classes = ["3"]}')
-    coordinator = Coordinator(
-        tmp_path / "coordinator", CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092, control_port=8000)
-    )
+    coordinator = Coordinator(tmp_path / "coordinator", CoordinatorFile(name="trial", hosts=("127.0.0.1",), port=9092))
     with pytest.raises(BadInput, match=r"experiment\.toml: external_test\.path"):
         Hospitals(coordinator, file, 2, print).check(resume=False)
 

@@ -23,7 +23,7 @@ ADMITTED: Mapping[bytes, int] = {pem(OURS.public_key()): 7}
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Coordinator:
-    made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000))
+    made = Coordinator(tmp_path, CoordinatorFile(name="trial", hosts=("fl.example",), port=9092))
     make_authority(made)
     issue_server_certificate(made)
     return made

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ from rich.console import Console
 from common.errors import BadInput
 from server.coordinator.connections import note_connections
 from server.coordinator.folder import Coordinator, read_coordinator
+from server.reporting.live.connections import MOST_CONNECTIONS
 from server.reporting.live.curves import curves
 from server.reporting.live.event_text import SENTENCES, told
 from server.reporting.live.jsonl import Lines
@@ -38,7 +41,7 @@ from server.reporting.live.snapshot import Eye, Where, of_coordinator
 from server.runs.live_status import FILE, Present
 from server.simulation.simulate import simulate
 from tests.federations import experiment
-from tests.network.real import flwr_client, flwr_server
+from tests.network.real import eventually, flwr_client, flwr_server
 from tests.server.chromium import View, layout, needs_browser
 from tests.server.open_page import open_page
 
@@ -332,6 +335,44 @@ def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, r
             assert one_more.status_code == 503
         assert client.get(f"{address}/?token={TOKEN}").status_code == 200
     assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize(
+    ("connections", "seconds"), [(300, 5), pytest.param(4000, 60, marks=pytest.mark.torture)], ids=["short", "full"]
+)
+@pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.torture), True])
+def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_nothing(
+    tls: bool, connections: int, seconds: float, coordinator: Coordinator
+) -> None:
+    files = Certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key") if tls else None
+    kinds = "silent,hello,request-in-tls" if tls else "silent,request"
+    with served(of_coordinator(coordinator), files) as address, httpx.Client(verify=trusting(coordinator)) as client:
+        assert client.get(f"{address}/?token={TOKEN}", headers={"Connection": "close"}).status_code == 200
+        before, answers_s = psutil.Process().num_fds(), list[float]()
+        words = (address.rpartition(":")[2], connections, seconds, "--kinds", kinds)
+        with started(sys.executable, "-m", "tests.network.flood", *words) as flood:
+            assert flood.stdout is not None
+            assert flood.stdout.readline() == "begun\n"
+            while flood.poll() is None:
+                with httpx.Client(verify=trusting(coordinator), timeout=20) as viewer:
+                    began = time.monotonic()
+                    assert viewer.get(f"{address}/?token={TOKEN}").status_code == 200
+                    answers_s.append(time.monotonic() - began)
+                assert psutil.Process().num_fds() < before + MOST_CONNECTIONS + 20
+                time.sleep(0.2)
+            figures = json.loads(flood.stdout.readlines()[-1])
+        assert sum(figures["opened"].values()) >= connections
+        assert sorted(answers_s)[len(answers_s) // 2] < 2
+        eventually(lambda: psutil.Process().num_fds() <= before + 2, "the descriptors are back", 30)
+
+
+@contextmanager
+def started(*words: object) -> Iterator["subprocess.Popen[str]"]:
+    with subprocess.Popen([str(word) for word in words], stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(coordinator: Coordinator) -> None:

@@ -30,9 +30,9 @@ def server(*arguments: object) -> list[str]:
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Path:
-    folder, ports = tmp_path / "trial", (free_port(), free_port())
-    made = server("init", folder, "--name", "trial", "--host", "127.0.0.1", "--port", ports[0])
-    subprocess.run([*made, "--control-port", str(ports[1])], check=True, capture_output=True, timeout=120)
+    folder = tmp_path / "trial"
+    made = server("init", folder, "--name", "trial", "--host", "127.0.0.1", "--port", free_port())
+    subprocess.run(made, check=True, capture_output=True, timeout=120)
     return folder
 
 

@@ -10,7 +10,7 @@ from common.security.identity import SiteRequest, new_key, public_line
 from server.coordinator.admission import admit, revoke
 from server.coordinator.folder import Coordinator, read_coordinator
 from server.deployment.serve import registered
-from server.deployment.superlink.loopback.control import Control, Node, flower_key
+from server.deployment.superlink.control.client import Control, Node, flower_key
 from server.deployment.superlink.storage.sites import Presence
 from tests.network.real import flwr_server
 

@@ -70,7 +70,7 @@ def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_the_command_lists_them(tmp_path: Path, as_json: bool) -> None:
-    make_folder(tmp_path / "trial", "trial", ["127.0.0.1"], listen="127.0.0.1", port=9999, control_port=9998)
+    make_folder(tmp_path / "trial", "trial", ["127.0.0.1"], listen="127.0.0.1", port=9999)
     state = read_coordinator(tmp_path / "trial").state
     arguments = ["runs", str(tmp_path / "trial"), *(["--json"] if as_json else [])]
     before = CliRunner().invoke(app, arguments)

@@ -65,11 +65,6 @@ def test_a_site_with_one_class_has_labels_present_and_absent_and_not_class_numbe
         assert np.isnan(arrays["test_labels"][:, 1]).all()
 
 
-def test_a_site_listens_on_any_free_port_for_several_run_on_one_machine(file: ExperimentFile, tmp_path: Path) -> None:
-    health = [read_settings(folder).file.health for folder in write_sites(file, tmp_path / "sites")]
-    assert health == ["127.0.0.1:0"] * 3
-
-
 def test_arrays_are_written_without_pickles(file: ExperimentFile, tmp_path: Path) -> None:
     for folder in write_sites(file, tmp_path / "sites"):
         with np.load(folder / "images.npz", allow_pickle=False) as arrays:

@@ -17,12 +17,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from server.reporting.live.connections import Connections
 from server.reporting.live.page import content_security_policy, page, part
 from server.reporting.live.snapshot import Eye, Seen, Where
 
 LOOK_S, ALIVE_S = 1.0, 10.0
 """Between two looks at the files; the longest time without a word to anyone who watches."""
-MOST_VIEWERS, MOST_CONNECTIONS = 16, 64
+MOST_VIEWERS = 16
+"""Streams at a time."""
 CLOSING_S = 1
 """How long open streams may take to tell the last state when the view ends."""
 
@@ -67,8 +69,8 @@ class Watch:
 class Guarded:
     """Refuses everything that comes without the token, and gives every answer the headers that keep it to itself."""
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token.encode()
+    def __init__(self, app: ASGIApp, token: str, connections: Connections) -> None:
+        self._app, self._token, self._connections = app, token.encode(), connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -80,14 +82,18 @@ class Guarded:
             await send(message)
 
         refusal = PlainTextResponse("The address lacks its token: take it whole from the terminal.\n", 403)
-        await (self._app if self._knows(scope) else refusal)(scope, receive, with_headers)
+        if not self._has_token(scope):
+            await refusal(scope, receive, with_headers)
+            return
+        self._connections.note_token(scope["client"])
+        await self._app(scope, receive, with_headers)
 
-    def _knows(self, scope: Scope) -> bool:
+    def _has_token(self, scope: Scope) -> bool:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])
         return secrets.compare_digest(given[0].encode(), self._token)
 
 
-def view_app(watch: Watch, token: str) -> Guarded:
+def view_app(watch: Watch, token: str, connections: Connections) -> Guarded:
     """``/`` is the page, ``/events`` its changes; nothing else is there, and nothing can be changed."""
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
 
@@ -101,7 +107,7 @@ def view_app(watch: Watch, token: str) -> Guarded:
             return PlainTextResponse("Too many look on already.\n", 503)
         return StreamingResponse(_stream(watch, request), media_type="text/event-stream")
 
-    return Guarded(app, token)
+    return Guarded(app, token, connections)
 
 
 async def _stream(watch: Watch, request: Request) -> AsyncIterator[str]:
@@ -152,25 +158,38 @@ class ViewServer(uvicorn.Server):
     """Serves the view over one socket; writes no log line, for it could hold the token."""
 
     def __init__(self, watch: Watch, token: str, certificate: Certificate | None = None) -> None:
-        self._watch = watch
+        self._watch, self._connections = watch, Connections()
         super().__init__(
             uvicorn.Config(
-                view_app(watch, token),
+                view_app(watch, token, self._connections),
                 log_level="critical",
                 access_log=False,
                 server_header=False,
                 lifespan="off",
                 ws="none",
-                limit_concurrency=MOST_CONNECTIONS,
                 timeout_graceful_shutdown=CLOSING_S,
                 ssl_certfile=certificate.certificate if certificate else None,
                 ssl_keyfile=certificate.key if certificate else None,
             )
         )
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept connections by :class:`Connections` and not by asyncio, which accepts any number."""
+
+        def protocol() -> asyncio.Protocol:
+            made = self.config.http_protocol_class
+            return made(config=self.config, server_state=self.server_state, app_state={})  # type: ignore[call-arg]
+
+        self.servers = []
+        tls = self.config.ssl
+        self._accepting = [asyncio.create_task(self._connections.accept(at, protocol, tls)) for at in sockets or ()]
+        self.started = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End; streams tell the last state first, and anyone who does not read it is cut off."""
         self._watch.over = True
+        for accepting in self._accepting:
+            accepting.cancel()
         open_ones = list(self.server_state.connections)
         await super().shutdown(sockets)
         for connection in open_ones:

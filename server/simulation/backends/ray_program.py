@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import select
 import shutil
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from importlib.util import find_spec
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ class RayProgram:
             RayLost: If the process is gone.
             BadInput: If it says that Ray cannot be used as the experiment wants.
         """
-        if within_s is not None and not select.select([self._connection], [], [], within_s)[0]:
+        if within_s is not None and not wait([self._connection], within_s):
             return None
         try:
             frame = frames.receive(self._connection)

@@ -95,7 +95,7 @@ def hospital_in(folder: Path, images: int = 60, size: int = 32) -> Hospital:
     prepare(folder, "north")
     write_images(folder, images, size)
     (folder / "site.toml").write_text(SITE, encoding="utf-8")
-    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092, control_port=8000)
+    file = CoordinatorFile(name="trial", hosts=("fl.example",), port=9092)
     coordinator = Coordinator(folder.parent / "coordinator", file)
     make_authority(coordinator)
     issue_server_certificate(coordinator)

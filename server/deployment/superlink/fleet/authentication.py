@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from common.security.call_signatures import (
     LONGEST_PROCESS,
@@ -134,7 +135,8 @@ class Door:
         """One method of the service.
 
         gRPC takes it for one with a stream of requests, of which there is one: so the request is read when we ask for
-        it, after the caller is known, and not before.
+        it, after the caller is known, and not before. It is decoded here too: of a request that gRPC itself cannot
+        decode, the call, its thread and its place on the caller's connection would stay for ever.
 
         Args:
             name: Of the method.
@@ -148,9 +150,9 @@ class Door:
                 caller = self.signer(context.invocation_metadata())
                 self._guard.authenticated(context.peer(), caller.name)
                 large = name == BRINGS_AN_OBJECT
-                with self._guard.calls.request(caller.name, context, requests, large=large) as request:
+                with self._guard.calls.request(caller.name, context, requests, large=large) as body:
                     self._pass_or_refuse(caller)
-                    return answer(caller, request)
+                    return answer(caller, _decoded(read, body))
             except NoRequest as fault:
                 self._abort(context, caller, name, CallRefused(grpc.StatusCode.INVALID_ARGUMENT, str(fault)))
             except CallRefused as refused:
@@ -161,7 +163,7 @@ class Door:
                     self._abort(context, caller, name, CallRefused(grpc.StatusCode.INTERNAL, "the coordinator failed"))
                 raise
 
-        return grpc.stream_unary_rpc_method_handler(answered, request_deserializer=read, response_serializer=write)
+        return grpc.stream_unary_rpc_method_handler(answered, response_serializer=write)
 
     def signer(self, metadata: Any) -> Caller:
         """Who signed a call.
@@ -184,6 +186,14 @@ class Door:
             self._guard.refused(context.peer(), refused.reason)
         context.abort(refused.code, refused.reason)
         raise AssertionError("abort raises")
+
+
+def _decoded(read: Callable[[bytes], Any], body: bytes) -> Any:
+    try:
+        return read(body)
+    except (DecodeError, ValueError):  # protobuf's, and ours of a request that is cut out of its bytes
+        reason = "the request cannot be decoded"
+        raise CallRefused(grpc.StatusCode.INVALID_ARGUMENT, reason, noted=True) from None
 
 
 def signed_headers(metadata: Any) -> tuple[bytes, str, bytes]:

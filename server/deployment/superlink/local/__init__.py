@@ -1,1 +1,1 @@
-"""The SuperLink as a process on this machine: how it starts, its log, database, clock and loopback secret."""
+"""The SuperLink as a process on this machine: how it starts, its log, database and clock."""

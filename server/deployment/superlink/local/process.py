@@ -1,21 +1,18 @@
 """The SuperLink's process: started, watched, ended; hospitals reach its Fleet API and nothing else."""
 
-import secrets
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 from common.errors import BadInput, Fault, stop_on
-from common.system.files import write_atomically
 from common.system.memory_use import LARGE_BUFFERS
 from common.system.terminal import LogForm, log_form
-from server.coordinator.before_start import faults_of_ports
+from server.coordinator.before_start import port_faults_of
 from server.coordinator.folder import Coordinator
 from server.deployment.processes.child_process import with_this_process
+from server.deployment.superlink.control.client import answers
 from server.deployment.superlink.local.bounded_log import BoundedLog, pump
-from server.deployment.superlink.loopback.control import answers
-from server.deployment.superlink.loopback.secret import secret_file
 
 OBJECTS, CLOCK = "objects", "clock.json"
 """In the coordinator's ``state``."""
@@ -36,10 +33,7 @@ class SuperLink:
             BadInput: If it does not, with the end of its log.
         """
         coordinator = self._coordinator
-        stop_on(faults_of_ports(coordinator))
-        if not (secret := secret_file(coordinator)).exists():
-            write_atomically(secret, secrets.token_bytes(32), private=True)
-        secret.chmod(0o600)
+        stop_on(port_faults_of(coordinator))
         coordinator.log.parent.mkdir(parents=True, exist_ok=True)
         coordinator.log.touch(mode=0o600)
         self._process = subprocess.Popen(
@@ -78,14 +72,14 @@ class SuperLink:
 
 
 def command(coordinator: Coordinator) -> list[str]:
-    """How the SuperLink is started: one port for hospitals, one on loopback for our own programs."""
+    """Return the command line that starts the SuperLink."""
     authority = coordinator.authority
     return [
         *(sys.executable, "-P", "-m", "server.deployment.superlink.program"),
         *("--state", str(coordinator.state.resolve())),
         *("--connections", str(coordinator.file.connections)),
         *("--connections-per-address", str(coordinator.file.connections_per_address)),
-        *("--fleet", coordinator.fleet_address, "--loopback", coordinator.control_address),
+        *("--fleet", coordinator.fleet_address),
         *("--authority", str(coordinator.ca_certificate.resolve())),
         *("--certificate", str((authority / "server.crt").resolve())),
         *("--key", str((authority / "server.key").resolve())),

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 
 from common.wire.fleet_protocol import names_in
 from common.wire.flower_objects import TooLarge, envelope, message_of, name_as, taken_apart, weight_of
-from server.deployment.superlink.loopback.control import Announced, Control
+from server.deployment.superlink.control.client import Announced, Control
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.reply_bounds import NOTHING, Bound, asked_for
 from server.deployment.superlink.run_client.signing import Signing
@@ -32,7 +32,7 @@ _LACKS = {
 
 
 class NetworkGrid(Grid):
-    """Flower's Grid over the SuperLink; contents go through files, everything else through calls on loopback.
+    """Flower's Grid over the SuperLink; contents go through files, everything else through calls over a Unix socket.
 
     Args:
         run: Its number.

@@ -19,9 +19,7 @@ from server.coordinator.admission import members
 from server.coordinator.authority import signing_identity
 from server.coordinator.connections import read_sign_offs
 from server.coordinator.folder import Coordinator
-from server.deployment.superlink.local.process import clock_file, object_folder
-from server.deployment.superlink.local.steady_clock import clock
-from server.deployment.superlink.loopback.control import (
+from server.deployment.superlink.control.client import (
     GIVEN_UP,
     LINK_PATIENCE_S,
     Control,
@@ -29,6 +27,8 @@ from server.deployment.superlink.loopback.control import (
     SuperLinkGone,
     flower_key,
 )
+from server.deployment.superlink.local.process import clock_file, object_folder
+from server.deployment.superlink.local.steady_clock import clock
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.run_client.network_grid import NetworkGrid
 from server.deployment.superlink.run_client.signing import Addressee, Signing

@@ -1,4 +1,4 @@
-"""The coordinator's programs call their SuperLink on 127.0.0.1."""
+"""The coordinator's programs call their SuperLink over its Unix socket."""
 
 import time
 from collections.abc import Collection, Iterable
@@ -10,9 +10,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from common.errors import CannotGoOn
 from common.security.call_signatures import key_bytes
+from server.coordinator.control_socket import ControlSocket
 from server.coordinator.folder import Coordinator
-from server.deployment.superlink.loopback.protocol import CALLS, SERVICE, Asked, Nothing, Requests, Run, Site, pair
-from server.deployment.superlink.loopback.secret import HEADER, secret_file, secret_of
+from server.deployment.superlink.control.protocol import CALLS, SERVICE, Asked, Nothing, Requests, Run, Site, pair
 from server.deployment.superlink.storage.messages import Lack
 from server.deployment.superlink.storage.sites import Presence
 
@@ -68,19 +68,18 @@ class Control:
     """
 
     def __init__(self, coordinator: Coordinator, *, patience_s: float = 0.0, answer_s: float = ANSWER_S) -> None:
-        self._secret, self._patience_s, self._answer_s = secret_file(coordinator), patience_s, answer_s
-        credentials = grpc.ssl_channel_credentials(coordinator.ca_certificate.read_bytes())
+        self._patience_s, self._answer_s = patience_s, answer_s
+        self._socket = ControlSocket(coordinator.state)
         options = [
             ("grpc.max_receive_message_length", -1),
             ("grpc.max_send_message_length", -1),
             ("grpc.enable_retries", 0),
-            ("grpc.enable_http_proxy", 0),
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", 100),
-            ("grpc.min_reconnect_backoff_ms", int(1000 * LOOK_S)),  # gRPC's limit for TCP and TLS together
+            ("grpc.min_reconnect_backoff_ms", int(1000 * LOOK_S)),
             ("grpc.max_reconnect_backoff_ms", 1000),
         ]
-        self._channel = grpc.secure_channel(coordinator.control_address, credentials, options=options)
+        self._channel = grpc.insecure_channel(self._socket.grpc_address, options=options)
         self._methods = {
             name: self._channel.unary_unary(
                 f"/{SERVICE}/{name}",
@@ -93,6 +92,7 @@ class Control:
     def close(self) -> None:
         """Hang up."""
         self._channel.close()
+        self._socket.close()
 
     def be_impatient(self) -> None:
         """Make every call once from now on."""
@@ -160,10 +160,7 @@ class Control:
         until = time.monotonic() + self._patience_s
         while True:
             try:
-                metadata = ((HEADER, secret_of(self._secret)),)  # read anew: a folder put back may have another
-                return self._methods[name](request, timeout=self._answer_s, metadata=metadata)
-            except OSError as error:
-                raise SuperLinkGone(f"the SuperLink's secret cannot be read: {error}") from None
+                return self._methods[name](request, timeout=self._answer_s)
             except grpc.RpcError as error:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise RunLost(GIVEN_UP) from None
@@ -175,7 +172,7 @@ class Control:
 
 
 def answers(coordinator: Coordinator, *, within_s: float = 0.0) -> bool:
-    """Whether the SuperLink of this folder answers on loopback, now or within this time.
+    """Whether the SuperLink of this folder answers its own programs, now or within this time.
 
     Where nothing listens it is known at once; one that listens is waited for ``LOOK_S``.
     """

@@ -1,13 +1,13 @@
-"""The SuperLink's answers on 127.0.0.1, to its own coordinator's programs."""
+"""The SuperLink's answers to its own coordinator's programs, over a Unix socket that no other account can reach."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
 
-from server.deployment.superlink.loopback.protocol import (
+from server.deployment.superlink.control.protocol import (
     CALLS,
     LARGEST_CALL,
     SERVICE,
@@ -20,7 +20,6 @@ from server.deployment.superlink.loopback.protocol import (
     Taken,
     pair,
 )
-from server.deployment.superlink.loopback.secret import REFUSED, knows
 from server.deployment.superlink.storage.messages import StoredMessage, request_from
 from server.deployment.superlink.storage.storage import Storage
 
@@ -32,8 +31,8 @@ class RunIsOver(Exception):
     """A call for a run that nobody leads any more, as far as the SuperLink knows."""
 
 
-class Loopback:
-    """The calls by name."""
+class ProgramCalls:
+    """The calls of the coordinator's programs, by name."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -102,68 +101,39 @@ def _as_reply(found: Any) -> Any:
     return Reply(asked=root, lack=lack.name)
 
 
-def serve_loopback(
-    address: str, storage: Storage, certificates: tuple[bytes, bytes, bytes], secret: str
-) -> tuple[grpc.Server, int]:
-    """Open the port of our own programs.
+def serve_programs(address: str, storage: Storage) -> grpc.Server:
+    """Open the socket of the coordinator's own programs.
 
     Args:
-        address: On 127.0.0.1.
-        certificates: The authority's, the server's, and the server's key, as PEM.
-        secret: What each call must carry.
+        address: As gRPC writes it, ``unix:PATH``.
 
     Returns:
-        The server, and the port.
+        The server, started.
 
     Raises:
-        OSError: If the port is in use.
+        OSError: If the file system of the folder takes no sockets, or the folder is gone.
     """
-    handlers = {name: _handler(name, answer, secret) for name, answer in Loopback(storage).calls().items()}
-    options = [
-        ("grpc.max_receive_message_length", LARGEST_CALL),
-        ("grpc.max_send_message_length", -1),
-        ("grpc.so_reuseport", 0),
-    ]
+    handlers = {name: _handler(name, answer) for name, answer in ProgramCalls(storage).calls().items()}
+    options = [("grpc.max_receive_message_length", LARGEST_CALL), ("grpc.max_send_message_length", -1)]
     server = grpc.server(
-        ThreadPoolExecutor(THREADS, thread_name_prefix="loopback"),
-        handlers=(grpc.method_handlers_generic_handler(SERVICE, handlers), _Refuses(secret)),
+        ThreadPoolExecutor(THREADS, thread_name_prefix="control"),
+        handlers=(grpc.method_handlers_generic_handler(SERVICE, handlers),),
         options=options,
     )
-    root, certificate, key = certificates
     try:
-        port = server.add_secure_port(address, grpc.ssl_server_credentials([(key, certificate)], root))
+        server.add_insecure_port(address)  # who may connect is decided by the mode of the folder
     except RuntimeError as error:
-        raise OSError(f"{address} cannot be listened on: {error}") from None
+        raise OSError(f"no socket can be made in the folder state, which must be on a local disk: {error}") from None
     server.start()
-    return server, port
+    return server
 
 
-class _Refuses(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers calls of methods that are not there as those without the secret: nobody learns what there is."""
-
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if knows(handler_call_details.invocation_metadata, self._secret):
-            return None
-
-        def refuse(_: Any, context: grpc.ServicerContext) -> bytes:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
-            raise AssertionError("abort raises")
-
-        return grpc.stream_unary_rpc_method_handler(refuse)
-
-
-def _handler(name: str, answer: Callable[[Any], Any], secret: str) -> grpc.RpcMethodHandler:
-    """One method; its request is read once the secret is known, and not before."""
+def _handler(name: str, answer: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
     request_class, _ = CALLS[name]
 
-    def answered(requests: Iterator[Any], context: grpc.ServicerContext) -> Any:
-        if not knows(context.invocation_metadata(), secret):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSED)
+    def answered(request: Any, context: grpc.ServicerContext) -> Any:
         try:
-            return answer(next(requests))
+            return answer(request)
         except RunIsOver:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the run is over")
         except Exception as error:  # the edge of the process
@@ -171,8 +141,8 @@ def _handler(name: str, answer: Callable[[Any], Any], secret: str) -> grpc.RpcMe
             context.abort(grpc.StatusCode.INTERNAL, f"the SuperLink failed: {error!r}")
         raise AssertionError("abort raises")
 
-    return grpc.stream_unary_rpc_method_handler(
+    return grpc.unary_unary_rpc_method_handler(
         answered,
         request_deserializer=request_class.FromString,
-        response_serializer=lambda found: found.SerializeToString(),
+        response_serializer=lambda response: response.SerializeToString(),
     )

@@ -1,10 +1,10 @@
-"""The calls on 127.0.0.1: the SuperLink and ``flwr-server start``, ``run`` and ``status``, all of one release."""
+"""The calls over the control socket, between the SuperLink and the programs of ``flwr-server``, all of one release."""
 
 from typing import Any
 
 from common.wire.fleet_protocol import Envelope, ObjectTree, classes
 
-SERVICE = "polyclinic.Loopback"
+SERVICE = "polyclinic.Control"
 MESSAGES = """
 Nothing:
 Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key
@@ -18,7 +18,7 @@ Replies: 1 Reply* replies
 """
 """Envelopes and trees travel as bytes, as the SuperLink keeps them."""
 
-_CLASSES = {name.rpartition(".")[2]: made for name, made in classes("polyclinic.loopback", MESSAGES).items()}
+_CLASSES = {name.rpartition(".")[2]: made for name, made in classes("polyclinic.control", MESSAGES).items()}
 Nothing: Any = _CLASSES["Nothing"]
 Site: Any = _CLASSES["Site"]
 Sites: Any = _CLASSES["Sites"]

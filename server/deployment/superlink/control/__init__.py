@@ -1,0 +1,1 @@
+"""The calls of the coordinator's own programs to their SuperLink, over a Unix socket: register sites, lead runs."""

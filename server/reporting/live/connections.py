@@ -1,0 +1,108 @@
+"""The connections of the live view: few at a time, each with little time until its request.
+
+uvicorn limits neither the time of a TLS handshake nor that of a request's headers, and beyond its limit of connections
+it answers nobody. Here the oldest connection without the token gives way, so that a browser gets in beside a flood.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+MOST_CONNECTIONS = 64
+REQUEST_S = 10.0
+"""For the TLS handshake, and as long again for the headers of a request with the token."""
+PAUSE_S = 0.5
+"""Until the next attempt where the process has as many files open as it may."""
+
+MakeProtocol = Callable[[], asyncio.Protocol]
+
+
+@dataclass(eq=False)
+class Connection:
+    """An accepted connection.
+
+    Attributes:
+        address: Host and port of the other end.
+        handshake: The task that ends with the TLS handshake.
+        transport: Once the handshake is done.
+        has_token: Whether a request with the token has come on it.
+    """
+
+    address: tuple[str, int]
+    handshake: asyncio.Task[None] | None = None
+    transport: asyncio.Transport | None = None
+    has_token: bool = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the other end can still send a request."""
+        if self.transport is None:
+            return self.handshake is not None and not self.handshake.done()
+        return not self.transport.is_closing()
+
+    def close(self) -> None:
+        """Close the connection at once."""
+        if self.transport is not None:
+            self.transport.abort()
+        elif self.handshake is not None:
+            self.handshake.cancel()
+
+
+@dataclass
+class Connections:
+    """Accepts connections, and closes those that are too many or too slow."""
+
+    _accepted: list[Connection] = field(default_factory=list)
+
+    async def accept(self, listener: socket.socket, protocol: MakeProtocol, tls: ssl.SSLContext | None) -> None:
+        """Accept connections until this task is cancelled; each is served by a protocol of its own."""
+        listener.setblocking(False)
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, address = await loop.sock_accept(listener)
+            except OSError:  # no descriptor is left, or the other end has gone already
+                await asyncio.sleep(PAUSE_S)
+                continue
+            if not self._make_room():
+                accepted.close()
+                continue
+            connection = Connection(address[:2])
+            connection.handshake = loop.create_task(_shake_hands(connection, accepted, protocol, tls))
+            connection.handshake.add_done_callback(partial(_close_unless_served, connection, accepted))
+            self._accepted.append(connection)
+
+    def note_token(self, address: tuple[str, int] | None) -> None:
+        """Note that a request with the token has come from this address; its connection no longer gives way."""
+        for connection in self._accepted:
+            connection.has_token |= connection.is_open and connection.address == address
+
+    def _make_room(self) -> bool:
+        """Close the oldest connection without the token if there are too many; return whether there is room."""
+        self._accepted = [connection for connection in self._accepted if connection.is_open]
+        if len(self._accepted) < MOST_CONNECTIONS:
+            return True
+        oldest = next((connection for connection in self._accepted if not connection.has_token), None)
+        if oldest is not None:
+            oldest.close()
+            self._accepted.remove(oldest)
+        return oldest is not None
+
+
+def _close_unless_served(connection: Connection, accepted: socket.socket, handshake: asyncio.Task[None]) -> None:
+    if connection.transport is None:
+        accepted.close()
+
+
+async def _shake_hands(
+    connection: Connection, accepted: socket.socket, protocol: MakeProtocol, tls: ssl.SSLContext | None
+) -> None:
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError, TimeoutError):  # no TLS, another one, or none in time
+        served = loop.connect_accepted_socket(protocol, accepted, ssl=tls)
+        connection.transport, _ = await asyncio.wait_for(served, REQUEST_S)
+        loop.call_later(REQUEST_S, lambda: None if connection.has_token else connection.close())
