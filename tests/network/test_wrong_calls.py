@@ -414,7 +414,7 @@ CALLS: dict[tuple[str, str], tuple[Typed, str]] = {
     ),
     ("flwr-client status", "wrong path"): (lambda p, out: ("status", p["none"]), NO_SITE),
     ("flwr-client health", "wrong path"): (lambda p, out: ("health", p["none"]), NO_SITE),
-    ("flwr-client status", "not started"): (lambda p, out: ("status", p.site), "no flwr-client answers"),
+    ("flwr-client status", "not started"): (lambda p, out: ("status", p.site), "no flwr-client runs"),
     ("flwr-client status", "wrong folder"): (lambda p, out: ("status", p.taken), "is no site's folder"),
     ("flwr-client init", "wrong file"): (
         lambda p, out: ("init", p["labels.csv"], "--name", "x"),

@@ -5,6 +5,7 @@ graph starts them together (NVIDIA, "CUDA graphs"; :func:`torch.cuda.make_graphe
 """
 
 import contextlib
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -98,7 +99,9 @@ def recorded(backbone: nn.Module, images: Tensor) -> Step:
 
     try:
         asked, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        with torch.autocast(kind, dtype=dtype, enabled=asked, cache_enabled=False):
+        with torch.autocast(kind, dtype=dtype, enabled=asked, cache_enabled=False), warnings.catch_warnings():
+            # torch warms up on a stream of its own, and warns that the stand-ins were made on another.
+            warnings.filterwarnings("ignore", "The AccumulateGrad node's stream")
             example = (images.detach().clone(), *stand_ins)
             made: Any = torch.cuda.make_graphed_callables(forward, example, allow_unused_input=True)
     except RuntimeError:
