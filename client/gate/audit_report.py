@@ -13,7 +13,7 @@ from client.site.statements import taken
 from common.errors import BadInput, Fault
 from common.security.audit import FILE, Audit, Entry
 from common.security.audit_check import Findings, check
-from common.security.authorship import Authorship, OwnCount, Sent, check_authorship
+from common.security.authorship import Authorship, OwnCount, OwnReply, check_authorship
 from common.security.signatures import CHAINED, SignatureFault, Signed, signing_key, verified_request
 from common.system.formatting import counted
 from common.system.plain_text import shown
@@ -131,10 +131,10 @@ def _authorship(said: Mapping[str, Any], site: str, keys: Mapping[str, str], sta
     return found
 
 
-def _sent(state: Path, run: str) -> list[Sent]:
+def _sent(state: Path, run: str) -> list[OwnReply]:
     """The replies to a run that left this site and that it counts."""
     return [
-        Sent(entry["record"], entry["round"], entry["sha256"])
+        OwnReply(entry["record"], entry["round"], entry["sha256"])
         for entry in Audit(state).entries()
         if (entry.get("run"), entry.get("direction"), entry.get("decision")) == (run, "out", "allow")
         and entry.get("record") in CHAINED

@@ -21,6 +21,7 @@ from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.plugins.files import PluginFiles, files_of
 from common.plugins.imports import hold, is_hashed, is_held, unhashed
 from common.system.fingerprint import fingerprint
+from common.system.formatting import shortened
 from common.system.toml import Section
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
@@ -136,19 +137,20 @@ def refuse_earlier_imports() -> None:
 
 def _load(point: EntryPoint) -> Any:
     """Import an entry point for the first time, and make sure that all its modules came from hashed files."""
-    _hold_others()
     files, stamp = _hashed(point)
     if _latest.get((point.group, point.name), stamp) != stamp:
         raise _another(point, "its files were changed after their hash was taken.")
     early = unhashed(files)
     if early and _refuses_earlier:
-        problem = f"{quoted(early)} came into this process before the hash of its files was taken."
-        raise _another(point, problem, "Install it as a wheel without a .pth file that imports it (pip install DIR).")
+        problem = f"{shortened(early)} came into this process before the hash of its files was taken."
+        remedy = "Have its entry point name a module of its own, and install it as a wheel (pip install DIR)."
+        raise _another(point, problem, remedy)
     _hold(point, files)
+    _hold_others()
     part = point.load()
     strange = {*unhashed(files), *([] if is_hashed(point.module) else [point.module])} - set(early)
     if strange:
-        raise _another(point, f"{quoted(sorted(strange))} did not come from a hashed file of its package.")
+        raise _another(point, f"{shortened(sorted(strange))} did not come from a hashed file of its package.")
     if files_of(point) != files:
         raise _another(point, "its files changed while it was imported.")
     _at_load[point.group, point.name] = stamp

@@ -52,8 +52,8 @@ def is_hashed(module: str) -> bool:
     return spec is not None and os.path.realpath(spec.origin or "") in _imported
 
 
-def _is_unhashed(name: str, spec: ModuleSpec | None, files: PluginFiles) -> bool:
-    if spec is None or not spec.has_location or spec.origin is None:
+def _is_unhashed(name: str, spec: object, files: PluginFiles) -> bool:
+    if not isinstance(spec, ModuleSpec) or not spec.has_location or spec.origin is None:
         return False  # a namespace, or a module that a running one made up
     path = os.path.realpath(spec.origin)
     return files.holds(name, path) and _imported.get(path) != files.digests.get(path, "")

@@ -40,7 +40,7 @@ class Authorship:
 
 
 @dataclass(frozen=True)
-class Sent:
+class OwnReply:
     """A reply that left a site, by the site's own audit."""
 
     record: str
@@ -59,7 +59,7 @@ class OwnCount:
 
     site: str = ""
     taken: int = 0
-    sent: Sequence[Sent] = ()
+    sent: Sequence[OwnReply] = ()
 
 
 def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str], own: OwnCount = OwnCount()) -> Authorship:

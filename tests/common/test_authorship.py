@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.security.authorship import OwnCount, Sent, check_authorship
+from common.security.authorship import OwnCount, OwnReply, check_authorship
 from common.security.identity import public_line
 from common.security.signatures import OF_A_REPLY, SIGNED_WITH
 from tests.receipts import message_of, signed_reply, the_receipt
@@ -216,7 +216,10 @@ def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks
 
 def test_a_site_names_what_it_sent_last(receipt: Receipt) -> None:
     replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
-    sent = [Sent("TrainReply", 3, sha("north TrainReply 3")), Sent("EvaluateReply", 3, sha("north EvaluateReply 3"))]
+    sent = [
+        OwnReply("TrainReply", 3, sha("north TrainReply 3")),
+        OwnReply("EvaluateReply", 3, sha("north EvaluateReply 3")),
+    ]
     assert check_authorship(receipt, LINES).faults == []
     (fault,) = check_authorship(receipt, LINES, OwnCount("north", 5, sent)).faults
     assert "after its TrainReply of round 3" in fault.problem
