@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from common import plugins
+from common.plugins import imports
 
 SOURCE = Path(__file__).parent / "third_party"
 
@@ -20,6 +21,35 @@ def install(folder: Path, patched: pytest.MonkeyPatch) -> Path:
     project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
     text = (SOURCE / "stairs.py").read_text()
     return install_module(folder, patched, "stairs", text, project["entry-points"], project["version"])
+
+
+def install_files(
+    folder: Path,
+    name: str,
+    files: Mapping[str, str | bytes],
+    points: Mapping[str, Mapping[str, str]],
+    version: str = "1.0",
+) -> None:
+    """Write the files of a distribution, its metadata and its RECORD, as pip does.
+
+    Args:
+        files: Contents by path below ``folder``.
+        points: Entry points by group, each by name.
+    """
+    info = f"{name}-{version}.dist-info"
+    groups = [
+        f"[{group}]\n" + "".join(f"{key} = {at}\n" for key, at in named.items()) for group, named in points.items()
+    ]
+    contents: dict[str, str | bytes] = {
+        **files,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/entry_points.txt": "\n".join(groups),
+        f"{info}/INSTALLER": "pip\n",
+    }
+    contents[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in (*contents, f"{info}/RECORD"))
+    for path, content in contents.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def install_module(
@@ -35,23 +65,26 @@ def install_module(
     Args:
         points: Entry points by group, each by name.
     """
-    facts = folder / f"{name}-{version}.dist-info"
-    facts.mkdir(parents=True)
-    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    groups = [
-        f"[{group}]\n" + "".join(f"{one} = {at}\n" for one, at in named.items()) for group, named in points.items()
-    ]
-    (facts / "entry_points.txt").write_text("\n".join(groups))
+    install_files(folder, name, {f"{name}.py": text}, points, version)
     module = folder / f"{name}.py"
-    module.write_text(text)
     patched.syspath_prepend(str(folder))
     patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")])))
     patched.delitem(sys.modules, name, raising=False)
-    patched.setattr(plugins, "_at_load", {})
+    forget(patched)
     importlib.invalidate_caches()
     return module
 
 
+def forget(patched: pytest.MonkeyPatch) -> None:
+    """Have this process know nothing of plug-ins, as a new one."""
+    for name in ("_at_load", "_latest"):
+        patched.setattr(plugins, name, {})
+    for name in ("_files", "_imported"):
+        patched.setattr(imports, name, {})
+    patched.setattr(plugins, "_refuses_earlier", False)
+
+
 def stairs() -> ModuleType:
     """The installed module."""
-    return importlib.import_module("stairs")
+    plugins.loaded(plugins.MODELS, "stairs")
+    return sys.modules["stairs"]

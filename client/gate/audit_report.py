@@ -8,12 +8,13 @@ from typing import Any
 
 from cryptography import x509
 
+from client.site.statements import FILE as STATEMENTS
 from client.site.statements import taken
 from common.errors import BadInput, Fault
-from common.security.audit import Audit, Entry
-from common.security.audit_check import check
-from common.security.authorship import Authorship, check_authorship, note_gaps
-from common.security.signatures import ReplyStatement, SignatureFault, Signed, verified_request
+from common.security.audit import FILE, Audit, Entry
+from common.security.audit_check import Findings, check
+from common.security.authorship import Authorship, OwnCount, OwnReply, check_authorship
+from common.security.signatures import CHAINED, SignatureFault, Signed, signing_key, verified_request
 from common.system.formatting import counted
 from common.system.plain_text import shown
 
@@ -41,8 +42,10 @@ def verified(
     found = check(state)
     faults = [str(fault) for fault in found.faults]
     notes = [*found.notes]
+    faults += _removed(state, found)
     if authority is not None:
-        notes += _requests(state, authority)
+        requests = _requests(state, authority)
+        notes, faults = notes + requests.notes, faults + list(map(str, requests.faults))
     if receipt is not None:
         said = _read(receipt)
         received = _received(said, site)
@@ -61,26 +64,44 @@ def verified(
     return [*lines, f"{found.entries} entries, unbroken; the last one's SHA-256 is {found.sha256}."], True
 
 
-def _requests(state: Path, authority: x509.Certificate) -> list[str]:
-    """How many requests the coordinator signed, as they are written in the audit; and which ones it did not.
+def _removed(state: Path, found: Findings) -> list[str]:
+    """Say that an audit is not there, although the site has replied to a run."""
+    if found.entries or found.faults or not (state / STATEMENTS).exists():
+        return []
+    return [f"{FILE}: is not there, and this site has replied to a run: removed."]
 
-    An audit outlives a kit: requests of an earlier coordinator are among those that this one did not sign.
+
+def _requests(state: Path, authority: x509.Certificate) -> Findings:
+    """Count the requests that the coordinator signed, as they are written in the audit; find those that are not its.
+
+    An audit outlives a kit: a request by another authority's certificate may be of an earlier coordinator.
     """
-    signed, others = 0, list[str]()
+    signed, found = 0, Findings()
     for entry in Audit(state).entries():
         if entry.get("direction") != "in" or entry.get("rule") == "signature" or "statement" not in entry:
             continue
         try:
             what = Signed(statement=entry["statement"], signature=entry["signature"])
-            statement = verified_request(what, bytes.fromhex(entry["certificate"]), authority)
-            if statement.sha256 != entry["sha256"]:
+            certificate = bytes.fromhex(entry["certificate"])
+        except (ValueError, KeyError, TypeError) as error:
+            found.faults.append(Fault(f"entry {entry['n']}", f"its signature cannot be read ({error}): changed."))
+            continue
+        try:
+            signing_key(certificate, authority)
+        except SignatureFault as fault:
+            found.notes.append(f"entry {entry['n']}: not a request that this kit's coordinator signed: {fault}.")
+            continue
+        try:
+            if verified_request(what, certificate, authority).sha256 != entry.get("sha256"):
                 raise SignatureFault("its statement is about another record")
             signed += 1
-        except (ValueError, KeyError, TypeError) as error:
-            others.append(f"entry {entry['n']}: not a request that this kit's coordinator signed: {error}.")
+        except SignatureFault as fault:
+            found.faults.append(Fault(f"entry {entry['n']}", f"the coordinator did not sign this request: {fault}."))
     if signed:
-        others.insert(0, f"{counted(signed, 'request')} in this audit, of all runs, each signed by the coordinator.")
-    return others
+        found.notes.insert(
+            0, f"{counted(signed, 'request')} in this audit, of all runs, each signed by the coordinator."
+        )
+    return found
 
 
 def _read(receipt: Path) -> Mapping[str, Any]:
@@ -103,16 +124,21 @@ def _received(said: Mapping[str, Any], site: str) -> dict[str, str]:
 def _authorship(said: Mapping[str, Any], site: str, keys: Mapping[str, str], state: Path) -> Authorship:
     """Whether each site signed what the receipt names, and whether all that this site sent is in it."""
     try:
-        found = check_authorship(said, keys)
-        numbers = [_number(reply) for reply in said["replies"] if reply["site"] == site]
-        count = taken(state, said["run"]).count
-        last = max(numbers, default=0)
-        if count > last:  # what is missing in between was found with the signatures
-            note_gaps(found, said, site, range(last + 1, count + 1))
+        found = check_authorship(said, keys, OwnCount(site, taken(state, said["run"]).count, _sent(state, said["run"])))
         found.notes += _not_counted(said, site)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput([Fault("receipt.json", f"is no receipt that can be read: {error!r}.")]) from None
     return found
+
+
+def _sent(state: Path, run: str) -> list[OwnReply]:
+    """The replies to a run that left this site and that it counts."""
+    return [
+        OwnReply(entry["record"], entry["round"], entry["sha256"])
+        for entry in Audit(state).entries()
+        if (entry.get("run"), entry.get("direction"), entry.get("decision")) == (run, "out", "allow")
+        and entry.get("record") in CHAINED
+    ]
 
 
 def _not_counted(said: Mapping[str, Any], site: str) -> list[str]:
@@ -123,13 +149,6 @@ def _not_counted(said: Mapping[str, Any], site: str) -> list[str]:
         for reply in said["replies"]
         if reply["site"] == site and not reply["counts"]
     ]
-
-
-def _number(reply: Mapping[str, Any]) -> int:
-    try:
-        return ReplyStatement.read(reply["statement"]).number
-    except SignatureFault:
-        return 0
 
 
 def _lacking(state: Path, site: str, received: dict[str, str], where: str) -> list[str]:

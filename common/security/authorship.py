@@ -8,15 +8,19 @@ to be known from elsewhere is that the public keys are the sites' own.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from common.errors import Fault
 from common.security.identity import same_key
 from common.security.signatures import CHAINED, ReplyStatement, SignatureFault, Signed, verified_reply
-from common.system.formatting import counted
+from common.system.formatting import counted, listed
 from common.system.plain_text import shown
 
 FILE = "receipt.json"
+TRAINED = "TrainReply"
+MOST_NUMBERS = 10
+"""Replies that are named one by one."""
 Reply = Mapping[str, Any]
 
 
@@ -35,12 +39,36 @@ class Authorship:
     faults: list[Fault] = field(default_factory=list)
 
 
-def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str]) -> Authorship:
+@dataclass(frozen=True)
+class OwnReply:
+    """A reply that left a site, by the site's own audit."""
+
+    record: str
+    round: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class OwnCount:
+    """What a site itself knows of its replies to a run.
+
+    Attributes:
+        taken: How many the coordinator took.
+        sent: Those that left, taken or not.
+    """
+
+    site: str = ""
+    taken: int = 0
+    sent: Sequence[OwnReply] = ()
+
+
+def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str], own: OwnCount = OwnCount()) -> Authorship:
     """Check every signature of a receipt.
 
     Args:
         receipt: As ``receipt.json`` has it.
         keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
+        own: What the site that checks knows of its own replies.
     """
     found = Authorship()
     if type(receipt["resumed"]) is not int or receipt["resumed"] < 0:
@@ -50,8 +78,7 @@ def check_authorship(receipt: Mapping[str, Any], keys: Mapping[str, str]) -> Aut
         return found
     _check_keys(found, receipt)
     for site in receipt["sites"]:
-        replies = [reply for reply in receipt["replies"] if reply["site"] == site]
-        _check_site(found, receipt, site, replies, keys.get(site, ""))
+        _check_site(found, receipt, site, keys.get(site, ""), own)
     for site in sorted({reply["site"] for reply in receipt["replies"]} - receipt["sites"].keys()):
         found.faults.append(Fault(f"{FILE}: replies", f"names {shown(site)}, which does not take part: forged."))
     for one in receipt["rounds"]:
@@ -76,9 +103,8 @@ def _check_keys(found: Authorship, receipt: Mapping[str, Any]) -> None:
         names[key] = site
 
 
-def _check_site(
-    found: Authorship, receipt: Mapping[str, Any], site: str, replies: Sequence[Reply], known_key: str
-) -> None:
+def _check_site(found: Authorship, receipt: Mapping[str, Any], site: str, known_key: str, own: OwnCount) -> None:
+    replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     where, key = f"{FILE}: {site}", receipt["sites"][site]["public_key"]
     if not key or (known_key and not same_key(key, known_key)):
         found.faults.append(Fault(where, "the receipt does not name this site's own public key: forged."))
@@ -95,7 +121,7 @@ def _check_site(
         problem = "its answer to the roll call is not among the replies that it signed: forged, or withheld."
         found.faults.append(Fault(where, problem))
     _check_repeated(found, where, statements)
-    _check_gaps(found, receipt, site, statements)
+    _check_gaps(found, receipt, site, statements, own)
     _check_rounds(found, receipt, site, replies)
 
 
@@ -125,31 +151,67 @@ def _check_repeated(found: Authorship, where: str, statements: Sequence[ReplySta
         first[statement.message] = statement
 
 
-def _check_gaps(found: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement]) -> None:
-    """The site's count of replies that were taken has no gap that nothing explains."""
-    numbers = sorted({statement.number for statement in statements})
-    missing = [n for n in range(1, max(numbers, default=0)) if n not in numbers]
-    note_gaps(found, receipt, site, missing)
+def _check_gaps(
+    found: Authorship, receipt: Mapping[str, Any], site: str, statements: Sequence[ReplyStatement], own: OwnCount
+) -> None:
+    """The site's count of replies that were taken has no gap.
 
-
-def note_gaps(found: Authorship, receipt: Mapping[str, Any], site: str, missing: Sequence[int]) -> None:
-    """Say of replies that were taken and are not in the receipt whether the receipt explains it.
-
-    A reply that came too late, or while the coordinator's run was away, is missing without anybody's fault: the receipt
-    then says that the site was left out, or that the run was resumed, as often.
+    A reply may be missing without anybody's intent: it was taken at the end of its time, or while the coordinator's run
+    was away. Who says so is the coordinator alone, as it would of a reply that it keeps back.
     """
-    if not missing:
-        return
-    reasons = [absence["reason"] for absence in receipt["absences"] if absence["site"] == site]
-    explained = len(reasons) + 2 * receipt["resumed"] >= len(missing)
-    numbers = ", ".join(map(str, missing))
-    which = f"{counted(len(missing), 'reply', 'replies')} of {site} (number {numbers} by its own count)"
-    if explained:
-        why = shown(reasons[0], 200) if reasons else "the run was resumed"
-        found.notes.append(f"{which}: taken from the site, and not in the receipt: {why}")
-    else:
-        problem = f"{which}: taken from the site, and not in the receipt: withheld."
-        found.faults.append(Fault(f"{FILE}: {site}", problem))
+    numbered = {statement.number: statement for statement in statements if statement.number > 0}
+    end = max([*numbered, own.taken if own.site == site else 0]) + 1
+    for before, after in pairwise([0, *sorted(numbered), end]):
+        if after - before > 1:
+            missing = range(before + 1, after)
+            names = (
+                [str(number) for number in missing]
+                if len(missing) <= MOST_NUMBERS
+                else [f"{missing[0]} to {missing[-1]}"]
+            )
+            which = (
+                f"{counted(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own count)"
+            )
+            where = _around(receipt, site, numbered.get(before), numbered.get(after), own)
+            problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
+            found.faults.append(Fault(f"{FILE}: {site}", problem, _reasons(receipt, site), site=site))
+
+
+def _around(
+    receipt: Mapping[str, Any], site: str, before: ReplyStatement | None, after: ReplyStatement | None, own: OwnCount
+) -> str:
+    """Say which replies are missing between two that are there, as far as signatures, rounds and the site show it."""
+    replies = [reply for reply in receipt["replies"] if reply["site"] == site]
+    trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
+    rounds = [one["round"] for one in receipt["rounds"] if one["round"] not in trained]
+    first, last = before.round if before else 0, after.round if after else max(rounds, default=0)
+    lacking = [f"{TRAINED} of round {number}" for number in rounds if first <= number <= last]
+    places = [f"after its {_name(before)}"] if before else []
+    places += [f"before its {_name(after)}"] if after else []
+    if before and after:
+        places = [f"between its {_name(before)} and its {_name(after)}"]
+    text = f"It was sent {places[0]}." if places else "It is all that the site sent."
+    if lacking:
+        text += f" The receipt has no {listed(lacking[:MOST_NUMBERS])} of it."
+    named = {reply["sha256"] for reply in replies}
+    if sent := [
+        f"{one.record} of round {one.round}" for one in own.sent if own.site == site and one.sha256 not in named
+    ]:
+        text += f" The site's audit has, and the receipt has not: {listed(sent[-MOST_NUMBERS:])}."
+    return text
+
+
+def _name(statement: ReplyStatement) -> str:
+    is_answer = statement.record == CHAINED[0]
+    return statement.record if is_answer else f"{statement.record} of round {statement.round}"
+
+
+def _reasons(receipt: Mapping[str, Any], site: str) -> str:
+    """What the coordinator says about the site's absence, which nobody else has signed."""
+    reasons = [f"{absence['where']}: {absence['reason']}" for absence in receipt["absences"] if absence["site"] == site]
+    reasons = [shown(reason, 100) for reason in reasons[:3]]
+    reasons += [f"the run was resumed {counted(receipt['resumed'], 'time')}"] if receipt["resumed"] else []
+    return f"The coordinator states: {'; '.join(reasons)}." if reasons else "The coordinator states no reason."
 
 
 def _check_rounds(found: Authorship, receipt: Mapping[str, Any], site: str, replies: Sequence[Reply]) -> None:

@@ -16,6 +16,7 @@ from common.models.files import DESCRIPTION
 from common.models.saved import load_model, read_description
 from common.models.state import layout_of, read_state, state_sha256
 from common.plugins import stamp_of
+from common.security.audit import FILE as AUDIT
 from common.security.audit import Audit, Entry
 from common.security.audit_check import check
 from common.security.authorship import check_authorship
@@ -122,7 +123,8 @@ def _check_figures(found: Verified, folder: Path) -> None:
     """The files with the run's figures are those that it wrote when it was done."""
     noted = [entry["sha256"] for entry in Audit(folder).entries() if entry.get("event") == "figures"]
     if not noted:
-        found.unknown.append("figures: the audit does not say what summary.json and rounds.jsonl were")
+        problem = "does not name summary.json and rounds.jsonl as the run wrote them: its end was removed."
+        found.faults.append(Fault(AUDIT, problem))
         return
     faults = []
     for name, sha256 in noted[-1].items():

@@ -106,6 +106,35 @@ def test_replies_that_were_taken_and_are_all_withheld_are_found_by_the_site_itse
     assert "2 replies of north (number 1, 2 by its own count): taken from the site" in " ".join(out.split())
 
 
+def test_an_audit_that_is_gone_is_a_fault_where_the_site_has_replied(folder: Path, capsys: Capture) -> None:
+    for path in (folder / "state").glob("audit*"):
+        path.unlink()
+    assert flwr_client(capsys, "audit", "verify", folder)[0] == 0
+    (folder / "state" / "statements.json").write_text(json.dumps({RUN: {"count": 2, "message": ""}}), encoding="utf-8")
+    assert flwr_client(capsys, "audit", "verify", folder)[0] == 1
+
+
+@pytest.mark.parametrize(
+    "excuse",
+    [{"resumed": 1}, {"absences": [{"site": "north", "where": "round 1", "reason": "no reply within 60 s"}]}],
+)
+def test_a_reply_that_the_coordinator_explains_away_is_a_fault_and_named(
+    excuse: dict[str, object], folder: Path, capsys: Capture
+) -> None:
+    path = receipt(folder, UPDATE)
+    taken = {RUN: {"count": 2, "message": message_of("north", 2)}}
+    (folder / "state" / "statements.json").write_text(json.dumps(taken), encoding="utf-8")
+    Audit(folder / "state", durable=False).append(
+        run=RUN, round=1, direction="out", record="TrainReply", sha256=UPDATE, decision="allow"
+    )
+    said = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(said | {"replies": said["replies"][:1], "rounds": []} | excuse), encoding="utf-8")
+    code, out = flwr_client(capsys, "audit", "verify", folder, "--receipt", path)
+    assert code == 1
+    assert "north" in out
+    assert "TrainReply of round 1" in " ".join(out.split())
+
+
 def test_a_site_reads_which_of_its_replies_did_not_count(folder: Path, capsys: Capture) -> None:
     path = receipt(folder, UPDATE)
     said = json.loads(path.read_text(encoding="utf-8"))

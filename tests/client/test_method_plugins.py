@@ -9,7 +9,6 @@ import pytest
 from client.gate.incoming_request import asked_of
 from client.gate.plan_text import PlanRefused
 from client.site.policy import Policy
-from common import plugins
 from common.config import plan_of
 from common.errors import BadInput
 from common.plugins import METHODS, stamp_of
@@ -19,7 +18,7 @@ from server.runs.receipt import read_receipt
 from server.runs.verify import verify
 from tests.client.rounds import site as site_of
 from tests.federations import experiment, federation, finished
-from tests.third_parties import install_module
+from tests.third_parties import forget, install_module
 
 METHOD = """
 from pathlib import Path
@@ -138,7 +137,7 @@ def test_a_changed_file_is_declined_before_it_is_imported(
 ) -> None:
     theirs = plan_of(experiment(tmp_path, *LOUDER).experiment)
     module.write_text(METHOD + "# changed\n")
-    monkeypatch.setattr(plugins, "_at_load", {})
+    forget(monkeypatch)
     hospital = replace(site_of(tmp_path), policy=Policy(methods=("plugin:louder",)))
     with pytest.raises(PlanRefused, match=r"the coordinator has .*louder 1.0"):
         asked_of({"plan": json.dumps(theirs.model_dump(mode="json")), "wire.version": WIRE_VERSION}, hospital)
@@ -171,7 +170,7 @@ def test_the_receipt_names_the_package_and_verify_says_which_code_is_here(
     assert f"plug-in {stamp}: the same files here" in same.right
     assert any("make the model" in line for line in same.right)
     module.write_text(METHOD + "# changed\n")
-    monkeypatch.setattr(plugins, "_at_load", {})
+    forget(monkeypatch)
     assert "the run had louder of louder 1.0" in not_checked(tmp_path / "run")
     monkeypatch.undo()
     assert "louder of louder 1.0 (files " in not_checked(tmp_path / "run")

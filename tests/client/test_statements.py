@@ -13,9 +13,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from flwr.app import RecordDict
 
+from client.gate.audit_report import verified
 from client.site.statements import RUNS_KEPT, Statements, taken
+from common.security.audit import Audit
 from common.security.identity import fingerprint, public_line
 from common.security.signatures import (
+    SIGNED_WITH,
     RequestStatement,
     SignatureFault,
     refuse_another_record,
@@ -260,3 +263,28 @@ def test_the_coordinators_key_for_requests_stays_the_same_until_it_is_about_to_e
     assert ExtendedKeyUsageOID.SERVER_AUTH not in purposes
     (side.coordinator.authority / "signing.crt").write_text("damaged", encoding="ascii")
     assert signing_identity(side.coordinator)[1] != first
+
+
+# ---------------------------------------------------------------------- what the site's audit holds of them
+
+
+def noted(side: Side, state: Path, **changes: str) -> bool:
+    """Whether an audit with one request of the coordinator's, in which something was changed, is called right."""
+    signed, certificate = signature_of(side.request(call()))
+    entry = {**signed.model_dump(), "sha256": record_sha256(call()), "certificate": certificate.hex(), **changes}
+    Audit(state, durable=False).append(run=RUN, round=0, direction="in", decision="allow", rule="", **entry)
+    authority = x509.load_pem_x509_certificate(side.coordinator.ca_certificate.read_bytes())
+    return verified(state, "north", None, {}, authority)[1]
+
+
+def test_a_request_that_the_coordinator_did_not_sign_as_the_audit_has_it_is_a_fault(side: Side, tmp_path: Path) -> None:
+    assert noted(side, tmp_path / "whole")
+    assert not noted(side, tmp_path / "record", sha256="f" * 64)
+    assert not noted(side, tmp_path / "signature", signature=SITE_KEY.sign(b"", SIGNED_WITH).hex())
+    assert not noted(side, tmp_path / "text", certificate="no certificate")
+
+
+def test_a_request_of_an_earlier_coordinator_is_none(side: Side, tmp_path: Path) -> None:
+    earlier = Side(coordinator_in(tmp_path / "earlier"))
+    signed, certificate = signature_of(earlier.request(call()))
+    assert noted(side, tmp_path / "state", **signed.model_dump(), certificate=certificate.hex())

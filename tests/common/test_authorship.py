@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from common.security.authorship import check_authorship
+from common.security.authorship import OwnCount, OwnReply, check_authorship
 from common.security.identity import public_line
 from common.security.signatures import OF_A_REPLY, SIGNED_WITH
 from tests.receipts import message_of, signed_reply, the_receipt
@@ -187,14 +187,44 @@ def test_whoever_makes_new_keys_for_all_sites_is_found_out_by_one_key_that_is_kn
     )
 
 
-def test_a_reply_that_came_too_late_is_explained_by_the_receipt(receipt: Receipt) -> None:
+EXCUSES: list[dict[str, Any]] = [
+    {"absences": [{"site": "north", "where": "round 2", "reason": "no reply within 60 s"}]},
+    {"absences": [{"site": "north", "where": "round 7", "reason": "no reply within 60 s"}] * 5},
+    {"resumed": 1},
+]
+
+
+@pytest.mark.parametrize("excuse", EXCUSES)
+def test_the_coordinators_own_word_excuses_no_reply_that_it_took(excuse: dict[str, Any], receipt: Receipt) -> None:
+    """It writes absences and resumptions itself, without anybody's signature."""
     withheld(receipt)
-    receipt["absences"] = [{"site": "north", "where": "round 2", "reason": "no reply within 60 s"}]
-    found = check_authorship(receipt, LINES)
-    assert found.faults == []
-    (note,) = found.notes
-    assert note.startswith("1 reply of north (number 3 by its own count): taken from the site")
-    assert note.endswith("not in the receipt: no reply within 60 s")
+    receipt |= excuse
+    (fault,) = check_authorship(receipt, LINES).faults
+    assert fault.site == "north"
+    assert "TrainReply of round 2" in fault.problem
+    assert check_authorship(receipt, LINES).notes == []
+
+
+def test_a_withheld_reply_is_named_by_its_neighbours_and_by_the_round_that_lacks_it(receipt: Receipt) -> None:
+    withheld(receipt)
+    replace(receipt, reply(receipt, "east", "RollCallAnswer", 0), None)
+    faults = {fault.site: fault.problem for fault in check_authorship(receipt, LINES).faults if fault.site}
+    assert "between its TrainReply of round 1 and its TrainReply of round 3" in faults["north"]
+    assert "no TrainReply of round 2" in faults["north"]
+    assert "before its TrainReply of round 1" in faults["east"]
+
+
+def test_a_site_names_what_it_sent_last(receipt: Receipt) -> None:
+    replace(receipt, reply(receipt, "north", "EvaluateReply", 3), None)
+    sent = [
+        OwnReply("TrainReply", 3, sha("north TrainReply 3")),
+        OwnReply("EvaluateReply", 3, sha("north EvaluateReply 3")),
+    ]
+    assert check_authorship(receipt, LINES).faults == []
+    (fault,) = check_authorship(receipt, LINES, OwnCount("north", 5, sent)).faults
+    assert "after its TrainReply of round 3" in fault.problem
+    assert "EvaluateReply of round 3" in fault.problem
+    assert check_authorship(receipt, LINES, OwnCount("east", 5)).faults == []
 
 
 def test_another_sites_absence_explains_nothing(receipt: Receipt) -> None:
@@ -268,5 +298,5 @@ def test_a_count_of_resumptions_that_is_none_is_refused(count: Any, receipt: Rec
 def test_a_reason_is_cut(receipt: Receipt) -> None:
     replace(receipt, reply(receipt, "north", "TrainReply", 2), None)
     receipt["absences"].append({"site": "north", "where": "round 2", "reason": "A" * 3000})
-    (note,) = check_authorship(receipt, LINES).notes
-    assert len(note) < 500
+    (fault,) = check_authorship(receipt, LINES).faults
+    assert len(str(fault)) < 700

@@ -46,6 +46,7 @@ from server.deployment.superlink.fleet.refused_calls import FILE
 from server.deployment.superlink.fleet.service import LONGEST_REASON
 from server.deployment.superlink.storage import messages
 from server.deployment.superlink.storage.messages import MOST_MESSAGES, StoredMessage
+from server.deployment.superlink.storage.runs import SILENT_S
 from server.deployment.superlink.storage.sites import Presence
 from tests.server.superlinks import Hospital, Link, Port, named
 from tests.signing import pem, signature_over
@@ -186,6 +187,21 @@ def test_content_of_another_hash_is_not_kept_and_the_right_one_may_still_come(po
     assert not port.link.files.has(part)
     assert victim.push(part, content.deflate(), session)
     assert port.link.files.has(part)
+
+
+def test_a_reply_that_is_not_whole_when_its_time_is_over_is_not_taken(port: Port, victim: Hospital) -> None:
+    """The run waits no longer: a site that counted it would miss it in the receipt."""
+    name = port.ask(victim)
+    victim.pull()
+    reply = victim.reply_to(name)
+    session = victim.announce(reply).session_id
+    first, last = list(get_all_nested_objects(reply).items())[:2]
+    assert victim.push(first[0], first[1].deflate(), session)
+    while port.link.clock.now < port.link.sent[name].metadata.created_at + port.link.sent[name].metadata.ttl:
+        port.link.clock.now += SILENT_S / 2
+        assert port.link.storage.runs.heartbeat(port.link.run)
+    assert not victim.push(last[0], last[1].deflate(), session)
+    assert not port.link.files.has(last[0])
 
 
 def test_nothing_is_handed_out_to_a_run_that_is_over(port: Port, victim: Hospital) -> None:

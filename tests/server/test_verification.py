@@ -164,6 +164,18 @@ def test_figures_that_are_gone_are_named(run: Path) -> None:
     assert faults(run) == ["rounds.jsonl: is not there: removed."]
 
 
+def test_an_audit_whose_end_with_the_figures_was_cut_off_is_found(run: Path) -> None:
+    """Whoever changes a figure would cut off the entry that names it, and make the head fit."""
+    lines = (run / "audit.jsonl").read_bytes().splitlines(keepends=True)
+    assert json.loads(lines[-1])["event"] == "figures"
+    (run / "audit.jsonl").write_bytes(b"".join(lines[:-1]))
+    head = {"entries": len(lines) - 1, "sha256": json.loads(lines[-1])["before"]}
+    (run / "audit.head").write_text(json.dumps(head), encoding="utf-8")
+    with (run / "summary.json").open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert [fault.split(":")[0] for fault in faults(run)] == ["audit.jsonl"]
+
+
 def test_updates_and_hashes_that_fit_and_do_not_make_the_model_are_found(run: Path) -> None:
     """Somebody exchanges two sites' updates everywhere but in the sums: receipt and audit would have to lie alike."""
     receipt = json.loads((run / "receipt.json").read_text(encoding="utf-8"))

@@ -243,6 +243,8 @@ class Fleet:
         self._refuse_over(request.run_id)
         if not self._messages.needs(name) or hashlib.sha256(push.content).hexdigest() != name:
             return PushObjectResponse(stored=False)
+        if self._messages.is_late(caller.node_id, name):  # the site must not count it among the replies that were taken
+            return PushObjectResponse(stored=False)
         return PushObjectResponse(stored=self._kept(caller, request.run_id, name, push.content))
 
     def _kept(self, caller: Caller, run_id: int, name: str, content: bytes | memoryview) -> bool:

@@ -277,6 +277,11 @@ class Messages:
         """Whether an object belongs to a reply that this site announced."""
         return any(name in one.names for one in self._of(node, is_reply=True))
 
+    def is_late(self, node: int, name: str) -> bool:
+        """Whether the time of every reply of this site that an object belongs to is over."""
+        now = self.clock()
+        return all(one.expires <= now for one in self._of(node, is_reply=True) if name in one.names)
+
     def needs(self, name: str) -> bool:
         """Whether an object belongs to any message that is not released."""
         return name in self._needed

@@ -5,27 +5,30 @@ data set in ``polyclinic.datasets``, a metric in ``polyclinic.metrics``, a metho
 of training images in ``polyclinic.transforms``, an optimiser in ``polyclinic.optimizers``, a schedule of the learning
 rate in ``polyclinic.schedules``. Code never travels: a plan holds the name, the package, its version and the hash of
 its files, and a site runs what it has itself, if that is the same.
+
+:mod:`common.plugins.files` says which files those are, :mod:`common.plugins.imports` has nothing else imported.
 """
 
+import contextlib
 import hashlib
-import importlib.util
-import os
 import re
-from collections.abc import Iterator
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.plugins.files import PluginFiles, files_of
+from common.plugins.imports import hold, is_hashed, is_held, unhashed
 from common.system.fingerprint import fingerprint
+from common.system.formatting import shortened
 from common.system.toml import Section
 
 MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
 DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
 METHODS = "polyclinic.methods"
 TRANSFORMS, OPTIMIZERS, SCHEDULES = "polyclinic.transforms", "polyclinic.optimizers", "polyclinic.schedules"
+GROUPS = (MODELS, LOSSES, DATASETS, METRICS, METHODS, TRANSFORMS, OPTIMIZERS, SCHEDULES)
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Of the name of an entry point, and of others' networks."""
 MOST_METRICS = 20
@@ -53,7 +56,7 @@ class PluginStamp(Section):
         name: Of the entry point.
         package: That brings it.
         version: Of the package.
-        sha256: Over what the entry point names, and the names and contents of all files of its top module.
+        sha256: Over what the entry point names, and the names and contents of all files of the package.
     """
 
     group: str
@@ -106,17 +109,16 @@ def is_offered(name: str) -> bool:
 
 
 def loaded(group: str, name: str) -> Any:
-    """Import the entry point of this name.
+    """Import the entry point of this name, from the very files that :func:`stamp_of` has hashed.
 
     Raises:
-        BadInput: If it is not installed, or cannot be imported.
+        BadInput: If it is not installed, cannot be imported, or is not made of the files that were hashed.
     """
     if (group, name) in _offered:
         return _offered[group, name]
     point = found(group, name)
     try:
-        _at_load.setdefault((group, name), stamp_of(group, name))
-        return point.load()
+        return point.load() if (group, name) in _at_load else _load(point)
     except BadInput:
         raise
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
@@ -124,52 +126,93 @@ def loaded(group: str, name: str) -> Any:
         raise BadInput([Fault(f"plugin:{name}", problem, "Its package has to be repaired.")]) from error
 
 
+def refuse_earlier_imports() -> None:
+    """Load no plug-in of which this process has imported a module before it took the hash: which code runs is unsure.
+
+    For programs that tell another party what they run. A notebook and a package's own tests import what they like.
+    """
+    global _refuses_earlier
+    _refuses_earlier = True
+
+
+def _load(point: EntryPoint) -> Any:
+    """Import an entry point for the first time, and make sure that all its modules came from hashed files."""
+    files, stamp = _hashed(point)
+    if _latest.get((point.group, point.name), stamp) != stamp:
+        raise _another(point, "its files were changed after their hash was taken.")
+    early = unhashed(files)
+    if early and _refuses_earlier:
+        problem = f"{shortened(early)} came into this process before the hash of its files was taken."
+        remedy = "Have its entry point name a module of its own, and install it as a wheel (pip install DIR)."
+        raise _another(point, problem, remedy)
+    _hold(point, files)
+    _hold_others()
+    part = point.load()
+    strange = {*unhashed(files), *([] if is_hashed(point.module) else [point.module])} - set(early)
+    if strange:
+        raise _another(point, f"{shortened(sorted(strange))} did not come from a hashed file of its package.")
+    if files_of(point) != files:
+        raise _another(point, "its files changed while it was imported.")
+    _at_load[point.group, point.name] = stamp
+    return part
+
+
+def _hold_others() -> None:
+    """Hash the other packages with plug-ins too: one may import modules of another before that is loaded."""
+    for point in (point for group in GROUPS for point in entry_points(group=group)):
+        if point.dist is not None and not is_held(point.dist.name):
+            with contextlib.suppress(OSError):  # its own load says so
+                _hold(point, files_of(point))
+
+
+def _hold(point: EntryPoint, files: PluginFiles) -> None:
+    assert point.dist is not None
+    hold(point.dist.name, files)
+
+
+def _another(point: EntryPoint, problem: str, remedy: str = "Start the program anew.") -> BadInput:
+    return BadInput([Fault(f"plugin:{point.name}", problem, remedy)])
+
+
 def stamp_of(group: str, name: str) -> PluginStamp:
     """What this machine has under a name, or what this process has imported of it; nothing is imported for it.
 
     Raises:
-        BadInput: If it is not installed.
+        BadInput: If it is not installed, or its files cannot be read.
     """
     if (group, name) in _offered:
         sha256 = hashlib.sha256(name.encode()).hexdigest()
         return PluginStamp(group=group, name=name, package="this program", version="0", sha256=sha256)
     if (group, name) in _at_load:  # files that changed since are not what runs
         return _at_load[group, name]
-    point = found(group, name)
+    stamp = _hashed(found(group, name))[1]
+    _latest[group, name] = stamp
+    return stamp
+
+
+def _hashed(point: EntryPoint) -> tuple[PluginFiles, PluginStamp]:
+    """The files of an entry point's package, and which code they are.
+
+    Raises:
+        BadInput: If they cannot be read.
+    """
     assert point.dist is not None, "found among installed packages"
-    sha256 = _sha256(point.value, point.module.partition(".")[0])
-    if not sha256:
+    try:
+        files = files_of(point)
+    except OSError as error:
+        problem = f"a file of its package cannot be read: {error}."
+        raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package anew with pip.")]) from None
+    if not files.has_file_of(point.module):
         problem = f"the files of {point.module} cannot be read: it lies in an archive, or is not there."
-        raise BadInput([Fault(f"plugin:{name}", problem, "Install its package with pip.")])
-    return PluginStamp(group=group, name=name, package=point.dist.name, version=point.dist.version, sha256=sha256)
+        raise BadInput([Fault(f"plugin:{point.name}", problem, "Install its package with pip.")])
+    about = {"group": point.group, "name": point.name, "package": point.dist.name, "version": point.dist.version}
+    return files, PluginStamp(**about, sha256=files.sha256(point.value))
 
 
 _at_load: dict[tuple[str, str], PluginStamp] = {}
 """What this process has imported."""
 _offered: dict[tuple[str, str], Any] = {}
 """What this process offers itself."""
-
-
-def _sha256(value: str, module: str) -> str:
-    """Over what an entry point names and the files of its top-level module; empty where there are none to read."""
-    files = sorted(_files(importlib.util.find_spec(module)))
-    digest = hashlib.sha256(value.encode())
-    for name, path in files:
-        digest.update(f"{len(name)}:{name}".encode())
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest() if files else ""
-
-
-def _files(spec: Any) -> Iterator[tuple[str, Path]]:
-    """Every file beside the code, compiled and data files too; Python's own caches of them are left out."""
-    if spec is None or not spec.submodule_search_locations:
-        path = Path(spec.origin) if spec and spec.origin else Path()
-        if path.is_file():
-            yield path.name, path
-        return
-    for number, place in enumerate(spec.submodule_search_locations):
-        for folder, _, names in os.walk(place, followlinks=True):
-            for name in names:
-                path = Path(folder, name)
-                if path.parent.name != "__pycache__" and path.is_file():
-                    yield f"{number}/{path.relative_to(place).as_posix()}", path
+_latest: dict[tuple[str, str], PluginStamp] = {}
+"""What was last said of an entry point that is not imported yet."""
+_refuses_earlier = False

@@ -1,0 +1,231 @@
+"""The files of a plug-in: what its distribution's code is, and what that can read when it is imported.
+
+They are the files that the distribution's ``RECORD`` lists, and every file beside them: in the same top-level folders,
+and where Python finds its top-level modules now, which is all there is of an editable installation. In a namespace that
+several distributions share, the files that another one lists are that one's. Left out is what differs between two
+installations of one wheel: what the installer writes (:data:`INSTALLERS`, the scripts of entry points), the first line
+of other scripts, the folders that a ``.pth`` names (the modules in them count instead), and Python's caches of byte
+code, which :mod:`common.plugins.imports` reads nothing from.
+"""
+
+import csv
+import hashlib
+import inspect
+import os
+import pkgutil
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution, EntryPoint, distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+INSTALLERS = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "direct_url.json", "uv_cache.json"}
+"""Files in ``.dist-info`` that an installer writes about its own work."""
+OUTSIDE = "../"
+"""Before the name of a file outside the folder that modules are in, such as ``../share/acme/atlas.txt``."""
+SCRIPTS = (f"{OUTSIDE}bin/", f"{OUTSIDE}Scripts/")
+_CACHE = re.compile(r"(^|.*/)__pycache__/[^/.]+\.[^/.]+(\.opt-[^/.]+)?\.pyc(\.\d+)?")
+"""The name of a cache of byte code, also of one that is being written."""
+
+
+@dataclass(frozen=True)
+class PluginFiles:
+    """The files of a plug-in at one time.
+
+    Attributes:
+        names: Names below the folder that modules are in, sorted, each with the SHA-256 of what counts of its content.
+        digests: Real path -> SHA-256 of the whole content.
+        modules: The modules and packages that are the distribution's own, by their dotted names.
+        folders: Real paths of its packages, each with a slash at its end.
+    """
+
+    names: tuple[tuple[str, str], ...]
+    digests: Mapping[str, str]
+    modules: frozenset[str]
+    folders: tuple[str, ...]
+
+    def sha256(self, value: str) -> str:
+        """Return the hash of all files and of what an entry point names in them."""
+        digest = hashlib.sha256(value.encode())
+        for name, sha256 in self.names:
+            digest.update(f"{len(name)}:{name}".encode() + bytes.fromhex(sha256))
+        return digest.hexdigest()
+
+    def holds(self, module: str, path: str) -> bool:
+        """Return whether a module, or a real path, can only be one of these files."""
+        return path in self.digests or path.startswith(self.folders) or _is_within(module.split("."), self.modules)
+
+    def has_file_of(self, module: str) -> bool:
+        """Return whether a file of a module's top-level module is among them."""
+        root = module.partition(".")[0]
+        return any(_module(name).partition(".")[0] == root for name, _ in self.names)
+
+
+def files_of(point: EntryPoint) -> PluginFiles:
+    """Read the files of the distribution of an entry point, and of the one that its module belongs to.
+
+    Raises:
+        OSError: If a file cannot be read.
+    """
+    assert point.dist is not None, "installed packages have one"
+    owners = [point.dist, *_other_owners(point)]
+    recorded = {(name, os.path.realpath(path)): path for one in owners for name, path in _recorded(one)}
+    modules = {module for name, _ in recorded if (module := _module(name))}
+    tops = {name.partition("/")[0] for name, _ in recorded if "/" in name} - {OUTSIDE.rstrip("/")}
+    roots = {module.partition(".")[0] for module in modules} | {point.module.partition(".")[0]}
+    roots |= {name for one in owners for name in _named_roots(one) if name.isidentifier()}
+    elsewhere = roots - {module.partition(".")[0] for module in modules}
+    beside = [file for one in owners for top in tops for file in _tree(Path(str(one.locate_file(top))), top)]
+    for root in sorted(roots | {name for name in tops if name.isidentifier()}):
+        spec = _spec(root)
+        beside += _found(root, spec)
+        if spec is not None and root in elsewhere:
+            modules.add(root if spec.origin else point.module)
+    more = {(name, os.path.realpath(path)): path for name, path in beside if not _is_left_out(name, owners)}
+    unsure = {key for key in more.keys() - recorded.keys() if not _is_within(_parts(key[0]), modules)}
+    others = _listed_by_others({name.partition("/")[0] for name, _ in unsure}, owners) if unsure else set()
+    files = recorded | {key: path for key, path in more.items() if key not in unsure or key[1] not in others}
+    return _read(files, modules)
+
+
+def _read(files: Mapping[tuple[str, str], Path], modules: Collection[str]) -> PluginFiles:
+    names, digests, folders = list[tuple[str, str]](), dict[str, str](), set[str]()
+    for (name, real), path in files.items():
+        content = path.read_bytes()
+        digests[real] = hashlib.sha256(content).hexdigest()
+        if (counted := _counted(name, content)) is not None:
+            names.append((name, hashlib.sha256(counted).hexdigest()))
+        if "/" in name and inspect.getmodulename(path.name) == "__init__" and _is_within(_parts(name), modules):
+            folders.add(os.path.realpath(path.parent) + os.sep)
+    return PluginFiles(tuple(sorted(names)), digests, frozenset(modules), tuple(sorted(folders)))
+
+
+def _counted(name: str, content: bytes) -> bytes | None:
+    """Return what counts of a file: not where an installation lies; None where nothing does."""
+    if name.startswith(SCRIPTS) and content.startswith(b"#!"):
+        return content.partition(b"\n")[2]
+    if _is_path_file(name):
+        return b"\n".join(_path_lines(content)[0]) or None
+    return content
+
+
+# ----------------------------------------------------------------------------------------------- what is installed
+
+
+def _record(one: Distribution) -> list[str]:
+    """The files that a distribution's RECORD lists, as it names them; empty where it has none."""
+    rows = csv.reader((one.read_text("RECORD") or "").splitlines())
+    return [os.path.normpath(row[0]).replace(os.sep, "/") for row in rows if row]
+
+
+def _recorded(one: Distribution) -> Iterator[tuple[str, Path]]:
+    for listed in _record(one):
+        path, name = Path(str(one.locate_file(listed))), listed
+        if listed.startswith((OUTSIDE, "/")):  # how far up depends on where Python keeps its packages
+            name = OUTSIDE + re.sub(r"^((\.\./)+|/)", "", listed)
+        if not _is_left_out(name, [one]) and path.is_file():
+            yield name, path
+
+
+def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
+    """Return whether a file differs between two installations of one wheel and runs nothing."""
+    folder, _, last = name.rpartition("/")
+    if folder.endswith(".dist-info"):
+        return last in INSTALLERS
+    if name.startswith(SCRIPTS):
+        points = (point for one in owners for point in one.entry_points)
+        return any(point.name == last and point.group in ("console_scripts", "gui_scripts") for point in points)
+    return _CACHE.fullmatch(name) is not None
+
+
+def _other_owners(point: EntryPoint) -> list[Distribution]:
+    """The distributions that list an entry point's module, where its own one does not."""
+    assert point.dist is not None
+    if point.module in map(_module, _record(point.dist)):
+        return []
+    mine = _identity(point.dist)
+    return [one for one in distributions() if _identity(one) != mine and point.module in map(_module, _record(one))]
+
+
+def _listed_by_others(tops: Collection[str], owners: Iterable[Distribution]) -> set[str]:
+    """Real paths of the files under these top-level names that other distributions list."""
+    mine = set(map(_identity, owners))
+    listed = ((one, name) for one in distributions() if _identity(one) not in mine for name in _record(one))
+    return {os.path.realpath(str(one.locate_file(name))) for one, name in listed if name.partition("/")[0] in tops}
+
+
+def _identity(one: Distribution) -> tuple[str, str]:
+    return one.name, os.path.realpath(str(one.locate_file("")))
+
+
+def _named_roots(one: Distribution) -> Iterator[str]:
+    """Top-level modules that a distribution brings from elsewhere: by its own word, and by its .pth files."""
+    yield from (one.read_text("top_level.txt") or "").split()
+    for name in filter(_is_path_file, _record(one)):
+        path = Path(str(one.locate_file(name)))
+        folders = _path_lines(path.read_bytes())[1] if path.is_file() else []
+        places = [os.path.join(path.parent, os.fsdecode(folder.strip())) for folder in folders]
+        yield from (module.name for module in pkgutil.iter_modules(places))
+
+
+def _path_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The lines of a .pth that Python runs at its start, and those that name a folder."""
+    lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
+    run = [line for line in lines if line.startswith((b"import ", b"import\t"))]
+    return run, [line for line in lines if line not in run and not line.startswith(b"#")]
+
+
+def _is_path_file(name: str) -> bool:
+    return "/" not in name and name.endswith(".pth")
+
+
+# ----------------------------------------------------------------------------------------------- what Python finds
+
+
+def _spec(root: str) -> ModuleSpec | None:
+    try:
+        return find_spec(root)
+    except ValueError:  # a module without a spec has been put into sys.modules
+        return None
+
+
+def _found(root: str, spec: ModuleSpec | None) -> Iterator[tuple[str, Path]]:
+    """Every file of a top-level module."""
+    if spec is None:
+        return
+    for place in spec.submodule_search_locations or ():
+        yield from _tree(Path(place), root)
+    path = Path(spec.origin or "")
+    if not spec.submodule_search_locations and path.is_file():
+        yield path.name, path
+
+
+def _tree(folder: Path, name: str, above: frozenset[str] = frozenset()) -> Iterator[tuple[str, Path]]:
+    """Every file below a folder; a link to a folder that it lies in is not followed."""
+    real = os.path.realpath(folder)
+    if real in above or not folder.is_dir():
+        return
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            yield from _tree(path, f"{name}/{path.name}", above | {real})
+        elif path.is_file():
+            yield f"{name}/{path.name}", path
+
+
+def _parts(name: str) -> list[str]:
+    """A file's name as the parts of a module's name: ``acme/__init__.py`` is acme."""
+    *folders, last = name.split("/")
+    stem = inspect.getmodulename(last) or last
+    return folders if stem == "__init__" else [*folders, stem]
+
+
+def _module(name: str) -> str:
+    """The module that a file is, by its dotted name; empty for a file that is none."""
+    parts = _parts(name) if inspect.getmodulename(name) else []
+    return ".".join(parts) if all(part.isidentifier() for part in parts) else ""
+
+
+def _is_within(parts: list[str], modules: Collection[str]) -> bool:
+    return any(".".join(parts[:count]) in modules for count in range(1, len(parts) + 1))

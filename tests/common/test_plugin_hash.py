@@ -1,0 +1,395 @@
+"""The hash of a plug-in covers what runs: whoever writes into a hospital's packages cannot run other code under it."""
+
+import importlib
+import importlib.machinery
+import importlib.util
+import marshal
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import BadInput
+from common.plugins import LOSSES, METRICS, loaded, refuse_earlier_imports, stamp_of
+from tests.third_parties import forget, install_files
+
+NAMES = ("acme", "acme_more", "acme_data", "acme_hook", "shared", "other", "third")
+"""The top-level modules of this page."""
+MORE = """
+def answer():
+    return "hashed"
+
+
+def late():
+    from acme import lazy
+
+    return lazy.VALUE
+"""
+FILES: dict[str, str | bytes] = {
+    "acme/__init__.py": "from pathlib import Path\nTEXT = (Path(__file__).parent / 'table.csv').read_text()\n",
+    "acme/losses.py": "from acme_more import answer, late\nfrom acme import TEXT\n",
+    "acme/lazy.py": "VALUE = 'hashed'\n",
+    "acme/table.csv": "1,2\n",
+    "acme/_fast.cpython-311-x86_64-linux-gnu.so": b"\x7fELF",
+    "acme_more.py": MORE,
+    "acme_data/weights.bin": b"\0\1",
+    "acme_start.pth": "import sys\n",
+    "../../../share/acme/atlas.txt": "atlas",
+}
+POINTS = {LOSSES: {"answer": "acme.losses:answer", "late": "acme.losses:late"}}
+Patched = pytest.MonkeyPatch
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_before(monkeypatch: Patched) -> Iterator[None]:
+    """Each test has modules and hashes of its own."""
+    forget(monkeypatch)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+        del sys.modules[name]
+
+
+def installed(
+    folder: Path,
+    patched: Patched,
+    files: Mapping[str, str | bytes] = FILES,
+    points: Mapping[str, Mapping[str, str]] = POINTS,
+    name: str = "acme",
+) -> Path:
+    """Install a distribution for this process; return the folder that it lies in."""
+    site = folder / "lib" / "python3" / "site-packages"
+    install_files(site, name, files, points)
+    patched.syspath_prepend(str(site))
+    importlib.invalidate_caches()
+    return site
+
+
+def cache_of(path: Path) -> Path:
+    return Path(importlib.util.cache_from_source(str(path)))
+
+
+def forge(path: Path, mode: py_compile.PycInvalidationMode, text: str) -> None:
+    """Put byte code of another text into a module's cache, that Python takes for its own."""
+    py_compile.compile(str(path), invalidation_mode=mode)
+    head = cache_of(path).read_bytes()[:16]
+    cache_of(path).write_bytes(head + marshal.dumps(compile(text, str(path), "exec")))
+
+
+EVIL = MORE.replace("hashed", "forged")
+
+
+@pytest.mark.parametrize("mode", list(py_compile.PycInvalidationMode))
+@pytest.mark.parametrize("file", ["acme_more.py", "acme/losses.py"])
+def test_forged_byte_code_does_not_run(
+    mode: py_compile.PycInvalidationMode, file: str, tmp_path: Path, monkeypatch: Patched
+) -> None:
+    site = installed(tmp_path, monkeypatch)
+    before = stamp_of(LOSSES, "answer")
+    forge(site / file, mode, EVIL)
+    assert stamp_of(LOSSES, "answer") == before
+    assert loaded(LOSSES, "answer")() == "hashed"
+
+
+def test_forged_byte_code_does_not_run_where_the_package_loads_a_file_by_its_path(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    text = (
+        "import importlib.util\nfrom pathlib import Path\n"
+        "spec = importlib.util.spec_from_file_location('anything', Path(__file__).with_name('lazy.py'))\n"
+        "module = importlib.util.module_from_spec(spec)\nspec.loader.exec_module(module)\n"
+        "def answer():\n    return module.VALUE\n"
+    )
+    site = installed(tmp_path, monkeypatch, {**FILES, "acme/losses.py": text})
+    forge(site / "acme" / "lazy.py", py_compile.PycInvalidationMode.UNCHECKED_HASH, "VALUE = 'forged'")
+    assert loaded(LOSSES, "answer")() == "hashed"
+
+
+def test_forged_byte_code_does_not_run_in_an_import_after_the_load(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch)
+    late = loaded(LOSSES, "late")
+    forge(site / "acme" / "lazy.py", py_compile.PycInvalidationMode.UNCHECKED_HASH, "VALUE = 'forged'")
+    assert late() == "hashed"
+
+
+def without_source(site: Path) -> None:
+    py_compile.compile(str(site / "acme" / "lazy.py"), cfile=str(site / "acme" / "other.pyc"))
+
+
+def beside_the_caches(site: Path) -> None:
+    (site / "acme" / "__pycache__").mkdir()
+    (site / "acme" / "__pycache__" / "hidden.pyc").write_bytes(b"1")
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "second top-level module": lambda site: (site / "acme_more.py").write_text(EVIL),
+    "extension module": lambda site: (site / "acme/_fast.cpython-311-x86_64-linux-gnu.so").write_bytes(b"\x7fELG"),
+    "new extension module beside a module": lambda site: (
+        site / f"acme_more{importlib.machinery.EXTENSION_SUFFIXES[0]}"
+    ).write_bytes(b"\x7fELF"),
+    "data in the package": lambda site: (site / "acme" / "table.csv").write_text("1,3\n"),
+    "data in a folder of its own": lambda site: (site / "acme_data" / "weights.bin").write_bytes(b"\0\2"),
+    "data outside": lambda site: (site / "../../../share/acme/atlas.txt").write_text("other"),
+    "line of a .pth": lambda site: (site / "acme_start.pth").write_text("import os\n"),
+    "new file in the package": lambda site: (site / "acme" / "new.py").write_text(""),
+    "new file in the data's folder": lambda site: (site / "acme_data" / "new.py").write_text(""),
+    "byte code without a source": without_source,
+    "byte code that only lies among the caches": beside_the_caches,
+    "target of the entry point": lambda site: (site / "acme-1.0.dist-info" / "entry_points.txt").write_text(
+        f"[{LOSSES}]\nanswer = acme.losses:late\n"
+    ),
+    "metadata": lambda site: (site / "acme-1.0.dist-info" / "METADATA").write_text("Name: acme\nVersion: 1.0\nA: B\n"),
+    "renamed file": lambda site: (site / "acme" / "table.csv").rename(site / "acme" / "table.tsv"),
+    "removed file": lambda site: (site / "acme" / "table.csv").unlink(),
+    "target of a link": lambda site: (site / "linked.txt").write_text("other"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES.keys())
+def test_whatever_can_be_imported_or_read_changes_the_hash(
+    change: Callable[[Path], object], tmp_path: Path, monkeypatch: Patched
+) -> None:
+    site = installed(tmp_path, monkeypatch)
+    (site / "linked.txt").write_text("text")
+    (site / "acme" / "link.txt").symlink_to(site / "linked.txt")
+    before = stamp_of(LOSSES, "answer")
+    assert stamp_of(LOSSES, "answer") == before
+    change(site)
+    importlib.invalidate_caches()
+    assert stamp_of(LOSSES, "answer").sha256 != before.sha256
+
+
+def test_the_same_distribution_has_the_same_hash_at_two_hospitals(tmp_path: Path, monkeypatch: Patched) -> None:
+    here = installed(tmp_path / "here", monkeypatch)
+    first = stamp_of(LOSSES, "answer")
+    monkeypatch.undo()
+    forget(monkeypatch)
+    there = installed(tmp_path / "elsewhere", monkeypatch, dict(reversed(FILES.items())))
+    info = there / "acme-1.0.dist-info"
+    (info / "INSTALLER").write_text("uv\n")
+    (info / "REQUESTED").write_text("")
+    (info / "direct_url.json").write_text('{"url": "file:///home/a/acme.whl"}')
+    for path in (there / "acme").glob("*.py"):
+        py_compile.compile(str(path))
+    assert here != there
+    assert stamp_of(LOSSES, "answer").sha256 == first.sha256
+
+
+def test_a_script_that_the_installer_wrote_does_not_count_and_one_of_the_package_does_without_its_first_line(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    points = {**POINTS, "console_scripts": {"acme": "acme.losses:answer"}}
+    scripts = {"../../../bin/acme": "#!/a/python\nimport acme", "../../../bin/acme-tool": "#!/a/python\nprint(1)\n"}
+    site = installed(tmp_path, monkeypatch, {**FILES, **scripts}, points)
+    before = stamp_of(LOSSES, "answer")
+    (site / "../../../bin/acme").write_text("#!/b/python\nimport sys, acme")
+    (site / "../../../bin/acme-tool").write_text("#!/b/python\nprint(1)\n")
+    assert stamp_of(LOSSES, "answer") == before
+    (site / "../../../bin/acme-tool").write_text("#!/b/python\nprint(2)\n")
+    assert stamp_of(LOSSES, "answer") != before
+
+
+def test_an_editable_installation_counts_every_module_of_the_folder_that_it_puts_on_the_path(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    source = tmp_path / "work" / "src"
+    for name in ("acme/__init__.py", "acme/losses.py", "acme/lazy.py", "acme/table.csv", "acme_more.py"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(str(FILES[name]))
+    installed(tmp_path, monkeypatch, {"__editable__.acme-1.0.pth": f"{source}\n"})
+    monkeypatch.syspath_prepend(str(source))
+    before = stamp_of(LOSSES, "answer")
+    shutil.move(tmp_path / "work", tmp_path / "moved")
+    for path in tmp_path.rglob("*.pth"):
+        path.write_text(f"{tmp_path / 'moved' / 'src'}\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "moved" / "src"))
+    importlib.invalidate_caches()
+    assert stamp_of(LOSSES, "answer") == before
+    assert loaded(LOSSES, "answer")() == "hashed"
+    forget(monkeypatch)
+    (tmp_path / "moved" / "src" / "acme_more.py").write_text(EVIL)
+    assert stamp_of(LOSSES, "answer") != before
+
+
+# ------------------------------------------------------------------------------ what is loaded is what was hashed
+
+
+def test_a_module_that_was_imported_before_its_hash_was_taken_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch, {**FILES, "acme_more.py": EVIL})
+    importlib.import_module("acme_more")
+    (site / "acme_more.py").write_text(MORE)
+    refuse_earlier_imports()
+    with pytest.raises(BadInput, match="acme_more"):
+        loaded(LOSSES, "answer")
+
+
+def test_a_notebook_may_have_imported_its_own_package_before(tmp_path: Path, monkeypatch: Patched) -> None:
+    installed(tmp_path, monkeypatch)
+    answer = importlib.import_module("acme.losses").answer
+    assert loaded(LOSSES, "answer") is answer
+
+
+@pytest.mark.parametrize("arguments", [("client.cli", "start"), ("server.cli", "run")])
+def test_programs_that_tell_others_what_they_run_refuse_earlier_imports(arguments: tuple[str, str]) -> None:
+    """Both do it before they read anything: the folder is none, and it ends there."""
+    module, command = arguments
+    text = f"""
+import sys
+from common import plugins
+from {module} import main
+try:
+    main(["{command}", "/nowhere", "/nowhere.toml", "--out", "/nowhere/out"][: {5 if command == "run" else 2}])
+finally:
+    print(plugins._refuses_earlier)
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False)
+    assert ended.stdout.split()[-1] == "True", ended.stderr
+
+
+def test_a_module_that_is_imported_late_and_was_changed_meanwhile_does_not_run(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    site = installed(tmp_path, monkeypatch)
+    late = loaded(LOSSES, "late")
+    (site / "acme" / "lazy.py").write_text("VALUE = 'forged'\n")
+    with pytest.raises(BadInput, match=r"lazy\.py"):
+        late()
+
+
+def test_a_module_that_came_into_the_package_after_the_load_does_not_run(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch)
+    late = loaded(LOSSES, "late")
+    (site / "acme" / "lazy").mkdir()
+    (site / "acme" / "lazy" / "__init__.py").write_text("VALUE = 'forged'\n")
+    importlib.invalidate_caches()
+    with pytest.raises(BadInput, match="lazy"):
+        late()
+
+
+def test_a_file_that_changes_while_it_is_imported_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:
+    text = "from pathlib import Path\n(Path(__file__).parent / 'table.csv').write_text('3')\ndef answer(): return 1\n"
+    installed(tmp_path, monkeypatch, {**FILES, "acme/losses.py": text})
+    with pytest.raises(BadInput, match="changed"):
+        loaded(LOSSES, "answer")
+
+
+def test_what_was_stamped_for_a_plan_is_what_is_loaded(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch)
+    stamp_of(LOSSES, "answer")
+    (site / "acme_more.py").write_text(EVIL)
+    with pytest.raises(BadInput, match="changed"):
+        loaded(LOSSES, "answer")
+
+
+def test_an_earlier_folder_of_the_path_that_brings_the_same_module_changes_the_hash(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    installed(tmp_path, monkeypatch)
+    before = stamp_of(LOSSES, "answer")
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "acme_more.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(str(tmp_path / "first"))
+    assert stamp_of(LOSSES, "answer") != before
+
+
+class Finder:
+    """A finder of somebody else's that makes a module up."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name != "acme.losses":
+            return None
+        return importlib.machinery.ModuleSpec(name, Finder(), origin="nowhere")  # type: ignore[arg-type]
+
+    @staticmethod
+    def create_module(spec: Any) -> None:
+        return None
+
+    @staticmethod
+    def exec_module(module: Any) -> None:
+        module.answer = lambda: "forged"
+
+
+def test_a_module_that_a_finder_makes_up_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:
+    installed(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
+    with pytest.raises(BadInput, match=r"acme\.losses"):
+        loaded(LOSSES, "answer")
+
+
+def test_a_package_in_an_archive_is_refused(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch, {"acme.pth": "acme.zip\n", "acme.zip": b""})
+    with zipfile.ZipFile(site / "acme.zip", "w") as archive:
+        for name in ("acme/__init__.py", "acme/losses.py", "acme_more.py"):
+            archive.writestr(name, "def answer(): return 1\n")
+    monkeypatch.syspath_prepend(str(site / "acme.zip"))
+    with pytest.raises(BadInput):
+        stamp_of(LOSSES, "answer")
+    with pytest.raises(BadInput):
+        loaded(LOSSES, "answer")
+
+
+# -------------------------------------------------------------------------------------------- several distributions
+
+
+def test_a_namespace_that_two_distributions_share_counts_only_the_files_of_the_plug_ins_own(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    points = {LOSSES: {"answer": "shared.mine.losses:answer"}}
+    files = {"shared/mine/__init__.py": "", "shared/mine/losses.py": "from shared import theirs\n" + MORE}
+    site = installed(tmp_path, monkeypatch, files, points)
+    before = stamp_of(LOSSES, "answer")
+    installed(tmp_path, monkeypatch, {"shared/theirs/__init__.py": "", "shared/flat.py": ""}, {}, "other")
+    assert stamp_of(LOSSES, "answer") == before
+    assert loaded(LOSSES, "answer")() == "hashed"
+    forget(monkeypatch)
+    (site / "shared" / "mine" / "new.py").write_text("")
+    assert stamp_of(LOSSES, "answer") != before
+
+
+def test_another_distribution_that_puts_a_module_into_the_package_changes_the_hash(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    installed(tmp_path, monkeypatch)
+    before = stamp_of(LOSSES, "answer")
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]
+    installed(tmp_path, monkeypatch, {f"acme/losses{suffix}": b"\x7fELF"}, {}, "other")
+    assert stamp_of(LOSSES, "answer") != before
+
+
+def test_an_entry_point_into_another_distribution_counts_that_ones_files_too(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    site = installed(tmp_path, monkeypatch, FILES, {})
+    installed(tmp_path, monkeypatch, {"other.py": ""}, {LOSSES: {"answer": "acme.losses:answer"}}, "other")
+    before = stamp_of(LOSSES, "answer")
+    assert before.package == "other"
+    (site / "acme_more.py").write_text(EVIL)
+    assert stamp_of(LOSSES, "answer") != before
+
+
+def test_a_plug_in_may_import_the_package_of_another_before_that_is_loaded(
+    tmp_path: Path, monkeypatch: Patched
+) -> None:
+    installed(tmp_path, monkeypatch)
+    files = {"third.py": "from acme.losses import answer\n"}
+    site = installed(tmp_path, monkeypatch, files, {METRICS: {"again": "third:answer"}}, "third")
+    forge(site / "acme_more.py", py_compile.PycInvalidationMode.UNCHECKED_HASH, EVIL)
+    assert loaded(METRICS, "again")() == "hashed"
+    assert loaded(LOSSES, "answer")() == "hashed"
+
+
+def test_a_circle_of_links_ends(tmp_path: Path, monkeypatch: Patched) -> None:
+    site = installed(tmp_path, monkeypatch)
+    before = stamp_of(LOSSES, "answer")
+    (site / "acme" / "circle").symlink_to(site / "acme", target_is_directory=True)
+    assert stamp_of(LOSSES, "answer").sha256
+    os.unlink(site / "acme" / "circle")
+    assert stamp_of(LOSSES, "answer") == before
