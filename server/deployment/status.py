@@ -106,8 +106,9 @@ def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]
         left = f"; about {run['seconds_left'] / 60:.1f} min left" if run["seconds_left"] is not None else ""
         lines.append(f"{where}{left}")
-        if run["waiting_for"]:
-            names = ", ".join(_waited_for(site, found["sites"].get(site, {})) for site in run["waiting_for"])
+        sites = {site: found["sites"].get(site, {}) for site in run["waiting_for"]}
+        if waited_for := [site for site, facts in sites.items() if facts.get("state") != "revoked"]:
+            names = ", ".join(_waited_for(site, sites[site]) for site in waited_for)
             lines.append(f"waiting for {names}, at most {max(run['deadline'] - found['time'], 0):.0f} s more")
     lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
     lines += [f"{site} counts in {why}" for site, why in sorted(run["far"].items())]

@@ -15,6 +15,7 @@ from server.runs.live_status import FILE, Present, stopped_at
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
+from strategies.rounds.messages.deadline import NOT_REGISTERED
 
 
 class Reporter:
@@ -114,6 +115,7 @@ class Reporter:
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         present = self._present
+        present.waiting_for = ()
         self._rounds_done += 1
         pace = (time.monotonic() - self._training_began) / self._rounds_done  # a resumed run began later
         present.seconds_left = pace * (present.rounds - record.round)
@@ -132,15 +134,17 @@ class Reporter:
         self._write()
 
     def _tell_who_came(self, record: RoundRecord) -> None:
-        """Report absences, those of a lost site once for each reason, and lost sites once they took part again."""
+        """Report absences, of a lost or revoked site once for each reason, and lost sites that took part again."""
         for site in sorted(self._lost & set(record.sites)):
             self._lost.remove(site)
             self._present.stopped.pop(site, None)
             self._tell(f"{site} is back: it took part in round {record.round}")
+        revoked = {site for site, reason in record.absent.items() if reason == NOT_REGISTERED}
+        self._lost -= revoked
         self._present.lost = tuple(sorted(self._lost))
         for site, reason in record.absent.items():
             self._present.left_out[site] = f"round {record.round}: {reason}"
-            if site not in self._lost or self._absent.get(site) != reason:
+            if site not in self._lost | revoked or self._absent.get(site) != reason:
                 self._note_error(f"round {record.round}: {site}: {reason}")
                 self._tell(f"round {record.round} went without {site}: {reason}")
         self._absent = dict(record.absent)
