@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
+from common import __version__
 from common.system.files import write_atomically
 from common.system.formatting import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
@@ -88,6 +89,12 @@ class Reporter:
                 what, until = f"lost contact with {site}", "it is back"
             self._note_error(f"round {server_round}: {what}")
             self._tell(f"{what}; it gets its work again when {until}")
+
+    def enrolled(self, releases: Mapping[str, str]) -> None:
+        self._present.releases.update(releases)
+        for site, release in releases.items():
+            if release != __version__:
+                self._tell(f"{site} runs release {release}, this coordinator {__version__}")
 
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._present.sites, self._present.rounds = tuple(sites), rounds

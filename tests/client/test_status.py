@@ -121,6 +121,7 @@ def test_nothing_but_names_counts_and_times_is_served(tmp_path: Path) -> None:
     assert found.keys() == {
         *("healthy", "site", "state", "coordinator", "run", "round", "rounds", "phase", "finished", "rounds_done"),
         *("seconds_left", "certificate_days", "last_contact", "last_error", "last_error_time", "privacy", "folder"),
+        "coordinator_release",
     }
 
 
