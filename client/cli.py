@@ -143,7 +143,7 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
 
     Exit codes: 0 stopped on request, 2 a fault in site.toml or the data, 10 no TLS, 11 certificate of another
     authority, 12 of another host, 13 expired, 14 key not admitted or revoked, 15 clocks differ, 16 another site's name,
-    17 another release, 18 labels contradict those of the others.
+    17 another wire version, 18 labels contradict those of the others.
     """
     from client.connection.before_start import refuse_to_start
     from common.errors import BadInput

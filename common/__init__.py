@@ -10,6 +10,9 @@ import sys
 
 __version__ = "0.1.0"
 
+# Before gRPC is imported, whose core would write to stderr itself: words of the other end as they are, and traces.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 _PROGRAMS = ("flwr-sim", "flwr-server", "flwr-client")
 
 if (

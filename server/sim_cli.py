@@ -379,7 +379,7 @@ def evaluate(
 
     found = evaluation.evaluate_on(folder, given)
     if out is not None:
-        write_atomically(out, evaluation.as_csv(found).encode())
+        write_atomically(out, evaluation.as_csv(found))
     if as_json:
         print(json_text(evaluation.as_json(found), indent=2))
     else:

@@ -201,7 +201,7 @@ def _asked(kit: SiteKit, key: ec.EllipticCurvePrivateKey) -> AreaFindings:
         remedy = "TLS stands, gRPC does not: a proxy on the way may not let HTTP/2 through."
         return AreaFindings("connection", (), (fault(ExitCode.NO_ANSWER, f"gRPC: {error}.", remedy),))
     if hello is None:
-        remedy = "Install the same release on both sides."
+        remedy = "Install a release of the same wire version on both sides."
         problem = (
             "the coordinator's release is an older one, which tells neither its clock nor whether it knows this key."
         )
@@ -231,12 +231,15 @@ def heard(hello: Hello, *, ahead_s: float, unsure_s: float) -> AreaFindings:
         findings.append(warning(ExitCode.CLOCK, f"this machine's clock is {words}; calls may be refused.", _CLOCKS))
     else:
         passed.append(f"this clock is {words}")
-    if (hello.release, hello.wire) != (__version__, WIRE_VERSION):
+    if hello.wire != WIRE_VERSION:
         there, here = f"{hello.release} (wire {hello.wire})", f"{__version__} (wire {WIRE_VERSION})"
         problem = f"the coordinator runs release {there}, this site {here}."
         findings.append(
             fault(ExitCode.VERSION, problem, f"Install release {hello.release} here, or ask which is to be.")
         )
+    elif hello.release != __version__:
+        both = f"both speak wire version {hello.wire}"
+        passed.append(f"the coordinator runs release {hello.release}, this site {__version__}; {both}")
     else:
         passed.append(f"both run release {hello.release} (wire {hello.wire})")
     if hello.key == "unknown":

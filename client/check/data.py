@@ -207,12 +207,11 @@ def _notes(source: Source, classes: Sequence[ClassCounts], policy: Policy) -> It
     if 0 < validation < (fewest := policy.smallest_count):
         problem = f"validation images are of {validation} patients, fewer than policy.smallest_count = {fewest}:"
         yield note(f"{problem} no validation figure leaves, and a run can choose no best round by them.")
-    if (hidden := [one.name for one in classes if any(one.small)]) and not policy.train_hidden_classes:
-        problem = f"{', '.join(hidden)}: fewer patients than policy.smallest_count show it, or are without it. Unless"
-        lost = (
-            "epsilon is set, or peers in a masked run, no label of it is trained on: the model learns none from here."
-        )
-        remedy = "train_hidden_classes = true in [policy] trains on them; more patients are better."
+    trains = policy.train_hidden_classes or policy.epsilon is not None
+    if (hidden := [one.name for one in classes if any(one.small)]) and not trains:
+        problem = f"{', '.join(hidden)}: fewer patients than policy.smallest_count show it, or are without it. No label"
+        lost = "of it is trained on, also where masks cover the update: the model learns none from here."
+        remedy = "epsilon, or train_hidden_classes = true, in [policy] trains on them; more patients are better."
         yield note(f"{problem} {lost}", remedy)
     if source.missing:
         yield note(f"{counted(source.missing, 'row')} of the table without an image: left out.")

@@ -28,6 +28,7 @@ from client.site.statements import OtherName, Statements
 from common.security.call_signatures import ANOTHER_PROCESS, WAIT, headers, key_bytes
 from common.security.signatures import SignatureFault, is_signed
 from common.system.timers import CALL_TIMEOUT_S, CLOCKS_DIFFER_S, HEARTBEAT_INTERVAL_S, TLS_TIMEOUT_S
+from common.wire.errors import grpc_words
 from common.wire.fleet_protocol import (
     CONTENT_OF_PULL,
     CONTENT_OF_PUSH,
@@ -138,7 +139,8 @@ class Link:
         process: str = "",
     ) -> None:
         self._statements, self._process = statements, process
-        logging.getLogger("flwr").setLevel(logging.CRITICAL)
+        for library in ("flwr", "grpc"):  # errors still come as exceptions
+            logging.getLogger(library).setLevel(logging.CRITICAL)
         credentials = grpc.ssl_channel_credentials(ca_certificate)
         options = [
             ("grpc.max_send_message_length", -1),
@@ -334,7 +336,7 @@ class Link:
             return self._call(self._fleet["PushMessages"], request)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.ALREADY_EXISTS, grpc.StatusCode.FAILED_PRECONDITION):
-                raise NotTaken(error.details() or "") from None
+                raise NotTaken(grpc_words(error.details())) from None
             raise
 
     def _fetched(self, run_id: int, names: Sequence[str]) -> Mapping[str, memoryview]:
@@ -478,7 +480,7 @@ def _translated(admitted_only: bool = False) -> Iterator[None]:
     except DecodeError:
         raise Unreachable("an answer of the coordinator cannot be decoded") from None
     except grpc.RpcError as error:
-        code, details = error.code(), error.details() or ""
+        code, details = error.code(), grpc_words(error.details())
         if code in _CODES_OF_A_BAD_LINE:
             raise Unreachable(_in_words(code, details)) from None
         if code == grpc.StatusCode.UNAUTHENTICATED and "timestamp" in details:

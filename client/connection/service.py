@@ -41,6 +41,7 @@ from client.site.site import Site
 from client.site.site_file import Settings
 from client.site.statements import Statements
 from client.training.private_round import spent_by
+from common import __version__
 from common.errors import BadInput
 from common.security.identity import SiteKit, public_line, read_key
 from common.system.files import no_room, remove_parts, write_atomically
@@ -49,6 +50,7 @@ from common.system.timers import FIRST_RETRY_S, HEARTBEAT_PAUSE_S, KEY_PATIENCE_
 from common.wire.canonical_bytes import small_fields
 from common.wire.codec import payload_bytes
 from common.wire.errors import WireError, WireVersionError
+from common.wire.hello import WIRE_VERSION
 from common.wire.roll_call import Refusal
 from strategies.privacy.secure_aggregation.site import Identity
 
@@ -139,6 +141,7 @@ class Service:
             node_id = link.activate(read_node_id(self._node_id_file))
             self._note_node_id(node_id)
             self.tell(f"connected to {self.kit.coordinator} at {self.kit.address}")
+            self._note_release(link)
             if days < CERTIFICATE_WARNING_DAYS:
                 self.tell(f"the coordinator's certificate expires in {days:.0f} days; it should renew it")
             stop = threading.Event()
@@ -164,6 +167,16 @@ class Service:
         stop.set()
         beat.join(timeout=BEAT_ENDS_S)
         link.sign_off()
+
+    def _note_release(self, link: Link) -> None:
+        """Note the coordinator's release, and whether it will refuse this one: it does so with its first request."""
+        with contextlib.suppress(Unreachable, RunOver):  # the next call says what is wrong with the line
+            if (hello := link.hello()) is None:
+                return
+            self.status.coordinator_release = hello.release
+            if hello.wire != WIRE_VERSION:
+                theirs = f"the coordinator's release {hello.release} speaks wire version {hello.wire}"
+                self._failed(f"{theirs}, this site's {__version__} wire version {WIRE_VERSION}: no run will take it")
 
     def _note_node_id(self, node_id: int) -> None:
         """Keep the node id, so that a process started after a kill is the same node."""
@@ -355,6 +368,10 @@ class Service:
         where = f"run {status.run}"
         if message.metadata.message_type != MessageType.TRAIN:
             self.tell(f"{where}: {status.phase} answered in {seconds:.1f} s")
+            if status.phase == "roll call" and status.coordinator_release not in ("", __version__):
+                self.tell(
+                    f"{where}: the coordinator runs release {status.coordinator_release}, this site {__version__}"
+                )
             if status.phase == "test":
                 status.finished = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
             return

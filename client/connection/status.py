@@ -40,6 +40,7 @@ class Status:
         last_contact: Unix time of the coordinator's last answer.
         privacy: ``epsilon`` of all runs so far (None: some reply had no noise), at ``delta``, and the ``budget``, if
             any; empty before the first run with privacy of a site without one.
+        coordinator_release: As the coordinator named it when this site connected; empty where it did not.
     """
 
     site: str
@@ -57,6 +58,7 @@ class Status:
     last_error: str = ""
     last_error_time: str = ""
     privacy: Mapping[str, float | None] = field(default_factory=dict)
+    coordinator_release: str = ""
 
     def failed(self, reason: str) -> None:
         """Note an error; it stays visible until the next one. Words of the coordinator in it become harmless."""
@@ -144,7 +146,8 @@ def in_words(found: Mapping[str, Any]) -> str:
         where = f"round {found['round']} of {found['rounds']}" if found["rounds"] else "no round yet"
         lines.append(f"run {found['run']}: {where}{pace}")
     age = time.time() - found["last_contact"]
-    lines.append(f"coordinator {found['coordinator']}: last answer {age:.0f} s ago")
+    release = f"; it runs release {found['coordinator_release']}" if found["coordinator_release"] else ""
+    lines.append(f"coordinator {found['coordinator']}: last answer {age:.0f} s ago{release}")
     if spent := found["privacy"]:
         cost = "without bound" if spent["epsilon"] is None else f"{spent['epsilon']:.2f}"
         budget = "" if spent["budget"] is None else f" of {spent['budget']:g}"

@@ -1,14 +1,19 @@
-"""What a coordinator says of itself to anyone who asks before a run: the time, its release, whether a key is known.
+"""What a coordinator says of itself to anyone who asks outside a run: the time, its release, whether a key is known.
 
-Flower's own calls tell none of it: a site's clock is only ever refused, and another release shows at the roll call.
+Flower's own calls tell none of it: a site's clock is only ever refused, and a release shows at the roll call alone.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from common.system.plain_text import shown
 
 WIRE_VERSION = 15
-"""Raised whenever a record gains, loses or changes a field, or is hashed otherwise; the two sides must agree."""
+"""Raised whenever a record gains, loses or changes a field, or is hashed otherwise. The two sides must agree on it, and
+on nothing else: releases of one wire version work together."""
+LONGEST_RELEASE = 64
+"""Characters of the name of a release."""
 
 SERVICE, METHOD = "polyclinic.Coordinator", "Hello"
 
@@ -18,7 +23,7 @@ class Hello(BaseModel):
 
     Attributes:
         time: Unix time on the coordinator's clock.
-        release: Of Polyclinic, there.
+        release: Of Polyclinic, there; made harmless, because a person reads it.
         wire: Version of the wire records.
         key: Whether the key that signed the question belongs to a site that takes part.
     """
@@ -26,6 +31,6 @@ class Hello(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     time: float
-    release: str
-    wire: int
+    release: Annotated[str, AfterValidator(lambda text: shown(text, LONGEST_RELEASE))]
+    wire: Annotated[int, Field(ge=0, lt=2**31)]
     key: Literal["admitted", "unknown"]

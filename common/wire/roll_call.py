@@ -8,6 +8,7 @@ from typing import Annotated
 from common.models.head import Head
 from common.wire.bounds import COUNT_OR_UNKNOWN, ClassNames, Count, Counts, Document, Name, Text, Words
 from common.wire.errors import WireError
+from common.wire.hello import LONGEST_RELEASE
 
 REFUSALS = ("name", "version", "labels")
 
@@ -75,7 +76,7 @@ class RollCallAnswer:
     validation_samples: Annotated[int, COUNT_OR_UNKNOWN]
     patients: Count
     layout: Text
-    version: Annotated[str, Name(64)]
+    version: Annotated[str, Name(LONGEST_RELEASE)]
     positives: Counts = ()
     negatives: Counts = ()
     smallest_count: Count = 0

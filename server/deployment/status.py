@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
+from common import __version__
 from common.errors import quoted
 from common.security.identity import fingerprint
 from server.coordinator.admission import admitted_sites
@@ -41,12 +42,14 @@ def overview(coordinator: Coordinator) -> dict[str, Any]:
             "revoked": site.revoked or None,
             "classes": list(site.classes),
             "max_images": site.max_images,
+            "release": present.releases.get(name) if present else None,
         }
         for name, site in admitted_sites(coordinator).items()
     }
     return {
         "name": coordinator.file.name,
         "address": coordinator.public_address,
+        "release": __version__,
         "superlink": "up" if up else "starting" if at_work(coordinator, "start") else "down",
         "certificate_days": days_valid(coordinator),
         "sites": sites,
@@ -73,18 +76,20 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
     up = LINK[found["superlink"]]
     heading = f"{found['name']} at {found['address']}: SuperLink {up}; certificate {found['certificate_days']:.0f} days"
-    table = Table("site", "connection", "in the run")
+    table = Table("site", "connection", "in the run", "release")
     run = found["run"] or {}
     present = Present(**run) if run else None
     for name, site in found["sites"].items():
         part = part_of(present, name, revoked=site["state"] == "revoked") if present else ""
         when = site.get("stopped") if site["state"] == "stopped" else None
         link = stopped_at(when) if when else site["state"]
-        table.add_row(name, link, "" if when else part)
+        table.add_row(name, link, "" if when else part, Text(site.get("release") or ""))
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
     keys = [_unbroken(f"{site['fingerprint']}  {name}") for name, site in found["sites"].items()]
     lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
-    return Group(Text(heading), table, *keys, *map(Text, lists), Text(_run_in_words(run, found)))
+    return Group(
+        Text(f"{heading}; release {__version__}"), table, *keys, *map(Text, lists), Text(_run_in_words(run, found))
+    )
 
 
 def _unbroken(line: str) -> Text:
@@ -106,8 +111,9 @@ def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
         where = f"round {run['round']} of {run['rounds']}, {run['phase']}" if run["rounds"] else run["phase"]
         left = f"; about {run['seconds_left'] / 60:.1f} min left" if run["seconds_left"] is not None else ""
         lines.append(f"{where}{left}")
-        if run["waiting_for"]:
-            names = ", ".join(_waited_for(site, found["sites"].get(site, {})) for site in run["waiting_for"])
+        sites = {site: found["sites"].get(site, {}) for site in run["waiting_for"]}
+        if waited_for := [site for site, facts in sites.items() if facts.get("state") != "revoked"]:
+            names = ", ".join(_waited_for(site, sites[site]) for site in waited_for)
             lines.append(f"waiting for {names}, at most {max(run['deadline'] - found['time'], 0):.0f} s more")
     lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
     lines += [f"{site} counts in {why}" for site, why in sorted(run["far"].items())]

@@ -1,8 +1,6 @@
 """flwr-sim evaluate: a saved model on labelled images, class by class, with intervals."""
 
-import csv
 import hashlib
-import io
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,9 +31,9 @@ from common.models.inference import label_matrix
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.system.formatting import counted, listed, number
-from common.system.plain_text import escaped
 from server.export.labelled import Given, class_faults, columns_of, data_of_experiment, in_words_of_the_call, npz_spec
 from server.export.prediction import picture_scores
+from server.export.spreadsheet import Cell, table_text
 from server.reporting.run_claims import FEW, UNKNOWN_PATIENTS, why_undefined
 from server.reporting.wording import span
 from server.runs.reader import RunSummary, read_run
@@ -218,20 +216,15 @@ def _of_class(found: Evaluation, name: str) -> dict[str, Any]:
     }
 
 
-def as_csv(found: Evaluation) -> str:
+def as_csv(found: Evaluation) -> bytes:
     """One row a class; the ends of the interval have a column each."""
     names = ("class", "auroc", "auroc_low", "auroc_high", "average_precision", "sensitivity", "specificity")
-    lines = io.StringIO()
-    writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow([*names, "positives", "negatives"])
+    rows: list[list[Cell]] = [[*names, "positives", "negatives"]]
     for name in found.results:
         row = _of_class(found, name)
         low, high = row.pop("auroc_interval") or (None, None)
-        auroc = row.pop("auroc")
-        cells = [auroc, low, high, *row.values()]
-        shown = ["" if cell is None else f"{cell:.6f}" if isinstance(cell, float) else str(cell) for cell in cells]
-        writer.writerow([escaped(name), *shown])
-    return lines.getvalue()
+        rows.append([name, row.pop("auroc"), low, high, *row.values()])
+    return table_text(rows)
 
 
 def shown(found: Evaluation) -> Group:

@@ -1,7 +1,5 @@
 """flwr-sim predict: a saved model and images, with nothing else at hand."""
 
-import csv
-import io
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,8 +17,8 @@ from common.models.inference import scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.system.files import is_file, taken, write_atomically
-from common.system.plain_text import escaped
 from server.export.pictures import Pictures, nothing_readable, read_pictures
+from server.export.spreadsheet import table_text
 from server.runs.reader import read_run
 
 
@@ -61,17 +59,10 @@ def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rende
     stop_on(taken(destination))
     network = load_model(folder)
     pictures, probabilities = scores_of_files(network, data, form_for(folder, network, rendering))
-    lines = io.StringIO(newline="")
-    writer = csv.writer(lines)
-    writer.writerow(["image", *map(escaped, network.class_names), "unreadable"])
-    writer.writerows(
-        [escaped(name), *(f"{p:.6f}" for p in row), ""] for name, row in zip(pictures.names, probabilities, strict=True)
-    )
-    writer.writerows(
-        [escaped(name), *[""] * len(network.class_names), escaped(reason)]
-        for name, reason in pictures.unreadable.items()
-    )
-    write_atomically(destination, lines.getvalue().encode())
+    header = ["image", *network.class_names, "unreadable"]
+    read = [[name, *row.tolist(), None] for name, row in zip(pictures.names, probabilities, strict=True)]
+    unread = [[name, *[None] * len(network.class_names), why] for name, why in pictures.unreadable.items()]
+    write_atomically(destination, table_text([header, *read, *unread]))
     return len(pictures.names), len(pictures.unreadable)
 
 

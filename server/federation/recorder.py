@@ -1,7 +1,7 @@
 """Writes down how a run goes: events, audit, checkpoints, figures of each round; and shows them to those who watch."""
 
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +36,8 @@ class Watcher(Protocol):
 
     def began(self, sites: Sequence[str], rounds: int) -> None: ...
 
+    def enrolled(self, releases: Mapping[str, str]) -> None: ...
+
     def joined(self, server_round: int, site: str) -> None: ...
 
     def left_out(self, site: str, reason: str) -> None: ...
@@ -61,6 +63,10 @@ class Both:
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self.first.began(sites, rounds)
         self.second.began(sites, rounds)
+
+    def enrolled(self, releases: Mapping[str, str]) -> None:
+        self.first.enrolled(releases)
+        self.second.enrolled(releases)
 
     def joined(self, server_round: int, site: str) -> None:
         self.first.joined(server_round, site)
@@ -114,6 +120,7 @@ class Recorder(Callbacks):
         self.backwards = Backwards(setting, self.books, self.checkpoints, initial)
         self._note_beginning(initial)
         self._note_left_out("roll call")
+        self._note_releases(strategy.sites.members)
         self.watcher.began(list(strategy.sites.contract.sites), self.experiment.run.rounds)
         self._warn()
 
@@ -125,6 +132,15 @@ class Recorder(Callbacks):
             self.ledger.resumed(resumed.state, experiment_sha256=experiment_sha256(self.experiment))
         for site, member in sorted(sites.members.items()):
             self.ledger.enrolled(resumed.state.round if resumed else 0, site, member)
+
+    def _note_releases(self, sites: Iterable[str]) -> None:
+        """Show the releases of sites that take part from now on; note those that are not the coordinator's."""
+        members = self.strategy.sites.members
+        releases = {site: members[site].answer.version for site in sorted(sites)}
+        for site, release in releases.items():
+            if release != __version__:
+                self.setting.folder.event("other_release", site=site, release=release, coordinator=__version__)
+        self.watcher.enrolled(releases)
 
     def _warn(self) -> None:
         """Note sites that weigh much, and sites that cannot judge a model."""
@@ -161,6 +177,7 @@ class Recorder(Callbacks):
         sites = self.strategy.sites
         self.setting.folder.event("joined", round=server_round, site=site, hash=sites.contract.hash)
         self.ledger.enrolled(server_round, site, sites.members[site])
+        self._note_releases([site])
         self.watcher.joined(server_round, site)
 
     def on_reply(self, arrival: Arrival) -> None:

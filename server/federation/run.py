@@ -161,6 +161,7 @@ def _sites(strategy: FederatedAveraging, books: Books, counted: Mapping[str, Map
             "validation_samples": _known(member.answer.validation_samples),
             "positives": _told(member.answer) or dict(counted.get(site, {})),
             "smallest_count": member.answer.smallest_count,
+            "release": member.answer.version,
             "bytes_up": strategy.sites.bytes_up[site],
             "bytes_down": strategy.sites.bytes_down[site],
             "seconds": books.site_seconds[site],

@@ -111,7 +111,7 @@ class RunAudit:
         """A site takes part from this round on."""
         content = encode(member.answer)
         sha256 = record_sha256(content)
-        facts: dict[str, Any] = {"sha256": sha256, "bytes": payload_bytes(content)}
+        facts: dict[str, Any] = {"release": member.answer.version, "sha256": sha256, "bytes": payload_bytes(content)}
         if self._key_of is not None:
             facts |= {"public_key": self._key_of(site), **self._authorship(member.signed)}
         self.audit.append(event="enrolled", round=server_round, site=site, **facts)

@@ -28,6 +28,7 @@ class Present:
     Attributes:
         state: ``running``, ``done``, ``stopped`` or ``interrupted``.
         phase: ``roll call``, ``train``, ``evaluate``, ``test``, ``benefit``.
+        releases: Site -> the release that answered the roll call there.
         waiting_for: Sites that are waited for; of those in ``lost``, which give no sign of life, only where needed.
         stopped: Those of the lost that said that they leave -> when.
         deadline: Unix time at which the run goes on without them.
@@ -45,6 +46,7 @@ class Present:
     round: int = 0
     rounds: int = 0
     sites: tuple[str, ...] = ()
+    releases: dict[str, str] = field(default_factory=dict)
     waiting_for: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
     stopped: dict[str, str] = field(default_factory=dict)

@@ -34,9 +34,11 @@ class SiteRecord(_Record):
     Attributes:
         positives: Training images that show a class, as its policy tells; None for a hidden one.
         smallest_count: It tells no count of fewer patients than this.
+        release: Of Polyclinic at the site; None in a run of a release that did not note it.
     """
 
     classes: tuple[str, ...]
+    release: str | None = None
     train_samples: int | None = None
     validation_samples: int | None = None
     bytes_up: int | None = None

@@ -37,11 +37,13 @@ class ReceiptSite(_Part):
         answer_sha256: Of its answer to the roll call.
         joined: The round from which on it took part; 0 from the start.
         public_key: That it was admitted with, as an OpenSSH line; empty in simulation.
+        release: Of Polyclinic at the site, when it last answered the roll call; empty where the audit has none.
     """
 
     answer_sha256: str
     joined: int
     public_key: str = ""
+    release: str = ""
 
 
 class ReceiptReply(_Part):
@@ -216,7 +218,8 @@ class Draft:
 
 def _enrolled(entry: Entry, before: ReceiptSite | None) -> ReceiptSite:
     joined = min(entry["round"], before.joined) if before else entry["round"]
-    return ReceiptSite(answer_sha256=entry["sha256"], joined=joined, public_key=entry.get("public_key", ""))
+    facts = {name: entry.get(name, "") for name in ("public_key", "release")}
+    return ReceiptSite(answer_sha256=entry["sha256"], joined=joined, **facts)
 
 
 def _signed(entry: Entry) -> list[ReceiptReply]:

@@ -9,12 +9,14 @@ from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 
+from common import __version__
 from common.system.files import write_atomically
 from common.system.formatting import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
+from strategies.rounds.messages.deadline import NOT_REGISTERED
 
 
 class Reporter:
@@ -88,6 +90,12 @@ class Reporter:
             self._note_error(f"round {server_round}: {what}")
             self._tell(f"{what}; it gets its work again when {until}")
 
+    def enrolled(self, releases: Mapping[str, str]) -> None:
+        self._present.releases.update(releases)
+        for site, release in releases.items():
+            if release != __version__:
+                self._tell(f"{site} runs release {release}, this coordinator {__version__}")
+
     def began(self, sites: Sequence[str], rounds: int) -> None:
         self._present.sites, self._present.rounds = tuple(sites), rounds
         self._training_began = time.monotonic()
@@ -114,6 +122,7 @@ class Reporter:
 
     def round_done(self, record: RoundRecord, state: FederationState) -> None:
         present = self._present
+        present.waiting_for = ()
         self._rounds_done += 1
         pace = (time.monotonic() - self._training_began) / self._rounds_done  # a resumed run began later
         present.seconds_left = pace * (present.rounds - record.round)
@@ -132,15 +141,17 @@ class Reporter:
         self._write()
 
     def _tell_who_came(self, record: RoundRecord) -> None:
-        """Report absences, those of a lost site once for each reason, and lost sites once they took part again."""
+        """Report absences, of a lost or revoked site once for each reason, and lost sites that took part again."""
         for site in sorted(self._lost & set(record.sites)):
             self._lost.remove(site)
             self._present.stopped.pop(site, None)
             self._tell(f"{site} is back: it took part in round {record.round}")
+        revoked = {site for site, reason in record.absent.items() if reason == NOT_REGISTERED}
+        self._lost -= revoked
         self._present.lost = tuple(sorted(self._lost))
         for site, reason in record.absent.items():
             self._present.left_out[site] = f"round {record.round}: {reason}"
-            if site not in self._lost or self._absent.get(site) != reason:
+            if site not in self._lost | revoked or self._absent.get(site) != reason:
                 self._note_error(f"round {record.round}: {site}: {reason}")
                 self._tell(f"round {record.round} went without {site}: {reason}")
         self._absent = dict(record.absent)

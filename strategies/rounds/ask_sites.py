@@ -173,7 +173,7 @@ class Exchanges(EvaluationSites):
             sites, gone = (tuple(sorted(names[node] for node in nodes)) for nodes in (waited_for, lost))
             self.callbacks.on_wait(Waiting(phase, server_round, sites, gone, ends - time.monotonic()))
 
-        return exchange(grid, sent, Patience(deadline_s, good), waiting)
+        return exchange(grid, sent, Patience(deadline_s, good), waiting, self.sites.registered)
 
     def received(
         self,

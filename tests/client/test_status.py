@@ -100,6 +100,7 @@ def test_the_file_holds_names_counts_and_times_and_only_its_owner_reads_it(tmp_p
         assert json.loads((state / FILE).read_bytes()).keys() == {
             *("site", "state", "coordinator", "run", "round", "rounds", "phase", "finished", "rounds_done", "written"),
             *("seconds_left", "certificate_days", "last_contact", "last_error", "last_error_time", "privacy"),
+            "coordinator_release",
         }
 
 

@@ -28,6 +28,7 @@ from tests.network.real import Coordinator, Site, flwr_client, flwr_server
 pytestmark = pytest.mark.slow
 
 Hospital = Callable[[str], Site]
+GONE = "its key is not admitted any more"
 NEWER = (
     "import sys, common.wire.codec; common.wire.codec.WIRE_VERSION = 99; "
     "from client.cli import main; main(sys.argv[1:])"
@@ -183,6 +184,42 @@ def test_a_site_that_is_revoked_while_connected_is_turned_out_and_does_not_come_
     assert trial.coordinator.now["sites"]["leaver"]["state"] == "revoked"
     assert site.start().ends() == ExitCode.KEY
     assert "connected to trial" not in site.program.said
+
+
+@pytest.mark.parametrize("lost_before", [False, True])
+def test_work_is_promised_to_no_site_that_is_revoked_in_mid_run_and_nobody_waits_for_it(
+    lost_before: bool, trial: Trial, hospital: Hospital, tmp_path: Path
+) -> None:
+    stays, goes = hospital(f"stays-{lost_before}"), hospital(f"goes-{lost_before}")
+    for site in (stays, goes):
+        site.start().says("connected to trial")
+    trial.coordinator.sees(stays, goes)
+    options = ("run.rounds=400", "participation.round_deadline_s=600", f"participation.min_sites={1 + lost_before}")
+    run = trial.coordinator.run(trial.experiment, tmp_path / "run", *options, sites=2)
+    run.says("round 1 of 400")
+    goes.program.process.send_signal(signal.SIGSTOP)
+    try:
+        if lost_before:  # the run needs both, and waits
+            run.says(f"lost contact with {goes.name}")
+        before = len(run.said)
+        assert trial.coordinator.revoke(goes).code == 0
+        run.says(GONE)
+        assert "work again" not in run.said[before:]
+        words = flwr_server("status", trial.coordinator.folder).out
+        assert "may come back" not in words
+        assert f"waiting for {goes.name}" not in words
+        present = trial.coordinator.now["run"]
+        assert goes.name not in [*present["lost"], *present["waiting_for"]]
+        events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text("utf-8").splitlines()]
+        assert {event["reason"] for event in events if event.get("site") == goes.name} <= {GONE}
+        if lost_before:
+            assert run.ends() == 1
+        else:
+            run.says("round 20 of 400")
+            assert run.said.count(f"without {goes.name}: its key") == 1
+    finally:
+        goes.program.process.send_signal(signal.SIGCONT)
+        run.stop() if run.runs else None
 
 
 def test_a_site_that_uses_another_sites_name_is_refused_at_the_roll_call(

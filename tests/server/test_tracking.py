@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import posixpath
+import re
 import signal
 import socket
 import sys
@@ -11,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from server.runs.scalars import Track, round_scalars, summary_scalars
-from server.runs.tracking.mlflow import mlflow_store
+from server.runs.tracking.mlflow import MLflowRun, mlflow_store
 from server.runs.tracking.tensorboard import TensorBoard
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
@@ -233,6 +237,17 @@ def test_a_store_that_goes_away_costs_its_figures_and_not_the_run(
     assert [e["reason"] for e in events if e["event"] == "tracking_stopped"] == ["the server is gone"]
     assert "MLflow takes no more figures of this run, which goes on: the server is gone" in heard.export_text()
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+@given(st.lists(st.text("./a=\u00e9 ,", min_size=1, max_size=6) | st.just("c" * 200), min_size=1, max_size=4))
+def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) -> None:
+    run = MLflowRun(None, "", pytest.fail)
+    tags = {f"test {'m' * 60}/{name}" for name in class_names}
+    names = {run._name(tag) for tag in tags}
+    assert len(names) == len(tags)
+    for name in names:  # MLflow's own rule: a path that means no other one, at most 250 characters
+        assert posixpath.normpath(name) == name
+        assert re.fullmatch(r"[/\w.\- :]{1,250}", name)
 
 
 @pytest.mark.filterwarnings("ignore")

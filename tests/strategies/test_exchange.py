@@ -15,7 +15,9 @@ from strategies.rounds.messages.deadline import (
     MESSAGE_GONE,
     NODE_UNAVAILABLE,
     NOT_REGISTERED,
+    REVOKED,
     Patience,
+    Registered,
     exchange,
 )
 from strategies.rounds.messages.replies import decoded
@@ -46,7 +48,12 @@ def orders(nodes: Collection[int]) -> list[Message]:
 
 
 def exchanged(
-    sites: Mapping[int, Site], clock: Clock, enough: int, told: Told | None = None, deadline_s: float = DEADLINE_S
+    sites: Mapping[int, Site],
+    clock: Clock,
+    enough: int,
+    told: Told | None = None,
+    deadline_s: float = DEADLINE_S,
+    registered: Registered | None = None,
 ) -> tuple[dict[int, Message], ScriptedGrid]:
     """Replies by site."""
     grid, heard = ScriptedGrid(sites, clock), [] if told is None else told
@@ -55,7 +62,7 @@ def exchanged(
         heard.append((set(silent), set(gone)))
 
     found: Any = grid
-    replies = list(exchange(found, orders(sites), Patience(deadline_s, enough), waiting))
+    replies = list(exchange(found, orders(sites), Patience(deadline_s, enough), waiting, registered))
     by_site = {message.metadata.src_node_id: message for message in replies}
     assert len(by_site) == len(replies)
     return by_site, grid
@@ -122,6 +129,22 @@ def test_a_lost_site_that_is_back_gets_its_work_again_and_its_reply_counts(clock
     assert again.metadata.message_id != first.metadata.message_id
     assert (again.content, again.metadata.dst_node_id) == (first.content, 7)
     assert (again.metadata.message_type, again.metadata.group_id) == ("train", "3")
+
+
+def test_a_lost_site_that_is_no_longer_registered_is_not_waited_for_though_it_is_needed(clock: Clock) -> None:
+    sites = {7: at(2, reply("seven")), 8: away_from_to(10, 50, Answer(5, reply("revoked")))}
+    replies, grid = exchanged(sites, clock, 2, registered=lambda: {7, 8} if clock.now < 30 else {7})
+    assert (replies[8].error.code, replies[8].error.reason) == (REVOKED, NOT_REGISTERED)
+    assert len(grid.to(8)) == 1
+    assert 30 <= clock.now < 31
+
+
+def test_a_site_that_is_revoked_at_work_is_neither_lost_nor_waited_for(clock: Clock) -> None:
+    told = Told()
+    replies, _ = exchanged({7: at(2, reply("seven")), 8: at(10, failed(REVOKED, NOT_REGISTERED))}, clock, 2, told)
+    assert replies[8].error.reason == NOT_REGISTERED
+    assert clock.now < 11
+    assert not any(gone for _, gone in told)
 
 
 def test_work_that_is_sent_again_lives_no_longer_than_the_exchange(clock: Clock) -> None:

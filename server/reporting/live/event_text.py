@@ -18,6 +18,7 @@ SENTENCES = {
     "no_validation_images": "without validation images: {sites}",
     "patients_unknown": "the data set does not say which images are of one patient",
     "image_skipped": "image {image} of the {part} part could not be read and was left out: {reason}",
+    "other_release": "{site} runs release {release}, the coordinator {coordinator}",
     "joined": "{site} joined in round {round}",
     "absent": "{when} went on without {site}: {reason}",
     "left_out": "{site} was left out in {when}: {reason}",

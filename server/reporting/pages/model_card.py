@@ -33,6 +33,7 @@ class SiteLine:
     validation_samples: int | None
     rounds: int
     smallest_count: int | None
+    release: str | None
 
 
 def write_model_card(folder: Path) -> Path | None:
@@ -107,6 +108,14 @@ def training_images_that_show(summary: RunSummary, name: str) -> str:
 def _sites(run: Run) -> list[SiteLine]:
     taken = run.rounds_taken
     return [
-        SiteLine(name, one.classes, one.train_samples, one.validation_samples, taken[name], one.smallest_count)
+        SiteLine(
+            name,
+            one.classes,
+            one.train_samples,
+            one.validation_samples,
+            taken[name],
+            one.smallest_count,
+            one.release,
+        )
         for name, one in run.summary.sites.items()
     ]

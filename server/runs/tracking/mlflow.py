@@ -13,8 +13,9 @@ from server.runs.scalars import Ending
 from server.runs.settings import flattened
 
 EXPERIMENT = "polyclinic"
-PARAMETERS, METRICS, LONGEST = 100, 1000, 6000
-"""How many of each one of MLflow's requests takes, and characters of a parameter's value."""
+PARAMETERS, METRICS, LONGEST, LONGEST_NAME = 100, 1000, 6000, 240
+"""How many of each one of MLflow's requests takes, and characters of a parameter's value and of a name with room for a
+number. One name that it does not take ends the record of the whole run."""
 
 _STATUS: dict[Ending, str] = {"finished": "FINISHED", "stopped": "FAILED", "interrupted": "KILLED"}
 _SETTINGS = {
@@ -113,9 +114,10 @@ class MLflowRun:
             self.client.log_batch(self.identifier, metrics=some)
 
     def _name(self, tag: str) -> str:
-        """The tag in MLflow's characters; of two that would be one, the later gets a number."""
+        """The tag as MLflow takes it, for which it is a path; of two that would be one, the later gets a number."""
         if tag not in self._names:
-            plain = name = re.sub(r"[^\w /.:-]", "_", tag)
+            parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]
+            plain = name = "/".join(parts)[:LONGEST_NAME]
             taken, number = set(self._names.values()), 1
             while name in taken:
                 name = f"{plain} {(number := number + 1)}"

@@ -44,6 +44,9 @@ class Unseen:
     def waiting(self, waiting: Waiting) -> None:
         """A simulation's sites are all there."""
 
+    def enrolled(self, releases: Mapping[str, str]) -> None:
+        """Do nothing: simulated sites are of this release."""
+
     def joined(self, server_round: int, site: str) -> None:
         """Do nothing: no site joins a simulation late."""
 

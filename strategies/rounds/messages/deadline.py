@@ -17,12 +17,15 @@ FIRST_POLL_S, MAX_POLL_S = 0.02, 0.1
 CLOCKS_DIFFER_S = 1.0
 NODE_UNAVAILABLE = 5
 """Flower's code for a site that gives no sign of life: it may come back."""
-NOT_REGISTERED = "its key is not admitted any more"
+REVOKED, NOT_REGISTERED = 204, "its key is not admitted any more"
+"""Our code for a site that is no longer registered, and its words: it gets no work again."""
 REFUSED_REPLY = 203
 """Our code for a reply that came and was refused before it was read: not signed by its site, or far too heavy."""
 MESSAGE_GONE = (3, 4)
 """Flower's codes for a message or reply that the SuperLink no longer has: its time ran out, or its site was removed."""
 
+Registered = Callable[[], Collection[int]]
+"""The nodes of the sites that may take part, connected or not."""
 Waiting = Callable[[Collection[int], Collection[int]], None]
 """Told the nodes that have not replied yet, and those of them that are lost, whenever either changes."""
 
@@ -56,11 +59,17 @@ class Pauses:
         self._next_s = min(self._next_s * 1.3, MAX_POLL_S)
 
 
-def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waiting: Waiting) -> Iterator[Message]:
+def exchange(
+    grid: Grid,
+    messages: Sequence[Message],
+    patience: Patience,
+    waiting: Waiting,
+    registered: Registered | None = None,
+) -> Iterator[Message]:
     """Send every message and yield the replies; their source is the site, also where Flower itself made an error.
 
     Good replies are yielded as they come and not kept, errors at the end: a lost site that comes back before the
-    deadline gets its message again.
+    deadline gets its message again, unless it is no longer registered.
     """
     going = Outstanding(grid, time.monotonic() + patience.deadline_s)
     going.send(messages)
@@ -72,7 +81,7 @@ def exchange(grid: Grid, messages: Sequence[Message], patience: Patience, waitin
             came = True
             if going.counts(reply):
                 yield reply
-        back = going.send_again()
+        back = going.refuse_revoked(registered) | going.send_again()
         lost_are_needed = going.good < patience.enough <= going.good + len(going.lost)
         if not going.pending and not lost_are_needed:
             break
@@ -110,9 +119,19 @@ class Outstanding:
         taken = pushed(self._grid, messages)
         self.pending |= taken
         for message in (one for one in messages if one.metadata.message_id not in taken):
-            refusal = Message(Error(NODE_UNAVAILABLE, NOT_REGISTERED), reply_to=message)
-            come_from(refusal, message.metadata.dst_node_id)
-            self.errors[message.metadata.dst_node_id] = refusal
+            self._refuse(message)
+
+    def refuse_revoked(self, registered: Registered | None) -> bool:
+        """Wait no longer for lost sites that are not registered any more; return whether there were any."""
+        revoked = sorted(set(self.lost) - set(registered())) if self.lost and registered else []
+        for node in revoked:
+            self._refuse(self.lost.pop(node))
+        return bool(revoked)
+
+    def _refuse(self, message: Message) -> None:
+        refusal = Message(Error(REVOKED, NOT_REGISTERED), reply_to=message)
+        come_from(refusal, message.metadata.dst_node_id)
+        self.errors[message.metadata.dst_node_id] = refusal
 
     def pulled(self) -> Iterator[Message]:
         """The replies that have come, each from its site's node."""

@@ -15,7 +15,7 @@ from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
 from common.wire.roll_call import Refusal, RollCall, RollCallAnswer
 from strategies.base.round_record import TooFewSites, Waiting
-from strategies.rounds.messages.deadline import NODE_UNAVAILABLE, Patience, Pauses, exchange, pushed
+from strategies.rounds.messages.deadline import NODE_UNAVAILABLE, REVOKED, Patience, Pauses, exchange, pushed
 from strategies.rounds.messages.replies import decoded
 
 ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"
@@ -99,8 +99,8 @@ class Roll:
         for reply in self.grid.pull_messages(list(self._asked)) if self._asked else ():
             if (node := self._asked.pop(reply.metadata.reply_to_message_id, None)) is None:
                 continue
-            if reply.has_error() and reply.error.code == NODE_UNAVAILABLE:
-                continue  # it will be asked again when it is back
+            if reply.has_error() and reply.error.code in (NODE_UNAVAILABLE, REVOKED):
+                continue  # it is asked again when it is connected, if it is registered then
             if member := self._member(node, reply):
                 self.members[node] = member
                 new.append(member)

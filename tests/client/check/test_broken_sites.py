@@ -16,6 +16,7 @@ from client.check.findings import Result, Severity
 from client.check.machine import Gpu
 from client.connection.exit_codes import ExitCode
 from common import __version__
+from common.system.plain_text import is_plain
 from common.wire.hello import WIRE_VERSION
 from server.coordinator.authority import issue_server_certificate
 from server.deployment.superlink.fleet import hello
@@ -133,14 +134,39 @@ def test_a_clock_that_is_wrong(hospital: Hospital, seconds: float, words: str) -
     assert "NTP" in said
 
 
-def test_another_release(hospital: Hospital) -> None:
+def of_release(hospital: Hospital, release: str, wire: int = WIRE_VERSION) -> Result:
+    """The check against a coordinator of this release."""
+
     def answer(request: bytes) -> bytes:
-        return says(time=time.time(), **{**OURS, "release": "9.9.9", "wire": 99})(request)
+        return json.dumps({"time": time.time(), "release": release, "wire": wire, "key": "admitted"}).encode()
 
     with grpc_server(answer, tls_of(hospital.coordinator)) as port:
-        said = the_finding(hospital.at(f"127.0.0.1:{port}").checked(), ExitCode.VERSION)
+        return hospital.at(f"127.0.0.1:{port}").checked()
+
+
+def test_another_wire_version(hospital: Hospital) -> None:
+    said = the_finding(of_release(hospital, "9.9.9", 99), ExitCode.VERSION)
     assert "the coordinator runs release 9.9.9 (wire 99), this site " in said
     assert "Install release 9.9.9 here" in said
+
+
+def test_another_release_of_the_same_wire_version_is_no_fault_and_both_are_named(hospital: Hospital) -> None:
+    result = of_release(hospital, "9.9.9")
+    assert result.exit_code == 0
+    assert any("9.9.9" in passed and __version__ in passed for passed in result.areas[0].passed)
+
+
+def test_a_release_of_any_text_is_short_and_plain(hospital: Hospital) -> None:
+    result = of_release(hospital, f"\x1b[2J\u202e{'9' * 5000}")
+    (said,) = [passed for passed in result.areas[0].passed if "release" in passed]
+    assert is_plain(said)
+    assert len(said) < 200
+    assert is_plain(str(result.areas[0].facts["release"]))
+
+
+def test_a_wire_version_that_is_no_such_number_is_no_answer(hospital: Hospital) -> None:
+    said = the_finding(of_release(hospital, "9.9.9", 10**4000), ExitCode.NO_ANSWER)
+    assert len(said) < 500
 
 
 def test_a_key_that_was_not_admitted(hospital: Hospital, monkeypatch: pytest.MonkeyPatch) -> None:

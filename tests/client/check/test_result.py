@@ -22,6 +22,7 @@ from client.check.terminal import narrow, show
 from client.check.training import work_of
 from client.connection.exit_codes import ExitCode
 from client.site.last_plan import remember
+from client.site.settings import open_site
 from client.site.site_file import read_file_only
 from client.training import network_cache
 from common.config import Plan, plan_of, read_experiment
@@ -73,6 +74,28 @@ def test_a_site_that_hides_more_in_its_policy_hides_more_here_and_none_hides_les
     assert labelled(hospital, cells)["Effusion"].told() == ("<25", "<25")
     hospital.edit("smallest_count = 25", "smallest_count = 0")
     assert labelled(hospital, cells)["Cardiomegaly"].told() == ("<10", "not told")
+
+
+@pytest.mark.parametrize(
+    ("policy", "untrained"),
+    [
+        ("", True),
+        ("masked_only = true", True),  # masks do not hide what a hidden class's labels did to a sum of few sites
+        ("epsilon = 4.0", False),
+        ("train_hidden_classes = true", False),
+    ],
+)
+def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_run_does_not_train_on_them(
+    policy: str, untrained: bool, hospital: Hospital
+) -> None:
+    hospital.edit("[data]", f"[policy]\n{policy}\n[data]")
+    labelled(hospital, [("1", "1")] * 9 + [("0", "1")] * 31)
+    settings = read_file_only(hospital.folder)
+    notes = [said.problem for said in check_data(settings, 1).checked.findings if "show it, or" in said.problem]
+    assert [("Cardiomegaly" in problem, "peers" in problem) for problem in notes] == [(True, False)] * untrained
+    (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
+    plan, site = plan_of(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
+    assert (site.trained_on("train", plan) is not site.train) == untrained
 
 
 def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None:

@@ -10,6 +10,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 
 from common.errors import CannotGoOn
 from common.security.call_signatures import key_bytes
+from common.wire.errors import grpc_words
 from server.coordinator.control_socket import ControlSocket
 from server.coordinator.folder import Coordinator
 from server.deployment.superlink.control.protocol import CALLS, SERVICE, Asked, Nothing, Requests, Run, Site, pair
@@ -165,7 +166,7 @@ class Control:
                 if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                     raise RunLost(GIVEN_UP) from None
                 if error.code() not in _AWAY or time.monotonic() >= until:
-                    said = error.details() or error.code().name.lower()
+                    said = grpc_words(error.details()) or error.code().name.lower()
                     problem = f"the SuperLink does not answer: {said}. The log of flwr-server start says why."
                     raise SuperLinkGone(problem) from None
             time.sleep(PAUSE_S)

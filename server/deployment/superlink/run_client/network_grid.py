@@ -17,7 +17,7 @@ from server.deployment.superlink.objects.reply_bounds import NOTHING, Bound, ask
 from server.deployment.superlink.run_client.signing import Signing
 from server.deployment.superlink.storage.messages import Lack
 from server.runs.live_status import stopped_at
-from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, REFUSED_REPLY
+from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
@@ -176,8 +176,10 @@ class NetworkGrid(Grid):
         code, reason = _LACKS[lack]
         asked = self._asked.get(name)
         if lack is Lack.SITE_GONE and asked is not None:
-            site = self.registered().get(asked.message.metadata.dst_node_id, "")
-            if when := self._signed_off().get(site):
+            site = self.registered().get(asked.message.metadata.dst_node_id)
+            if site is None:
+                code, reason = REVOKED, NOT_REGISTERED
+            elif when := self._signed_off().get(site):
                 reason = stopped_at(when)
         return self._error(name, code, reason)
 
