@@ -147,10 +147,8 @@ def start(folder: Folder, log_format: LogFormat = LogForm.text, restarted: Resta
     """
     from client.connection.before_start import refuse_to_start
     from common.errors import BadInput
-    from common.plugins import refuse_earlier_imports
     from common.system.before_start import slow_to_end
 
-    refuse_earlier_imports()
     tell = teller(console)
     try:
         with slow_to_end(folder, tell, (BadInput, Refused), held=restarted):

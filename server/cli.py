@@ -169,13 +169,11 @@ def run(
         *(part for one in overrides for part in ("--set", one)),
     ]
     arguments = ["run", str(folder), str(experiment), *options, *(("--track", track.value) if track else ())]
-    from common.plugins import refuse_earlier_imports
     from server.coordinator.before_start import expected_sites, faults_of_run
     from server.coordinator.folder import read_coordinator
     from server.federation.before_torch import read_early
     from server.runs.folder import new_folder_faults, resumed_folder_faults
 
-    refuse_earlier_imports()
     # Before torch is imported.
     file, coordinator = read_early(experiment, overrides), read_coordinator(folder)
     expected_sites(coordinator, file, sites)

@@ -11,7 +11,6 @@ from types import ModuleType
 import pytest
 
 from common import plugins
-from common.plugins import imports
 
 SOURCE = Path(__file__).parent / "third_party"
 
@@ -79,9 +78,6 @@ def forget(patched: pytest.MonkeyPatch) -> None:
     """Have this process know nothing of plug-ins, as a new one."""
     for name in ("_at_load", "_latest"):
         patched.setattr(plugins, name, {})
-    for name in ("_files", "_imported"):
-        patched.setattr(imports, name, {})
-    patched.setattr(plugins, "_refuses_earlier", False)
 
 
 def stairs() -> ModuleType:

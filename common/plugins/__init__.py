@@ -6,10 +6,9 @@ of training images in ``polyclinic.transforms``, an optimiser in ``polyclinic.op
 rate in ``polyclinic.schedules``. Code never travels: a plan holds the name, the package, its version and the hash of
 its files, and a site runs what it has itself, if that is the same.
 
-:mod:`common.plugins.files` says which files those are, :mod:`common.plugins.imports` has nothing else imported.
+:mod:`common.plugins.files` says which files those are, :mod:`common.plugins.imports` that nothing else is imported.
 """
 
-import contextlib
 import hashlib
 import re
 from importlib.metadata import EntryPoint, entry_points
@@ -19,7 +18,7 @@ from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from common.errors import BadInput, Fault, did_you_mean, quoted
 from common.plugins.files import PluginFiles, files_of
-from common.plugins.imports import hold, is_hashed, is_held, unhashed
+from common.plugins.imports import forged_caches, is_hashed, unhashed_modules
 from common.system.fingerprint import fingerprint
 from common.system.formatting import shortened
 from common.system.toml import Section
@@ -28,7 +27,6 @@ MODELS, LOSSES = "polyclinic.models", "polyclinic.losses"
 DATASETS, METRICS = "polyclinic.datasets", "polyclinic.metrics"
 METHODS = "polyclinic.methods"
 TRANSFORMS, OPTIMIZERS, SCHEDULES = "polyclinic.transforms", "polyclinic.optimizers", "polyclinic.schedules"
-GROUPS = (MODELS, LOSSES, DATASETS, METRICS, METHODS, TRANSFORMS, OPTIMIZERS, SCHEDULES)
 NAME_PATTERN = "[A-Za-z0-9][A-Za-z0-9_.-]{0,99}"
 """Of the name of an entry point, and of others' networks."""
 MOST_METRICS = 20
@@ -126,51 +124,24 @@ def loaded(group: str, name: str) -> Any:
         raise BadInput([Fault(f"plugin:{name}", problem, "Its package has to be repaired.")]) from error
 
 
-def refuse_earlier_imports() -> None:
-    """Load no plug-in of which this process has imported a module before it took the hash: which code runs is unsure.
-
-    For programs that tell another party what they run. A notebook and a package's own tests import what they like.
-    """
-    global _refuses_earlier
-    _refuses_earlier = True
-
-
 def _load(point: EntryPoint) -> Any:
-    """Import an entry point for the first time, and make sure that all its modules came from hashed files."""
+    """Import an entry point for the first time, and compare what was imported with what was hashed."""
     files, stamp = _hashed(point)
     if _latest.get((point.group, point.name), stamp) != stamp:
-        raise _another(point, "its files were changed after their hash was taken.")
-    early = unhashed(files)
-    if early and _refuses_earlier:
-        problem = f"{shortened(early)} came into this process before the hash of its files was taken."
-        remedy = "Have its entry point name a module of its own, and install it as a wheel (pip install DIR)."
-        raise _another(point, problem, remedy)
-    _hold(point, files)
-    _hold_others()
+        raise _mismatch(point, "its files were changed after their hash was taken.")
+    if forged := forged_caches(files):
+        problem = f"the byte code beside {shortened(forged)} is not of that source."
+        raise _mismatch(point, problem, "Remove its folders __pycache__, or install its package anew.")
     part = point.load()
-    strange = {*unhashed(files), *([] if is_hashed(point.module) else [point.module])} - set(early)
-    if strange:
-        raise _another(point, f"{shortened(sorted(strange))} did not come from a hashed file of its package.")
+    if strange := unhashed_modules(files) or ([] if is_hashed(point.module, files) else [point.module]):
+        raise _mismatch(point, f"{shortened(strange)} did not come from a hashed file of its package.")
     if files_of(point) != files:
-        raise _another(point, "its files changed while it was imported.")
+        raise _mismatch(point, "its files changed while it was imported.")
     _at_load[point.group, point.name] = stamp
     return part
 
 
-def _hold_others() -> None:
-    """Hash the other packages with plug-ins too: one may import modules of another before that is loaded."""
-    for point in (point for group in GROUPS for point in entry_points(group=group)):
-        if point.dist is not None and not is_held(point.dist.name):
-            with contextlib.suppress(OSError):  # its own load says so
-                _hold(point, files_of(point))
-
-
-def _hold(point: EntryPoint, files: PluginFiles) -> None:
-    assert point.dist is not None
-    hold(point.dist.name, files)
-
-
-def _another(point: EntryPoint, problem: str, remedy: str = "Start the program anew.") -> BadInput:
+def _mismatch(point: EntryPoint, problem: str, remedy: str = "Start the program anew.") -> BadInput:
     return BadInput([Fault(f"plugin:{point.name}", problem, remedy)])
 
 
@@ -215,4 +186,3 @@ _offered: dict[tuple[str, str], Any] = {}
 """What this process offers itself."""
 _latest: dict[tuple[str, str], PluginStamp] = {}
 """What was last said of an entry point that is not imported yet."""
-_refuses_earlier = False
