@@ -119,7 +119,11 @@ def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
 
     Raises:
         ValueError: If two have one name: which of them is meant, every reader decides in its own way.
+        NotImplementedError: If one is packed as numpy never does: of bzip2 and LZMA zipfile unpacks all that a piece
+            of the file gives, which may be gigabytes.
     """
+    if not {info.compress_type for info in archive.infolist()} <= {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}:
+        raise NotImplementedError("packed otherwise than numpy does")
     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     if len(members) < len(archive.infolist()):
         raise ValueError("two arrays have one name")

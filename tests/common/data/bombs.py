@@ -65,10 +65,13 @@ def zipped(*entries: Entry) -> bytes:
     body, directory = b"", b""
     for name, packed, size in entries:
         checksum = zlib.crc32(zlib.decompressobj(-15).decompress(packed, size)) if size < 64 * MIB else 0
-        facts = struct.pack("<HHHHHIII", 20, 0, 8, 0, 0, checksum, len(packed), size) + struct.pack("<HH", len(name), 0)
+        more = struct.pack("<HHQQ", 1, 16, size, len(packed)) if size >= 2**32 else b""  # zip64
+        stated = (2**32 - 1, 2**32 - 1) if more else (len(packed), size)
+        facts = struct.pack("<HHHHHIII", 20, 0, 8, 0, 0, checksum, *stated)
+        facts += struct.pack("<HH", len(name), len(more))
         directory += b"PK\1\2" + struct.pack("<H", 20) + facts
-        directory += struct.pack("<HHHII", 0, 0, 0, 0, len(body)) + name.encode()
-        body += b"PK\3\4" + facts + name.encode() + packed
+        directory += struct.pack("<HHHII", 0, 0, 0, 0, len(body)) + name.encode() + more
+        body += b"PK\3\4" + facts + name.encode() + more + packed
     count = len(entries)
     return body + directory + b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, count, count, len(directory), len(body), 0)
 
@@ -171,6 +174,16 @@ NPZ: Mapping[str, Callable[[], bytes]] = {
     ),
     "one name with an ending and without": lambda: parts(
         ("train_images", *array("train_images", f"(1,{TOTAL},1)", TOTAL)[1:]), array("train_images", "(1,1,1)", 1)
+    ),
+    "sizes of zip64": lambda: parts(
+        (
+            "train_images.npy",
+            deflated(npy_head(f"(1,{2**40},1)"), 2000),
+            len(npy_head(f"(1,{2**40},1)")) + 2**40,
+        )
+    ),
+    "sizes of zip64 beyond 63 bits": lambda: parts(
+        ("train_images.npy", deflated(npy_head(f"({2**40},{2**40},1)"), 2000), 2**63 + 10)
     ),
     "the directory states ten bytes": lambda: parts(
         (*array("train_images", f"(1,{TOTAL},1)", TOTAL)[:2], len(npy_head(f"(1,{TOTAL},1)")) + 10)
