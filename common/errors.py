@@ -71,13 +71,17 @@ PICTURE = "is not text but a picture."
 
 def not_utf8(content: bytes, error: UnicodeDecodeError) -> str:
     """Say where a text file stops being UTF-8: a line that one finds in an editor, not a byte."""
+    return not_utf8_in(content, content.count(b"\n", 0, error.start) + 1)
+
+
+def not_utf8_in(content: bytes, line: int) -> str:
+    """Say the same of a file of which the beginning and the line are known."""
     if content.startswith((b"\xff\xfe", b"\xfe\xff")):
         return "is not UTF-8 text but UTF-16."
     if content.startswith(b"PK\x03\x04"):
         return "is not text but a spreadsheet or another zip file."
     if content.startswith((b"\x89PNG", b"\xff\xd8\xff")) or content[128:132] == b"DICM":
         return PICTURE
-    line = content.count(b"\n", 0, error.start) + 1
     return f"is not UTF-8 text: line {line} holds a byte that is none of it."
 
 

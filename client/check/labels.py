@@ -78,6 +78,6 @@ def _cells(source: Source, settings: Settings) -> dict[str, tuple[int, int]]:
     if not isinstance(spec, LabelColumnsSpec | ChexpertSpec | MimicSpec):
         return {}
     try:
-        return count_uncertain_and_blank(settings.folder / spec.labels, source.class_names)
+        return count_uncertain_and_blank(settings.folder / spec.labels, source.class_names, spec.largest_mb)
     except BadInput:  # told already
         return {}

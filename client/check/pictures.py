@@ -1,6 +1,5 @@
 """Pictures one by one: what kind of file, how large, how grey, and whether black and white look exchanged."""
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,12 +8,20 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from client.check.source import Source
 from common.data.base.spec_base import AS_IN_FILE
-from common.data.images.dataset import dataset_of
-from common.data.images.reading import IN_MEMORY, head_of, is_dicom, is_nifti, picture, shaped, why_unreadable
+from common.data.images.dataset import dataset_of, tags_of
+from common.data.images.reading import (
+    IN_MEMORY,
+    head_of,
+    is_dicom,
+    is_nifti,
+    opened_picture,
+    picture,
+    shaped,
+    why_unreadable,
+)
 
 BORDER = 1 / 16
 """Of an image's side: what counts as its border."""
@@ -94,9 +101,9 @@ def _form_of(content: bytes | Path) -> tuple[str, str]:
         return "NIfTI", "grey"
     data = content.read_bytes() if isinstance(content, Path) else content
     if is_dicom(data):
-        header = dataset_of(data, ["PhotometricInterpretation"])
+        header = dataset_of(data, tags_of("PhotometricInterpretation"))
         return "DICOM", str(header.PhotometricInterpretation)
-    with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
+    with opened_picture(data) as image:
         mode = "16 bit" if image.mode.startswith("I") else "grey" if image.mode in ("1", "L", "LA") else "colour"
         return str(image.format), mode
 

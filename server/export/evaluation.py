@@ -20,7 +20,7 @@ from common.data.external_test import refuse_other_classes
 from common.data.images.reading import IN_MEMORY
 from common.data.load import load
 from common.data.sources.npz import load_npz_test
-from common.data.sources.npz_checks import read_headers
+from common.data.sources.npz_file import read_headers
 from common.data.tables.csv import Columns
 from common.data.tables.roles import image_column, patient_column
 from common.errors import BadInput, Fault, quoted, stop_on

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from common.data.images.reading import NO_PICTURE, PICTURES, ImageForm, decode_all, head_of, is_picture
-from common.data.sources.npz_checks import opened_npz, read_headers
+from common.data.sources.npz_checks import size_faults
+from common.data.sources.npz_file import opened_npz, read_headers
 from common.errors import BadInput, Fault, quoted, stop_on
 from common.system.files import is_file
 
@@ -67,7 +68,7 @@ def read_pictures(data: Path, form: ImageForm) -> Pictures:
         BadInput: If there is nothing of that kind.
     """
     if _is_npz(data):
-        return _npz_pictures(data)
+        return _npz_pictures(data, form.rendering.largest_mb)
     files = _files(data)
     names = [str(file.relative_to(data)) if data.is_dir() else file.name for file in files]
     decoded = decode_all(names, lambda row: files[row], form)
@@ -91,9 +92,10 @@ def _files(data: Path) -> list[Path]:
     return files
 
 
-def _npz_pictures(data: Path) -> Pictures:
+def _npz_pictures(data: Path, largest_mb: int) -> Pictures:
     """The test part, or the one there is, named by row; or an array called ``images``."""
     key = _images_key(data)
+    stop_on(size_faults(data, read_headers(data, str(data))[key].size, largest_mb, str(data)))
     with opened_npz(data, str(data)) as arrays:
         images = arrays[key]
     return Pictures(tuple(f"{key}[{row}]" for row in range(len(images))), images, {})

@@ -1,6 +1,7 @@
 """flwr-sim predict: a saved model and images, with nothing else at hand."""
 
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
-from common.data.base.spec_base import Axis, Frame, Rendering, Resize, Window
+from common.data.base.decoded_size import LARGEST_MB
+from common.data.base.spec_base import Axis, Frame, LargestMb, Rendering, Resize, Window
 from common.data.images.pixels import Pixels, channels_first
 from common.data.images.reading import ImageForm
 from common.errors import BadInput, stop_on
@@ -29,6 +31,7 @@ class _RunsRendering(BaseModel):
     frame: Frame | None = None
     axis: Axis = "axial"
     window: Window | None = None
+    largest_mb: LargestMb = LARGEST_MB
 
 
 def form_for(folder: Path, network: SplitNetwork, rendering: Rendering | None = None) -> ImageForm:
@@ -41,8 +44,8 @@ def form_for(folder: Path, network: SplitNetwork, rendering: Rendering | None = 
     if is_file(folder / "summary.json"):
         with suppress(BadInput, ValidationError):  # of another version, or edited: the model alone is enough
             shown = _RunsRendering.model_validate(read_run(folder).summary.experiment.get("data") or {})
-    own = Rendering(shown.frame, shown.axis, shown.window)
-    return ImageForm(network.spec.image_size, network.spec.channels == 3, shown.resize, rendering or own)
+    shown_as = replace(rendering or Rendering(shown.frame, shown.axis, shown.window), largest_mb=shown.largest_mb)
+    return ImageForm(network.spec.image_size, network.spec.channels == 3, shown.resize, shown_as)
 
 
 def predict_to_csv(folder: Path, data: Path, destination: Path, rendering: Rendering | None = None) -> tuple[int, int]:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
-from common.data.images.reading import NO_PICTURE, head_of, is_picture, why_unreadable
+from common.data.images.reading import NO_PICTURE, head_of, is_picture, opened_picture, why_unreadable
 from common.data.tables.csv import SAID_CELLS, Columns, column_faults, read_columns
 from common.data.tables.roles import Roles, image_column, picture_folder, roles_of
 from common.errors import BadInput, Fault, stop_on
@@ -165,9 +164,9 @@ def _why_unreadable(picture: Path, head: "DicomHead") -> str:
 def _head(picture: Path) -> tuple[str, tuple[int, int]] | None:
     """Mode, height and width, without decoding; None for DICOM, of which the run tells both."""
     try:
-        with Image.open(picture) as image:
+        with opened_picture(picture) as image:
             return image.mode, (image.height, image.width)
-    except (UnidentifiedImageError, OSError):
+    except (ValueError, OSError):
         return None
 
 

@@ -12,6 +12,8 @@ from PIL import Image
 
 from tests.bad_input.catalogue import Case, Ended, changed
 from tests.bad_input.experiment_files import DATA, PARTITION, run
+from tests.common.data.bombs import NPZ as NPZ_BOMBS
+from tests.common.data.bombs import wide_cell
 from tests.federations import DIGITS
 
 ROWS = 12
@@ -78,6 +80,11 @@ def announcing_too_much(folder: Path) -> Ended:
     return run_npz(folder)
 
 
+def written(folder: Path, content: bytes) -> Ended:
+    (folder / "data.npz").write_bytes(content)
+    return run_npz(folder)
+
+
 JPEGS = {f"{part}_images": None for part in ("train", "val", "test")}
 
 
@@ -131,6 +138,8 @@ NPZ = (
     Case("npz: a byte is another", of_bytes(flipped)),
     Case("npz: packed, and a byte is another", of_bytes(flipped, np.savez_compressed)),
     Case("npz: more than it holds", announcing_too_much),
+    Case("npz: gigabytes in 3 MB", lambda folder: written(folder, NPZ_BOMBS["images of zeros"]())),
+    Case("npz: one JPEG many times", lambda folder: written(folder, NPZ_BOMBS["one JPEG many times"]())),
     Case("npz: a first JPEG picture that is none", jpegs(b"no picture")),
     Case("npz: JPEG offsets that are a number", jpegs(b"", train_offsets=np.array(3))),
     Case("npz: JPEG bytes as float", jpegs(b"", train_jpeg=np.zeros(40))),
@@ -201,6 +210,7 @@ TABLES = (
     Case("table: labels said twice", table(TABLE, ("label_columns", 'finding_column = "part"\nlabel_columns'))),
     Case("table: packed, and cut off", table(gzip.compress(TABLE.encode())[:-20], PACKED)),
     Case("table: packed, and damaged", table(gzip.compress(TABLE.encode())[:30] + b"\xff" * 60, PACKED)),
+    Case("table: gigabytes in some kilobytes", table(wide_cell())),
     Case("table: called packed, and is not", table(TABLE, PACKED)),
     Case("table: a name that no file can have", edited(("04.png", "x" * 300))),
 )

@@ -51,7 +51,7 @@ def main(name: str, seconds: int) -> None:
     with TemporaryDirectory() as corpus:
         for place, seed in enumerate(target.seeds()):
             (Path(corpus) / f"seed{place}").write_bytes(seed)
-        limits = [f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=4096", "-malloc_limit_mb=1024"]
+        limits = [f"-max_total_time={seconds}", "-timeout=10", "-rss_limit_mb=4096", "-malloc_limit_mb=512"]
         atheris.Setup(["fuzz", corpus, "-max_len=65536", *limits], target.tried)
         atheris.Fuzz()
 

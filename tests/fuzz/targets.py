@@ -5,6 +5,7 @@ survives being written and read again; whatever else comes out of it is a defect
 """
 
 import contextlib
+import gzip
 import hashlib
 import io
 import json
@@ -17,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.fleet_pb2 import PullMessagesResponse
@@ -33,16 +35,21 @@ from client.site.memory import Memory, MemoryFolder
 from client.site.settings import open_site, read_settings
 from common.config import read_experiment
 from common.data.base.spec import NpzSpec
+from common.data.base.spec_base import Rendering
 from common.data.base.spec_tables import FolderSpec
+from common.data.images.frame_size import decoder_tables, frame_size, plane_size
+from common.data.images.headers import DicomHead, dicom_heads
 from common.data.images.reading import ImageForm, decode_all
 from common.data.load import load
 from common.data.sources.folder import open_folder
+from common.data.tables.csv import read_columns
 from common.errors import BadInput
 from common.models.files import DESCRIPTION, TENSORS
 from common.models.head import Head
 from common.models.network import build
 from common.models.saved import load_model, save_model
 from common.models.state import ModelState
+from common.models.weights import convert_checkpoint
 from common.models.zoo.spec import ModelSpec
 from common.security.identity import checked_key, read_key, read_kit, read_request, write_toml
 from common.wire.codec import decode, encode
@@ -55,6 +62,7 @@ from common.wire.roll_call import RefusalNoted, RollCall
 from server.coordinator.authority import certificate_faults, issue_server_certificate, make_authority
 from server.coordinator.folder import FILE as COORDINATOR_FILE
 from server.coordinator.folder import Coordinator, CoordinatorFile, read_coordinator
+from server.export.pictures import read_pictures
 from server.federation.checkpoints import Checkpoint, CheckpointFolder
 from server.runs.folder import RunFolder
 from strategies.base.checkpoint import of_bytes, to_bytes
@@ -65,6 +73,8 @@ from tests.bad_input.images import dicom, encoded
 from tests.bad_input.keys import KEY, LINE, kit_text, request_text
 from tests.bad_input.site_files import DATA, HEAD
 from tests.bad_input.wire_records import ANSWER, COMPARED, MODEL, REPLY, REQUEST, SCORES, SPREAD
+from tests.common.data.bombs import jpeg_2000, jpeg_ls, run_lengths
+from tests.common.data.damaged import nifti_files, valid_files
 from tests.common.flower_messages import message
 from tests.common.same_records import same
 from tests.federations import DIGITS
@@ -382,6 +392,14 @@ def table(data: bytes) -> None:
         assert found.labels.shape == (len(found.files), 2)
 
 
+def packed_table(data: bytes) -> None:
+    """The file as it is, and as gzip makes it of the bytes."""
+    for content in (data, gzip.compress(data, 1)):
+        with folder_with(labels__csv__gz=content) as folder, contextlib.suppress(BadInput):
+            columns = read_columns(folder / "labels.csv.gz", "data.labels")
+            assert len({cells.shape for cells in columns.values()}) == 1
+
+
 def npz_seeds() -> list[bytes]:
     plain, packed_ones = io.BytesIO(), io.BytesIO()
     arrays = {name: array[:3] for name, array in arrays_with({}).items()}
@@ -394,6 +412,80 @@ def npz(data: bytes) -> None:
     with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
         found = load(NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), validation_fraction=0.0), folder)
         assert found.train.labels.shape == (len(found.train), 2)
+
+
+def jpeg_npz_seeds() -> list[bytes]:
+    """Arrays in either order, and pictures as JPEG bytes, with names of patients."""
+    content, packed = io.BytesIO(), np.frombuffer(encoded("JPEG"), np.uint8)
+    arrays = {f"{part}_labels": np.zeros(3, np.uint8) for part in ("train", "test")}
+    arrays |= {f"{part}_patient": np.array([f"{part}{row}" for row in range(3)]) for part in ("train", "test")}
+    pictures = {f"{part}_jpeg": np.tile(packed, 3) for part in ("train", "test")}
+    pictures |= {f"{part}_offsets": len(packed) * np.arange(4) for part in ("train", "test")}
+    np.savez_compressed(content, **arrays, **pictures)
+    ordered = io.BytesIO()
+    images = np.arange(3 * 4 * 5, dtype=np.uint8).reshape(3, 4, 5)
+    np.savez(ordered, train_images=np.asfortranarray(images), test_images=images, **arrays)
+    return [content.getvalue(), ordered.getvalue()]
+
+
+def limited_npz(data: bytes) -> None:
+    """Some rows of a file, which are read without the others."""
+    spec = NpzSpec(kind="npz", path="it.npz", classes=("a", "b"), patient_key="patient", train_limit=2, image_size=8)
+    with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
+        found = load(spec, folder)
+        assert found.train.images.shape[1:3] == (8, 8)
+
+
+def unlabelled(data: bytes) -> None:
+    with folder_with(it__npz=data) as folder, contextlib.suppress(BadInput):
+        found = read_pictures(folder / "it.npz", ImageForm(8, color=False, resize="pad"))
+        assert len(found.names) == len(found.images)
+
+
+def volume_seeds() -> list[bytes]:
+    with TemporaryDirectory() as name:
+        return nifti_files(Path(name))
+
+
+def volume(data: bytes) -> None:
+    form = ImageForm(8, color=False, resize="pad", rendering=Rendering("middle", "coronal"))
+    for content in (data, gzip.compress(data, 1)):
+        with folder_with(it=content) as folder:
+            found = decode_all(["it"], lambda row, file=folder / "it": file, form)  # type: ignore[misc]
+            assert len(found.kept) + len(found.skipped) == 1
+
+
+def head(data: bytes) -> None:
+    with folder_with(it=data) as folder:
+        assert isinstance(dicom_heads([folder / "it"])[0], DicomHead)
+
+
+def frame_seeds() -> list[bytes]:
+    return [jpeg_2000(40, 30), jpeg_2000(40, 30, tile=8, levels=3, precincts=4), jpeg_ls((10, 10)), run_lengths(5, 5)]
+
+
+def frame(data: bytes) -> None:
+    for read in (frame_size, decoder_tables, plane_size):
+        with contextlib.suppress(ValueError):
+            read(data)
+
+
+def dicom_seeds() -> list[bytes]:
+    """One file of each transfer syntax."""
+    return valid_files()
+
+
+def weights_seeds() -> list[bytes]:
+    """As torch writes them now, and as it did before 1.6."""
+    tensors, files = {"a.weight": torch.ones(2, 3)}, (io.BytesIO(), io.BytesIO())
+    for file, zipped in zip(files, (True, False), strict=True):
+        torch.save(tensors, file, _use_new_zipfile_serialization=zipped)
+    return [file.getvalue() for file in files]
+
+
+def weights(data: bytes) -> None:
+    with folder_with(it__pth=data) as folder, contextlib.suppress(BadInput):
+        convert_checkpoint("tiny_cnn", folder / "it.pth", folder / "out")
 
 
 def picture_seeds() -> list[bytes]:
@@ -435,4 +527,12 @@ TARGETS = {
     "table": Target(lambda: [TABLE.encode()], table),
     "npz": Target(npz_seeds, npz),
     "picture": Target(picture_seeds, picture),
+    "packed-table": Target(lambda: [TABLE.encode(), gzip.compress(TABLE.encode())], packed_table),
+    "limited-npz": Target(jpeg_npz_seeds, limited_npz),
+    "unlabelled-npz": Target(npz_seeds, unlabelled),
+    "volume": Target(volume_seeds, volume),
+    "dicom": Target(dicom_seeds, picture),
+    "dicom-head": Target(dicom_seeds, head),
+    "packed-frame": Target(frame_seeds, frame),
+    "weights": Target(weights_seeds, weights),
 }

@@ -12,6 +12,7 @@ import server.sim_cli
 from common.config import read_experiment
 from common.data.load import load
 from strategies.registry import method_faults
+from tests.common.data.bombs import GOOD, png
 from tests.common.data.dicom_files import dicom
 from tests.network.real import typed
 
@@ -53,6 +54,12 @@ def test_what_it_writes_is_read_with_patients_and_classes(tmp_path: Path) -> Non
     splits = load(data, out.parent)
     parts = [set(part.patients) for part in (splits.train, splits.validation, splits.test)]
     assert sum(map(len, parts)) == len(set.union(*parts)) == 20
+
+
+def test_a_picture_that_claims_gigabytes_ends_nothing(tmp_path: Path) -> None:
+    path = table(tmp_path, "file,patient,Fluid,Mass,age", *rows(40, "{a},{b},4{a}"))
+    (tmp_path / "scans" / "000.png").write_bytes(png(65535, 65535, GOOD))
+    assert made(path)[0] == 0
 
 
 def test_unknown_patients_are_said_aloud_and_in_the_file(tmp_path: Path) -> None:

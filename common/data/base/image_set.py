@@ -6,10 +6,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_PIXELS = 2**26
-"""Of one picture, as its head announces them: some 8,000 by 8,000. More is a mistake, or meant to fill the memory."""
-
-
 UNKNOWN_PATIENT = "unknown#"
 """In front of an image's running number, where nobody told whose image it is."""
 

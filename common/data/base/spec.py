@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.spec_base import (
     SPLIT_SEED,
     ClassNames,
     Count,
     Fraction,
     LabelPolicy,
+    LargestMb,
     LegacySeed,
     Resize,
     Side,
@@ -41,6 +43,7 @@ class NpzSpec(Spec):
         test_limit: The same for test images.
         validation_fraction: Part of the training patients held out where the file has no ``val`` arrays; may be 0.
         image_size: Height and width in pixels; the file's own where None.
+        largest_mb: MiB that the file may take in memory in any case, see :mod:`common.data.base.decoded_size`.
     """
 
     kind: Literal["npz"]
@@ -55,6 +58,7 @@ class NpzSpec(Spec):
     image_size: Side | None = None
     resize: Resize = "pad"
     skip_budget: Fraction = 0.05
+    largest_mb: LargestMb = LARGEST_MB
     split_seed: LegacySeed = SPLIT_SEED
 
 
@@ -146,6 +150,7 @@ class CompositesSpec(Spec):
         image_size: Height and width of a composite in pixels.
         falling: Each class is so many times as frequent as the one before it.
         seed: Same seed, same composites.
+        largest_mb: As of the file.
     """
 
     kind: Literal["composites"]
@@ -157,6 +162,7 @@ class CompositesSpec(Spec):
     image_size: Side = 28
     falling: Annotated[float, Field(gt=0, le=1)] = 0.8
     seed: Annotated[int, Field(ge=0)] = 0
+    largest_mb: LargestMb = LARGEST_MB
     split_seed: LegacySeed = SPLIT_SEED
 
 

@@ -6,12 +6,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.spec_base import (
     SPLIT_SEED,
     Axis,
     Fraction,
     Frame,
     LabelPolicy,
+    LargestMb,
     LegacySeed,
     Rendering,
     Resize,
@@ -34,6 +36,7 @@ class ShownSpec(Spec):
             file is unreadable.
         axis: Across which NIfTI volumes are sliced.
         window: Centre and width of the grey values of DICOM and NIfTI files, in the place of their own.
+        largest_mb: MiB that one picture may take once it is decoded, and the table in any case.
     """
 
     labels: str
@@ -45,11 +48,12 @@ class ShownSpec(Spec):
     frame: Frame | None = None
     axis: Axis = "axial"
     window: Window | None = None
+    largest_mb: LargestMb = LARGEST_MB
     split_seed: LegacySeed = SPLIT_SEED
 
     @property
     def rendering(self) -> Rendering:
-        return Rendering(self.frame, self.axis, self.window)
+        return Rendering(self.frame, self.axis, self.window, self.largest_mb)
 
 
 class PictureSpec(ShownSpec):
@@ -128,7 +132,7 @@ class DicomwebSpec(LabelColumnsSpec):
         secret_env: An environment variable in its place.
         cache: The folder in which answers are kept.
         cache_gb: What the files in it may take; the least recently used go first.
-        largest_mb: What one image may take.
+        largest_mb: MiB that one image may take as it is sent, and once it is decoded.
         timeout_s: For a connection, and for the beginning of an answer.
         connections: Open at a time.
     """
@@ -145,7 +149,7 @@ class DicomwebSpec(LabelColumnsSpec):
     secret_env: str | None = None
     cache: str = "dicomweb-cache"
     cache_gb: Annotated[float, Field(gt=0, le=100_000)] = 20
-    largest_mb: Annotated[int, Field(ge=1, le=2048)] = 256
+    largest_mb: Annotated[int, Field(ge=1, le=2048)] = LARGEST_MB
     timeout_s: Annotated[float, Field(ge=0.1, le=600)] = 30
     connections: Annotated[int, Field(ge=1, le=16)] = 4
 

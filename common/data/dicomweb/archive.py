@@ -15,7 +15,7 @@ from common.data.dicomweb.connection import DicomwebConnection, Server
 from common.data.dicomweb.multipart import instance_in
 from common.data.dicomweb.refusals import NotGiven, ServerFailed
 from common.data.dicomweb.secret import authorization
-from common.data.images.dataset import dataset_of
+from common.data.images.dataset import dataset_of, tags_of
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import no_room
 
@@ -23,6 +23,7 @@ _AS_STORED = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _AT_ONCE = 200
 """Searches whose results are kept together: a kill loses no more."""
 _SHOWN = 5
+_SOP_INSTANCE = tags_of("SOPInstanceUID")
 MOST_IMAGES = 2_000_000
 """Found for one table: more is a mistake, or meant to fill the memory."""
 
@@ -135,7 +136,7 @@ def _refuse_another(data: bytes, uid: str) -> None:
         NotGiven: If the file is of another image, or is no DICOM file.
     """
     try:
-        head = dataset_of(data, ["SOPInstanceUID"])
+        head = dataset_of(data, _SOP_INSTANCE)
         found = str(head.get("SOPInstanceUID", "") or head.file_meta.get("MediaStorageSOPInstanceUID", ""))
     except Exception:  # pydicom raises many kinds on damaged files
         raise NotGiven("what the server sent is no DICOM file, or a damaged one") from None

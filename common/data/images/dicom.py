@@ -1,5 +1,6 @@
 """One DICOM image to 8 bits, as a viewer would show it: rescaled, windowed, white bone on black air."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,10 @@ from pydicom.pixels.processing import apply_modality_lut, apply_voi
 from pydicom.pixels.utils import get_expected_length, pixel_array
 from pydicom.uid import RLELossless
 
-from common.data.base.image_set import MAX_PIXELS
+from common.data.base.decoded_size import largest_picture, refuse_larger
 from common.data.base.spec_base import AS_IN_FILE, Rendering, Window
-from common.data.images.dataset import dataset_of
-from common.data.images.frame_size import frame_size, plane_size
+from common.data.images.dataset import dataset_of, refuse_large_elements, tags_of
+from common.data.images.frame_size import decoder_tables, frame_size, plane_size
 from common.data.images.frames import frame_count, frame_index, take_over_groups
 from common.data.images.syntaxes import READ_BY, in_words, is_readable
 
@@ -24,6 +25,15 @@ _NEEDED = (
     *("Rows", "Columns", "SamplesPerPixel", "PhotometricInterpretation"),
     *("BitsAllocated", "BitsStored", "PixelRepresentation"),
 )
+_ASKED_FOR = tags_of(
+    *_NEEDED,
+    *("NumberOfFrames", "HighBit", "PlanarConfiguration", "PixelPaddingValue", "RescaleSlope", "RescaleIntercept"),
+    *("WindowCenter", "WindowWidth", "VOILUTFunction", "VOILUTSequence", "ModalityLUTSequence"),
+    *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
+    *(f"{color}PaletteColorLookupTableDescriptor" for color in ("Red", "Green", "Blue")),
+)
+_BAND = 1 << 20
+"""Pixels that are brought to 8 bits together: as numbers of 8 bytes all of a picture would take many times its size."""
 
 
 def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.uint8]:
@@ -32,21 +42,33 @@ def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.u
     Raises:
         ValueError: If it is no chosen grey or colour image, or too large a one; what pydicom raises passes.
     """
-    dataset = dataset_of(data)
+    dataset = dataset_of(data, largest_mb=rendering.largest_mb)
+    refuse_large_elements(dataset, _ASKED_FOR, rendering.largest_mb)
     _refuse_other_than_pictures(dataset)
     index = frame_index(dataset, rendering.frame)
     take_over_groups(dataset, index)
-    if int(dataset.Rows) * int(dataset.Columns) > MAX_PIXELS:
-        raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
-    pixels = _unpacked(dataset, index)
+    refuse_larger(_decoded_size(dataset), largest_picture(rendering.largest_mb))
+    pixels = _unpacked(dataset, index, largest_picture(rendering.largest_mb))
     if dataset.PhotometricInterpretation in _COLOR:
-        return _eight_bit_color(pixels, int(dataset.BitsStored))
+        return _in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
     if dataset.PhotometricInterpretation == _PALETTE:
-        return _colors_of_palette(pixels, dataset)
-    shown = _displayed(pixels, dataset, rendering.window)  # (height, width), 0 to 1
-    if dataset.PhotometricInterpretation == "MONOCHROME1":
-        shown = 1 - shown
-    return np.round(255 * shown).astype(np.uint8)
+        return _in_bands(lambda band: _colors_of_palette(band, dataset), pixels)
+    limits = _limits(pixels, dataset) if _is_without_window(dataset, rendering.window) else None
+    return _in_bands(lambda band: _eight_bit_grey(band, dataset, rendering.window, limits), pixels)
+
+
+def _decoded_size(dataset: Any) -> int:
+    """Bytes of the chosen frame's pixels."""
+    samples = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel)
+    return samples * -(-int(dataset.BitsAllocated) // 8)
+
+
+def _in_bands(shown: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]) -> NDArray[np.uint8]:
+    """Bring pixels ``(height, width[, 3])`` to 8 bits, some rows at a time."""
+    rows = max(1, _BAND // pixels[0].size)
+    if len(pixels) <= rows:
+        return shown(pixels)
+    return np.concatenate([shown(pixels[start : start + rows]) for start in range(0, len(pixels), rows)])
 
 
 def _refuse_other_than_pictures(dataset: Any) -> None:
@@ -63,7 +85,7 @@ def _refuse_other_than_pictures(dataset: Any) -> None:
         raise ValueError("its pixels are numbers in a palette, and the file holds no palette")
 
 
-def _unpacked(dataset: Any, index: int) -> NDArray[Any]:
+def _unpacked(dataset: Any, index: int, bound: int) -> NDArray[Any]:
     syntax = dataset.file_meta.TransferSyntaxUID
     if not is_readable(syntax):
         raise ValueError(f"its pixels are packed as {in_words(syntax)}, which cannot be decoded here")
@@ -72,11 +94,12 @@ def _unpacked(dataset: Any, index: int) -> NDArray[Any]:
     elif syntax == RLELossless:
         _refuse_larger_planes(dataset, index)
     else:
-        _refuse_another_size(dataset, index)
+        _refuse_another_size(dataset, index, bound)
     unused = 0 if syntax.is_encapsulated and syntax != RLELossless else _unused_low_bits(dataset)
     dataset.BitsStored += unused  # pydicom keeps the low ones of a pixel; codecs have no unused ones
     try:
-        return pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax]) >> unused
+        pixels = pixel_array(dataset, index=index, decoding_plugin=READ_BY[syntax])
+        return pixels >> unused if unused else pixels
     except (RuntimeError, NotImplementedError):
         raise ValueError(f"its pixels, packed as {in_words(syntax)}, are damaged") from None
     finally:
@@ -113,13 +136,14 @@ def _refuse_larger_planes(dataset: Any, index: int) -> None:
         raise ValueError(f"the file says {rows} rows and {columns} columns, and holds {held} pixels")
 
 
-def _refuse_another_size(dataset: Any, index: int) -> None:
+def _refuse_another_size(dataset: Any, index: int, bound: int) -> None:
     """A frame that unpacks to more than the file says would take memory that nobody has looked at."""
     told = (int(dataset.Rows), int(dataset.Columns), int(dataset.SamplesPerPixel))
     packed = get_frame(dataset.PixelData, index, number_of_frames=frame_count(dataset))
     if (inside := frame_size(packed)) != told:
         named = (" × ".join(map(str, size)) for size in (told, inside))
         raise ValueError("the file says {} for rows, columns and samples, its packed pixels {}".format(*named))
+    refuse_larger(_decoded_size(dataset) + decoder_tables(packed), bound)
 
 
 def _colors_of_palette(pixels: NDArray[Any], dataset: Any) -> NDArray[np.uint8]:
@@ -143,19 +167,53 @@ def _eight_bit_color(pixels: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     return np.round(pixels * (255 / ((1 << bits) - 1))).astype(np.uint8)
 
 
-def _displayed(pixels: NDArray[Any], dataset: Any, window: Window | None) -> NDArray[np.float64]:
-    """Apply the modality transform, then this window, or the first VOI table or window; else the range of pixels."""
+def _eight_bit_grey(
+    pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
+) -> NDArray[np.uint8]:
+    shown = _displayed(pixels, dataset, window, limits)  # (height, width), 0 to 1
+    return np.round(255 * (1 - shown if dataset.PhotometricInterpretation == "MONOCHROME1" else shown)).astype(np.uint8)
+
+
+def _is_without_window(dataset: Any, window: Window | None) -> bool:
+    """Whether neither the settings nor the file say which values are black and white."""
+    own = dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None
+    return window is None and not dataset.get("VOILUTSequence") and not own
+
+
+def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
+    """The smallest and the largest value of the picture, padding aside.
+
+    Raises:
+        ValueError: If there is nothing but padding.
+    """
+    padding, limits = dataset.get("PixelPaddingValue"), list[tuple[float, float]]()
+    rows = max(1, _BAND // pixels[0].size)
+    for start in range(0, len(pixels), rows):
+        band = pixels[start : start + rows]
+        values = np.asarray(apply_modality_lut(band, dataset))
+        inside = values if padding is None else values[band != padding]
+        if inside.size:
+            limits.append((float(inside.min()), float(inside.max())))
+    if not limits:
+        raise ValueError("the file holds nothing but padding")
+    return min(low for low, _ in limits), max(high for _, high in limits)
+
+
+def _displayed(
+    pixels: NDArray[Any], dataset: Any, window: Window | None, limits: tuple[float, float] | None
+) -> NDArray[np.float64]:
+    """Apply the modality transform, then these limits, this window, or the file's first VOI table or window."""
     values = np.asarray(apply_modality_lut(pixels, dataset))
+    if limits is not None:
+        return stretched(values, *limits)
     if window is not None:
         return windowed(values, *window)
     if dataset.get("VOILUTSequence"):
         bits = int(dataset.VOILUTSequence[0].LUTDescriptor[2])
         table_input = np.round(values).astype(np.int64)
         return np.clip(np.asarray(apply_voi(table_input, dataset), dtype=np.float64) / ((1 << bits) - 1), 0, 1)
-    if dataset.get("WindowCenter") is not None and dataset.get("WindowWidth") is not None:
-        center, width = _first(dataset.WindowCenter), _first(dataset.WindowWidth)
-        return windowed(values, center, width, function=str(dataset.get("VOILUTFunction") or "LINEAR"))
-    return stretched(values, padding=pixels == dataset.get("PixelPaddingValue"))
+    center, width = _first(dataset.WindowCenter), _first(dataset.WindowWidth)
+    return windowed(values, center, width, function=str(dataset.get("VOILUTFunction") or "LINEAR"))
 
 
 def _first(value: Any) -> float:
@@ -181,14 +239,6 @@ def windowed(values: NDArray[Any], center: float, width: float, function: str = 
     raise ValueError(f"VOI LUT function {function} is not one of LINEAR, LINEAR_EXACT, SIGMOID")
 
 
-def stretched(values: NDArray[Any], padding: NDArray[np.bool_] | bool) -> NDArray[np.float64]:
-    """Map the range of the pixels, padding aside, to 0..1.
-
-    Raises:
-        ValueError: If there is nothing but padding.
-    """
-    inside = values[~np.broadcast_to(padding, values.shape)]
-    if not inside.size:
-        raise ValueError("the file holds nothing but padding")
-    low, high = float(inside.min()), float(inside.max())
+def stretched(values: NDArray[Any], low: float, high: float) -> NDArray[np.float64]:
+    """Map these limits to 0..1."""
     return np.clip((values - low) / max(high - low, 1e-9), 0, 1)

@@ -5,13 +5,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-import pydicom
-
+from common.data.base.decoded_size import LARGEST_MB
 from common.data.base.image_set import UNKNOWN_PATIENT
-from common.data.images.dataset import dataset_of
+from common.data.images.dataset import dataset_of, refuse_large_elements, tags_of
 from common.data.images.reading import IN_MEMORY, is_dicom
 
-_WANTED = ["PatientID", "SpecificCharacterSet"]
+_WANTED = tags_of("PatientID", "SpecificCharacterSet")
 
 
 @dataclass(frozen=True)
@@ -35,12 +34,9 @@ def _head(file: Path) -> DicomHead:
             if not is_dicom(opened.read(132)):
                 return DicomHead()
             opened.seek(0)
-            syntax = str(pydicom.filereader.read_file_meta_info(file).get("TransferSyntaxUID", ""))
-            if syntax == pydicom.uid.DeflatedExplicitVRLittleEndian:
-                found = dataset_of(opened.read())
-            else:
-                found = pydicom.dcmread(opened, stop_before_pixels=True, specific_tags=_WANTED)
-        return DicomHead(syntax, str(found.get("PatientID") or "").strip())
+            head = dataset_of(opened, _WANTED)
+        refuse_large_elements(head, _WANTED, LARGEST_MB)
+        return DicomHead(str(head.file_meta.get("TransferSyntaxUID", "")), str(head.get("PatientID") or "").strip())
     except Exception:
         return DicomHead()
 

@@ -5,6 +5,7 @@ read from front to back, one plane at a time, and not beyond the last one that t
 """
 
 import gzip
+import math
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,19 +19,14 @@ from nibabel.nifti1 import Nifti1Header
 from nibabel.nifti2 import Nifti2Header
 from numpy.typing import NDArray
 
-from common.data.base.image_set import MAX_PIXELS
+from common.data.base.decoded_size import largest_content, largest_picture, refuse_larger
 from common.data.base.spec_base import Axis, Frame, Rendering
 from common.data.images.dicom import stretched, windowed
 
 io_orientation: Any = orientations.io_orientation  # it has no types
 AXES: dict[Axis, int] = {"sagittal": 0, "coronal": 1, "axial": 2}
 """World axes: to the patient's right, to the front, to the head (RAS+)."""
-MOST_BYTES = 4 << 30
-"""Of the voxels of a volume, as its header announces them."""
-MOST_RATIO = 500
-"""Bytes of voxels for each packed byte: scans need 2 to 5; gzip makes 1,030 of nothing but zeros."""
-NOT_SUSPECT = 1 << 26
-"""Bytes that a packed file may always grow to."""
+_OF_A_PIXEL = np.dtype(np.float64).itemsize
 _LARGEST = 1e30
 """Voxels beyond are damage; differences of such numbers would not be finite."""
 
@@ -77,9 +73,9 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
     """
     with _opened(file) as content:
         volume = _volume(content)
-        _refuse_too_large(volume, file)
         world = AXES[rendering.axis]
         axis, backwards = volume.file_axis(world)
+        _refuse_too_large(volume, axis, file, rendering.largest_mb)
         number = slice_index(volume.shape[axis], rendering)
         at = volume.shape[axis] - 1 - number if backwards else number
         values = _upright(_slice(content, volume, axis, at), volume, world)
@@ -88,7 +84,7 @@ def nifti_pixels(file: Path, rendering: Rendering) -> NDArray[np.uint8]:
     with np.errstate(all="ignore"):
         scaled = np.nan_to_num(values * volume.slope + volume.intercept, posinf=0, neginf=0)
     grey = np.clip(scaled, -_LARGEST, _LARGEST)
-    shown = windowed(grey, *rendering.window) if rendering.window else stretched(grey, padding=False)
+    shown = windowed(grey, *rendering.window) if rendering.window else stretched(grey, grey.min(), grey.max())
     return np.round(255 * shown).astype(np.uint8)
 
 
@@ -158,16 +154,16 @@ def _found_in(header: Any) -> Volume:
     return Volume((width, height, depth), stored, start, scale, float(intercept or 0), orientation)
 
 
-def _refuse_too_large(volume: Volume, file: Path) -> None:
-    total, size = volume.plane * volume.shape[2], file.stat().st_size
-    if total > MOST_BYTES or volume.start > NOT_SUSPECT:
-        raise ValueError(f"its voxels take more than {MOST_BYTES >> 30} GiB")
-    if total > max(NOT_SUSPECT, MOST_RATIO * size):
-        raise ValueError(f"it unpacks to more than {MOST_RATIO} times its size")
-    if max(
-        volume.plane // volume.kind.itemsize, volume.shape[0] * volume.shape[2], volume.shape[1] * volume.shape[2]
-    ) > (MAX_PIXELS):
-        raise ValueError(f"more than {MAX_PIXELS // 10**6} million pixels")
+def _refuse_too_large(volume: Volume, axis: int, file: Path, largest_mb: int) -> None:
+    """Hold what is unpacked, and what of it is in memory, against what both may be.
+
+    Raises:
+        ValueError: Naming the larger size.
+    """
+    packed = file.stat().st_size
+    refuse_larger(volume.start + volume.plane * volume.shape[2], max(packed, largest_content(packed, largest_mb)))
+    pixels = math.prod(volume.shape) // volume.shape[axis]
+    refuse_larger(max(volume.plane, _OF_A_PIXEL * pixels), largest_picture(largest_mb))
 
 
 def _slice(content: IO[bytes], volume: Volume, axis: int, at: int) -> NDArray[np.float64]:

@@ -3,7 +3,6 @@
 import io
 import os
 import tempfile
-import warnings
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from common.data.base.image_set import MAX_PIXELS, Skipped
+from common.data.base.decoded_size import largest_picture, refuse_larger
+from common.data.base.image_set import Skipped
 from common.data.base.spec_base import AS_IN_FILE, Rendering, Resize
 from common.errors import BadInput, Fault
 
@@ -29,7 +29,11 @@ _PNG_OR_JPEG = (b"\x89PNG", b"\xff\xd8")
 _BEGINNING = 348
 _HEAD = 4096
 """Bytes of a packed file in which its first 348 are: gzip puts the file's name before them, and may not pack at all."""
-warnings.filterwarnings("error", category=Image.DecompressionBombWarning)  # above our own limit as well
+Image.MAX_IMAGE_PIXELS = (
+    None  # its own bound, in pixels, could not be raised with ours: see common.data.base.decoded_size
+)
+_BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2}
+"""Bytes of a pixel in Pillow's memory; four in all other modes."""
 
 
 def is_dicom(data: bytes) -> bool:
@@ -148,8 +152,6 @@ def _closed_up(images: NDArray[np.uint8], kept: NDArray[np.intp]) -> NDArray[np.
 def why_unreadable(error: Exception) -> str:
     """What a decoder found, for the person who has the file: in one line, and our own words where we have some."""
     said = " ".join(str(error).split())
-    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
-        return f"more than {MAX_PIXELS // 10**6} million pixels"
     if isinstance(error, OSError) and error.strerror:
         return f"the file cannot be opened: {error.strerror}"
     if isinstance(error, ValueError | OSError) and 0 < len(said) <= _LONGEST_REASON:
@@ -179,21 +181,33 @@ def picture(content: bytes | Path, rendering: Rendering = AS_IN_FILE) -> Image.I
         return Image.fromarray(dicom_pixels(data, rendering))
     if not data.startswith(_PNG_OR_JPEG):
         raise ValueError(NO_PICTURE)
-    with _opened(data) as image:
-        if image.width * image.height > MAX_PIXELS:
-            raise Image.DecompressionBombError
+    with opened_picture(data) as image:
+        # A decoder keeps the coefficients of a progressive JPEG, two bytes each, until it has all of them.
+        beside = 2 * len(image.getbands()) if image.info.get("progressive") else 0
+        claimed = image.width * image.height * (_BYTES.get(image.mode, 4) + beside)
+        refuse_larger(claimed, largest_picture(rendering.largest_mb))
         image.load()
         ImageOps.exif_transpose(image, in_place=True)  # upright, as viewers show it
         if image.mode.startswith("I"):
             return Image.fromarray(_eight_bits(np.asarray(image)))
-        return image.convert("L" if image.mode in ("1", "L", "LA") else "RGB")
+        return _in_mode(image, "L" if image.mode in ("1", "L", "LA") else "RGB")
 
 
-def _opened(data: bytes) -> Image.Image:
+def opened_picture(content: bytes | Path) -> Image.Image:
+    """Open a PNG or JPEG file; its pixels are not decoded.
+
+    Raises:
+        ValueError: If its head is damaged, or it is a file of another kind.
+    """
     try:
-        return Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+        return Image.open(io.BytesIO(content) if isinstance(content, bytes) else content, formats=("PNG", "JPEG"))
     except UnidentifiedImageError:
         raise ValueError("damaged or cut off") from None
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """A picture in a mode of Pillow's; the same where it is in it, of which Pillow would make a copy."""
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
@@ -207,7 +221,7 @@ def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
 
 def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     """Bring a picture into ``form``, bilinear (averaging when it shrinks), padded with black or stretched."""
-    image = image.convert("RGB" if form.color else "L")
+    image = _in_mode(image, "RGB" if form.color else "L")
     longer = max(image.size)
     width, height = (
         (form.size, form.size)
@@ -227,11 +241,10 @@ def resized(images: NDArray[np.uint8], size: int | None, resize: Resize) -> NDAr
     if size is None or images.shape[1:3] == (size, size):
         return images
     form = ImageForm(size, images.ndim == 4, resize)
-    return (
-        np.stack([shaped(Image.fromarray(image), form) for image in images])
-        if len(images)
-        else (np.zeros((0, *form.shape), dtype=np.uint8))
-    )
+    result = np.empty((len(images), *form.shape), dtype=np.uint8)
+    for row, image in enumerate(images):
+        result[row] = shaped(Image.fromarray(image), form)
+    return result
 
 
 def recolored(images: NDArray[np.uint8], color: bool) -> NDArray[np.uint8]:

@@ -90,4 +90,6 @@ class _Pools:
 
 def _pictures_of(spec: CompositesSpec) -> NpzSpec:
     """The file of the single pictures; a tenth of its training part makes the validation part where it has none."""
-    return NpzSpec(kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1)
+    return NpzSpec(
+        kind="npz", path=spec.path, classes=spec.classes, validation_fraction=0.1, largest_mb=spec.largest_mb
+    )

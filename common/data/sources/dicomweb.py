@@ -53,7 +53,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     Raises:
         BadInput: With all faults of the columns and of the files named beside, then of the cells, then of the answers.
     """
-    columns = read_columns(base / spec.labels, "data.labels")
+    columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     named = {key: column for kind, key in _KEYS.items() if (column := getattr(spec, f"{kind}_column"))}
     faults = column_faults(Path(spec.labels).name, columns, {**named, **wanted_columns(spec)})
     stop_on(faults + finding_faults(spec, columns))

@@ -29,7 +29,7 @@ def open_folder(spec: FolderSpec, base: Path) -> LabelTable:
     """
     faults = folder_faults(spec, base)
     try:
-        columns = read_columns(base / spec.labels, "data.labels")
+        columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     except BadInput as bad:
         raise BadInput([*faults, *bad.faults]) from bad
     wanted = {"data.image_column": spec.image_column, **wanted_columns(spec)}

@@ -1,5 +1,6 @@
 """npz files in MedMNIST's layout, or with pictures as JPEG bytes; never with Python objects inside."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,16 +21,15 @@ from common.data.images.reading import (
     why_unreadable,
 )
 from common.data.sources.npz_checks import (
-    Header,
-    NpzArrays,
+    array_size_faults,
     is_single,
     key_faults,
     label_faults,
-    opened_npz,
     present_parts,
-    read_headers,
     shape_faults,
+    size_faults,
 )
+from common.data.sources.npz_file import Header, NpzArrays, opened_npz, read_headers
 from common.data.splits.patient_disjoint import Names, any_positive, hold_out, shared_patient_faults
 from common.data.tables.class_names import repeated_faults, unknown_faults
 from common.data.tables.known_classes import known_classes
@@ -78,9 +78,10 @@ def _checked(
     """Class names and these parts of a file, with the classes that are kept."""
     stop_on(key_faults(spec, path, headers, prefixes))
     stop_on(shape_faults(spec, headers, prefixes))
+    class_names = spec.classes or known_classes(path.stem)
+    stop_on(array_size_faults(spec, path, headers, prefixes, len(class_names)))
     with opened_npz(path) as arrays:
         raw = {prefix: arrays[f"{prefix}_labels"] for prefix in prefixes}
-        class_names = spec.classes or known_classes(path.stem)
         stop_on(label_faults(raw, class_names))
         parts = _parts(spec, arrays, raw, len(class_names))
     stop_on(
@@ -195,7 +196,14 @@ def _image_set(
     spec: NpzSpec, arrays: NpzArrays, part: NpzPart, class_names: tuple[str, ...], store: ImageStore
 ) -> ImageSet:
     if f"{part.prefix}_jpeg" not in arrays:
-        images = resized(arrays[f"{part.prefix}_images"][part.rows], spec.image_size, spec.resize)
+        images = arrays.rows(f"{part.prefix}_images", part.rows)
+        if spec.image_size is not None:
+            stop_on(
+                size_faults(
+                    arrays.path, len(images) * spec.image_size**2 * math.prod(images.shape[3:]), spec.largest_mb
+                )
+            )
+        images = resized(images, spec.image_size, spec.resize)
         return ImageSet(images, part.labels, class_names, part.patients, part.sources)
     return _decoded(spec, arrays, part, class_names, store)
 
@@ -210,7 +218,9 @@ def _decoded(
         return bytes(data[start:end])
 
     names = [f"{part.prefix}[{row}]" for row in part.rows]
-    decoded = decode_all(names, read, _jpeg_form(spec, bytes(data[slice(*offsets[:2])])), store)
+    form = _jpeg_form(spec, bytes(data[slice(*offsets[:2])]))
+    stop_on(size_faults(arrays.path, len(names) * math.prod(form.shape), spec.largest_mb))
+    decoded = decode_all(names, read, form, store)
     kept = part.only(decoded.kept)
     return ImageSet(decoded.images, kept.labels, class_names, kept.patients, kept.sources, decoded.skipped)
 

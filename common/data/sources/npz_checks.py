@@ -1,97 +1,24 @@
 """What can be wrong with an npz file, found from the headers of its arrays and from its labels."""
 
 import math
-import zipfile
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from common.data.base.decoded_size import LARGEST_MB, largest_content, too_large
 from common.data.base.spec import NpzSpec
-from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on
-from common.system.files import missing_file
+from common.data.sources.npz_file import Header
+from common.errors import Fault, did_you_mean, quoted
 
 _PREFIXES = ("train", "val", "test")
-_MOST_THAT_DEFLATE_SAVES = 1100
-_AGAIN = "Copy it again, or write it again with numpy.savez."
-
-
-@dataclass(frozen=True)
-class Header:
-    """What an array looks like, known without reading it."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-@contextmanager
-def reading(where: str, name: str) -> Iterator[None]:
-    """Read of an npz file inside: any error of zipfile, zlib and numpy on damaged bytes is one fault of the file."""
-    subject = "" if where.endswith(name) else f"{name} "
-    try:
-        yield
-    except (NotImplementedError, RuntimeError):
-        problem = f"{subject}is a zip file that is locked or packed in an unusual way."
-        raise BadInput([Fault(where, problem, _AGAIN)]) from None
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, SyntaxError, LookupError, MemoryError):
-        raise BadInput([Fault(where, f"{subject}is damaged, cut off, or no npz file.", _AGAIN)]) from None
-
-
-class NpzArrays:
-    """The arrays of an open npz file, each read when it is asked for.
-
-    Raises:
-        BadInput: Where what is asked for cannot be read.
-    """
-
-    def __init__(self, arrays: Any, where: str, name: str) -> None:
-        self._arrays, self._where, self._name = arrays, where, name
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._arrays
-
-    def __getitem__(self, key: str) -> NDArray[Any]:
-        with reading(self._where, self._name):
-            return np.asarray(self._arrays[key])
-
-
-@contextmanager
-def opened_npz(path: Path, where: str = "data.path") -> Iterator[NpzArrays]:
-    """Open a file whose headers :func:`read_headers` has found to be in order."""
-    with reading(where, path.name):
-        arrays = np.load(path, allow_pickle=False)
-    with arrays:
-        yield NpzArrays(arrays, where, path.name)
-
-
-def read_headers(path: Path, where: str = "data.path") -> dict[str, Header]:
-    """What each array looks like, by its name.
-
-    Raises:
-        BadInput: If there is no such file, it is no npz file, or an array has another size than it announces.
-    """
-    stop_on(missing_file(where, path))
-    with reading(where, path.name), zipfile.ZipFile(path) as archive:
-        return {name.removesuffix(".npy"): _header(archive, name) for name in archive.namelist()}
-
-
-def _header(archive: zipfile.ZipFile, name: str) -> Header:
-    """Read one array's header; the file must have as many bytes as it announces before memory is allocated."""
-    info = archive.getinfo(name)
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, _, dtype = read(member)
-        held = info.file_size - member.tell()
-    possible = info.compress_size * _MOST_THAT_DEFLATE_SAVES
-    if not dtype.hasobject and (held != math.prod(shape) * dtype.itemsize or info.file_size > possible):
-        raise ValueError(f"{name} announces another size than it has")
-    return Header(shape, dtype)
+_MOST_OF_A_VALUE = 16
+"""Bytes in memory for each byte of an array of labels or names, while it is checked and when it is text."""
+_OF_A_ROW = 256
+"""Bytes of a name of a patient and of a centre, and of a place, where the file itself gives none."""
+_OF_A_LABEL = 8
 
 
 def _is_jpeg(headers: Mapping[str, Header]) -> bool:
@@ -172,6 +99,28 @@ def _image_faults(name: str, header: Header) -> list[Fault]:
         return []
     problem = f"{name} is {header.dtype} {header.shape}; expected uint8 (n, height, width) or (n, height, width, 3)."
     return [Fault("data.path", problem)]
+
+
+def array_size_faults(
+    spec: NpzSpec, path: Path, headers: Mapping[str, Header], parts: Sequence[str], classes: int
+) -> list[Fault]:
+    """Find out from the headers whether what is read of a file has room, with what is made of each row."""
+    claimed = 0
+    for prefix in parts:
+        claimed += _count(headers, prefix) * (_OF_A_ROW + _OF_A_LABEL * classes)
+        pixels = "jpeg" if _is_jpeg(headers) else "images"
+        claimed += headers[f"{prefix}_{pixels}"].size
+        for kind in {"offsets", "labels", spec.patient_key, spec.source_key} - {None}:
+            claimed += _MOST_OF_A_VALUE * headers[name].size if (name := f"{prefix}_{kind}") in headers else 0
+    return size_faults(path, claimed, spec.largest_mb)
+
+
+def size_faults(path: Path, claimed: int, largest_mb: int = LARGEST_MB, where: str = "data.path") -> list[Fault]:
+    """Hold the bytes that a file's content takes in memory against what a file of its size may take."""
+    bound = largest_content(path.stat().st_size, largest_mb)
+    subject = "" if where.endswith(path.name) else f"{path.name}: "
+    remedy = "If that is right, raise this key; else get the file again, or divide it."
+    return [Fault(where, f"{subject}{too_large(claimed, bound)}.", remedy)] if claimed > bound else []
 
 
 def label_faults(raw: Mapping[str, NDArray[Any]], class_names: tuple[str, ...]) -> list[Fault]:

@@ -166,7 +166,7 @@ def _columns(spec: PictureSpec, base: Path, wanted: tuple[str, ...]) -> Columns:
     """Read the table and check the folder and the columns at once."""
     faults = folder_faults(spec, base)
     try:
-        columns = read_columns(base / spec.labels, "data.labels")
+        columns = read_columns(base / spec.labels, "data.labels", spec.largest_mb)
     except BadInput as bad:
         raise BadInput([*faults, *bad.faults]) from bad
     table = Path(spec.labels).name

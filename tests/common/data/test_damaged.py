@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pydicom import uid
 
-from common.data.images import dataset
+from common.data.base.spec_base import Rendering
 from common.data.images.dicom import dicom_pixels
 from tests.common.data.dicom_syntaxes import by_gdcm, by_pydicom, plain, source
 
@@ -89,9 +89,9 @@ def deflated(data: bytes, more: int) -> bytes:
     return head + packer.compress(data[end:]) + packer.compress(bytes(more)) + packer.flush()
 
 
-def test_a_deflated_file_is_inflated_only_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset, "MOST_INFLATED", 1 << 20)
+def test_a_deflated_file_is_inflated_only_so_far() -> None:
+    bound = Rendering(largest_mb=1)
     data = plain(source(8), 8)
-    assert (dicom_pixels(deflated(data, 0)) == dicom_pixels(data)).all()
-    with pytest.raises(ValueError, match="inflates to more than 1 MiB"):
-        dicom_pixels(deflated(data, 1 << 21))
+    assert (dicom_pixels(deflated(data, 0), bound) == dicom_pixels(data)).all()
+    with pytest.raises(ValueError, match="1 MiB are allowed"):
+        dicom_pixels(deflated(data, 1 << 21), bound)

@@ -126,7 +126,7 @@ def with_shape(content: bytes, *shape: int) -> bytes:
 def test_volumes_that_would_fill_the_memory_are_refused_by_their_head(tmp_path: Path) -> None:
     content = with_shape(write(tmp_path / "it.nii", VOXELS), 30000, 30000, 30000)
     (tmp_path / "it.nii").write_bytes(content)
-    with pytest.raises(ValueError, match="its voxels take more than 4 GiB"):
+    with pytest.raises(ValueError, match="takes 51,498,414 MiB, 256 MiB are allowed"):
         nifti_pixels(tmp_path / "it.nii", Rendering(1))
 
 
@@ -134,7 +134,7 @@ def test_a_gzip_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
     content = with_shape(write(tmp_path / "it.nii", VOXELS), 1000, 1000, 500)
     bomb = gzip.compress(content + bytes(1 << 20))
     (tmp_path / "it.nii.gz").write_bytes(bomb)
-    with pytest.raises(ValueError, match="it unpacks to more than 500 times its size"):
+    with pytest.raises(ValueError, match="takes 954 MiB, 256 MiB are allowed"):
         nifti_pixels(tmp_path / "it.nii.gz", Rendering(400))
 
 

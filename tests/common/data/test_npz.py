@@ -1,3 +1,4 @@
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,20 @@ def test_python_objects_are_refused_unread(save: Save) -> None:
     assert messages(base) == [
         'data.path: set.npz holds Python objects in "train_source", which may run code when read. '
         "Save them as plain arrays of numbers or strings."
+    ]
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_what_is_packed_otherwise_than_numpy_packs_is_refused(save: Save, method: int) -> None:
+    base = save()
+    with zipfile.ZipFile(base / "set.npz") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(base / "set.npz", "w", method) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    assert messages(base) == [
+        "data.path: set.npz is a zip file that is locked or packed in an unusual way. "
+        "Copy it again, or write it again with numpy.savez."
     ]
 
 
