@@ -1,6 +1,6 @@
 """What each attack of ``flwr-client preview --attack`` finds under each level of policy, on NIH chest radiographs.
 
-PYTHONPATH=. python benchmarks/attacked.py [--levels open,standard,strict] [--round-counts-to 5]
+PYTHONPATH=. python benchmarks/attacked.py [--levels trusted,masked,private] [--round-counts-to 5]
 
 One hospital with NIH ChestX-ray14's 14 findings: 1,362 training, 266 validation and 365 test images of 940 patients
 (``../shared/data/nih_cxr14``). A row an attack and level, as docs/privacy.md has them.
@@ -46,7 +46,7 @@ def hospital(folder: Path, policy: Policy) -> Site:
 def main() -> None:
     """Print one row an attack and level."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--levels", default="open,standard,strict")
+    parser.add_argument("--levels", default="trusted,masked,private")
     parser.add_argument("--attacks", default="", help="only those whose function has this in its name")
     parser.add_argument("--round-counts-to", type=int, default=5)
     arguments = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
     suite.ATTACKS = tuple(attack for attack in suite.ATTACKS if arguments.attacks in attack.__name__)
     for level in arguments.levels.split(","):
         rounding = {"round_counts_to": arguments.round_counts_to}
-        policy = Policy.model_validate({"level": level, **({} if level == "strict" else rounding)})
+        policy = Policy.model_validate({"level": level, **(rounding if level == "trusted" else {})})
         with tempfile.TemporaryDirectory() as folder:
             site = hospital(Path(folder), policy)
             for one in suite.attempts(site, plan_of(experiment_of(None, site))):

@@ -3,9 +3,10 @@
 PYTHONPATH=. python benchmarks/levels.py [--seeds 3]
 
 The demo's four hospitals (synthetic phantoms) in one process, all with the same ``[policy] level``; what the attacks of
-``flwr-client preview --attack`` find under these levels is measured by ``attacked.py``. Under ``strict`` no hospital
-tells a figure, so every model is tested here, on all of the demo's test images. One row has the network of ``strict``
-and no noise: the demo's own network has batch normalisation, which noise that hides patients excludes.
+``flwr-client preview --attack`` find under these levels is measured by ``attacked.py``. No figure leaves a
+hospital at ``masked`` and ``private``, so every model is tested here, on all of the demo's test images. One row has the
+network of ``private`` and no noise: the demo's own network has batch normalisation, which noise that
+hides patients excludes.
 """
 
 import argparse
@@ -29,10 +30,10 @@ DEMO = Path(str(files("server.simulation") / "demo.toml"))
 WITHOUT_NORMS = ("model.norm=group", "evaluation.result=last")
 NOISE = (*WITHOUT_NORMS, "privacy.level=patient", "privacy.epsilon=8")
 ROWS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "`open`": ("open", ()),
-    "`standard`": ("standard", ()),
-    "`standard`, with the network of `strict` and its last round": ("standard", WITHOUT_NORMS),
-    "`strict`": ("strict", NOISE),
+    "`trusted`": ("trusted", ()),
+    "`trusted`, with the network of `private` and its last round": ("trusted", WITHOUT_NORMS),
+    "`masked`": ("masked", ("evaluation.result=last", "privacy.secure_aggregation=true")),
+    "`private`": ("private", NOISE),
 }
 
 

@@ -78,7 +78,7 @@ def _new_site(sites: SimulatedSites, experiment: Experiment, data: SimulatedData
             **WITHOUT_LIMITS,
         ),
         durable=False,
-        repeatable_noise=True,
+        simulated=True,
         frozen_folder=sites.run_folder / "frozen",
         arithmetic=None if use_gpu else _as_chosen(experiment.training),
     )

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from client.site.memory import MemoryFolder, forget_other_runs
 from client.site.site import Site
-from client.training.evaluate_round import put_best, scored
+from client.training.evaluate_round import put_best
+from client.training.figures import scored
 from client.training.model_and_images import unpack, validated
-from client.training.told_validation import ToldFigures
 from client.training.train_round import train_round
 from common.config import EvaluationSection, Plan, PrivacySection
 from common.models.saved import save_model
@@ -70,7 +70,7 @@ class HomeTraining:
         work = unpack(self.site, request)
         with reproducible(seed_of(self.plan.run.seed, self.site.name, "home"), self.plan.training.threads):
             found = validated(work, work.examples("validation"))
-            put_best(work, request, ToldFigures(work, request), found)
+            put_best(work, request, found)
             save_model(model_folder, work.whole, label_contract_sha256=contract)
             scores, _, names = scored(work, "test")
         return scores, names

@@ -13,7 +13,7 @@ from client.check.labels import ClassCounts, class_counts
 from client.check.pictures import FEWEST, PictureFacts, in_words, inverted_by_mode, look_at
 from client.check.source import PARTS, Source, chosen_rows, open_source
 from client.connection.exit_codes import ExitCode
-from client.site.policy import Policy
+from client.site.policy import TRUST, Policy
 from client.site.settings import data_faults_of, declaration_of
 from client.site.site_file import FILE, Settings
 from common.data.images.syntaxes import in_words as in_words_of
@@ -207,6 +207,7 @@ def _notes(source: Source, classes: Sequence[ClassCounts], policy: Policy) -> It
     if 0 < validation < (fewest := policy.smallest_count):
         problem = f"validation images are of {validation} patients, fewer than policy.smallest_count = {fewest}:"
         yield note(f"{problem} no validation figure leaves, and a run can choose no best round by them.")
+    yield note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
     trains = policy.train_hidden_classes or policy.epsilon is not None
     if (hidden := [one.name for one in classes if any(one.small)]) and not trains:
         problem = f"{', '.join(hidden)}: fewer patients than policy.smallest_count show it, or are without it. No label"

@@ -33,9 +33,9 @@ _TRAIN_SAMPLES = (
     "classes alone"
 )
 _VALIDATION_LOSS = (
-    "how wrong the model as received is on this site's validation images: one number, blurred unless `exact_figures`"
+    "how wrong the model as received is on this site's validation images: one exact number (`training_figures`)"
 )
-_VALIDATION_AUROC = "how well it ranks them, mean over this site's classes: one number, blurred like the loss"
+_VALIDATION_AUROC = "how well it ranks them, mean over this site's classes: one exact number (`training_figures`)"
 _TEST_IMAGES = "how many test images there are, where the experiment counts right ones each round (`test_metrics`)"
 _TEST_CORRECT = "how many of them the model puts into the right class (`test_metrics`)"
 
@@ -64,15 +64,15 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "site": _SITE,
         "train_samples": _TRAIN_SAMPLES,
         "train_loss": "how wrong the network was on the training images in the last epoch, on average: one number; "
-        "only with `exact_figures`, and not in a run with privacy, like every loss and test result "
+        "exact (`training_figures`); not in a run with privacy, like every loss and test result "
         "(`metrics_outside_privacy`)",
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
         "seconds": "how long the round took; 0 in a run with privacy and under secure aggregation",
         "update": "how training changed the numbers of the network: `trunk`, `norm` (batch normalisation: also means "
         "and spreads of features) and `head` (a row a class), as far as the method averages them and `parts` allows it",
-        "epochs": "how many times it went over the training images; in `unifed` until the training loss settled "
-        "(with `exact_figures` the validation loss)",
+        "epochs": "how many times it went over the training images; in `unifed` until the validation loss settled "
+        "(where no validation figure leaves, the training loss)",
         "statistics": "the method's statistics, by name; see below",
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
@@ -88,9 +88,9 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
         "class_names": "the classes that were tested; none unless the run ends with this model (`test_metrics`)",
-        "auroc": "the AUROC of each class on the test images; with noise and rounded unless `exact_figures`",
-        "average_precision": "the average precision of each class on the test images; under the rules of `auroc`",
-        "balanced_accuracy": "the balanced accuracy of each class on the test images; under the rules of `auroc`",
+        "auroc": "the exact AUROC of each class on the test images",
+        "average_precision": "the exact average precision of each class on the test images",
+        "balanced_accuracy": "the exact balanced accuracy of each class on the test images",
         "positives": "how many test images show each class; -1, and no figure, for a class kept back by "
         "`smallest_count`",
         "negatives": "how many test images do not show each class; -1 under the same rule",
@@ -117,13 +117,12 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "class_names": "where the experiment asks for `evaluation.alone`: the classes that four models were compared "
         "on, one trained here alone, the federated one, that one fine-tuned here, and the first two together; none "
         "kept back by `smallest_count`, and none at all without `test_metrics`",
-        "auroc": "the AUROC of each model and class on the test images; with noise and rounded unless `exact_figures`",
-        "mean": "the mean of these AUROCs for each model; under the rules of `auroc`",
-        "mean_low": "where the 95 % interval of each mean begins; from rounded figures and counts",
+        "auroc": "the exact AUROC of each model and class on the test images",
+        "mean": "the mean of these AUROCs for each model",
+        "mean_low": "where the 95 % interval of each mean begins",
         "mean_high": "where it ends",
-        "gain": "how much the mean of each other model is above that of the model trained here alone; rounded to "
-        "twice that",
-        "gain_low": "where the 95 % interval of each such difference begins; from rounded figures and counts",
+        "gain": "how much the mean of each other model is above that of the model trained here alone",
+        "gain_low": "where the 95 % interval of each such difference begins",
         "gain_high": "where it ends",
         "over_patients": "whether the data says which images are of one patient",
     },

@@ -132,7 +132,6 @@ class Passage:
         self._note_record("out", reply.content, verdict)
         if not verdict.allowed:
             return self._declined(f"does not send this: {verdict}")
-        incoming.note_answered()
         return reply
 
     def _verdict(self, asked: RequestedWork | None, content: RecordDict) -> Verdict:

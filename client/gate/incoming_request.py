@@ -10,7 +10,6 @@ from flwr.app import RecordDict
 from client.gate.known_runs import Runs, digest
 from client.gate.plan_text import PlanRefused, read_plan, refused
 from client.gate.policy_rules import Verdict, method_fault, of_request
-from client.gate.question_meter import Question, QuestionMeter, question_of
 from client.gate.requested_work import RequestedWork
 from client.gate.time_limit import at_most
 from client.site.memory import forget_other_runs, forget_run
@@ -30,11 +29,10 @@ class Incoming:
 
     def __init__(self, site: Site, content: RecordDict) -> None:
         self._fields = fields = small_fields(content)
-        self._site, self._content, self._policy = site, content, site.policy
+        self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
         self._runs = Runs(site.folder, durable=site.durable)
         self._known = self._runs.known(self._run)
-        self._question: Question | None = None
 
     def judged(self) -> tuple[RequestedWork | None, Verdict]:
         """What is asked, and whether the site takes part in it."""
@@ -45,9 +43,9 @@ class Incoming:
         if asked is None:
             return None, Verdict("no plan")
         verdict = of_request(self._policy, asked)
-        return asked, self._as_announced(asked) if verdict.allowed else verdict
+        return asked, self._as_announced() if verdict.allowed else verdict
 
-    def _as_announced(self, asked: RequestedWork) -> Verdict:
+    def _as_announced(self) -> Verdict:
         """Whether this is the plan that the run was announced with, and the run may take more of the site's time."""
         if not is_run(self._run):
             return ALLOWED  # the record cannot be read: its handler says what is wrong
@@ -58,21 +56,7 @@ class Incoming:
             self._known = self._runs.settle(self._run, plan)
         if self._known.plan != digest(plan):
             return Verdict("run.plan", "this run was announced with another plan; another plan needs a new run")
-        return self.out_of_time() if self._left() == 0 else self._metered(asked)
-
-    def _metered(self, asked: RequestedWork) -> Verdict:
-        """Whether the run may ask this, beside what it has asked."""
-        self._question = question_of(self._fields, self._content, asked, self._site.memory(self._run))
-        return ALLOWED if self._question is None else self._meter.verdict(self._policy, self._question)
-
-    @property
-    def _meter(self) -> QuestionMeter:
-        return QuestionMeter(self._site.folder, self._run, durable=self._site.durable)
-
-    def note_answered(self) -> None:
-        """Note that the work was done and its answer may leave."""
-        if self._question is not None and self._policy.extra_questions is not None:
-            self._meter.note_answered(self._question)
+        return self.out_of_time() if self._left() == 0 else ALLOWED
 
     @contextmanager
     def within_its_time(self) -> Iterator[None]:

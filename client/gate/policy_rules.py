@@ -122,13 +122,14 @@ def _clipping(policy: Policy, asked: RequestedWork) -> str:
 
 def _masked(policy: Policy, asked: RequestedWork) -> str:
     bare = policy.masked_only and not asked.plan.privacy.secure_aggregation
-    return "it is true, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
+    why = ' (level = "masked" sets it)' if policy.level == "masked" else ""
+    return f"it is true{why}, and the plan has updates bare: privacy.secure_aggregation is not set" if bare else ""
 
 
 def _budget(policy: Policy, asked: RequestedWork) -> str:
     if policy.epsilon is None or asked.plan.privacy.level != "none":
         return ""
-    why = f' (level = "strict" sets it to {policy.epsilon:g})' if policy.level == "strict" else ""
+    why = f' (level = "private" sets it to {policy.epsilon:g})' if policy.level == "private" else ""
     return f"it takes part only in runs with privacy{why}, and the plan has no [privacy] level"
 
 
@@ -262,11 +263,6 @@ def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     return "it is false" if (tested or counted) and not policy.test_metrics else ""
 
 
-def _exact_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    told = isinstance(reply, TrainReply) and reply.train_loss is not None
-    return "it is false, and a loss over training images has no other form" if told and not policy.exact_figures else ""
-
-
 def _training_figures(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     if policy.training_figures or not isinstance(reply, TrainReply | EvaluateReply):
         return ""
@@ -309,7 +305,6 @@ REPLY_RULES: Mapping[str, ReplyRule] = {
     "policy.score_histograms": _scores,
     "policy.smallest_count": _small_counts,
     "policy.training_figures": _training_figures,
-    "policy.exact_figures": _exact_figures,
     "policy.test_metrics": _test_metrics,
     "evaluation.metrics": _metrics_asked,
     "policy.metrics_outside_privacy": _outside_privacy,

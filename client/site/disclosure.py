@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from client.site.policy import Policy
-from client.site.told_figures import on_steps, short
 from common.data.base.image_set import ImageSet
 from common.errors import BadInput, Fault
 from common.metrics.auroc import ClassMetrics
@@ -125,21 +124,11 @@ def few_of_rows(images: ImageSet, class_names: Sequence[str], policy: Policy) ->
 
 
 def told_metrics(metrics: ClassMetrics, policy: Policy, *, hidden: bool) -> ClassMetrics:
-    """A class's test result, as it may leave."""
+    """Return a class's test result as it leaves: exact figures and counts of large classes, nothing of hidden ones."""
     if hidden or metrics.positives is None or metrics.negatives is None:
         return ClassMetrics(None, None, None, None, None, dict.fromkeys(metrics.more))
-    least = min(metrics.positives, metrics.negatives)
     positives, negatives = (told_count(count, policy) for count in (metrics.positives, metrics.negatives))
-    told = replace(metrics, positives=positives, negatives=negatives)
-    if policy.exact_figures:
-        return told
-    return replace(
-        told,
-        auroc=on_steps(metrics.auroc, least),
-        average_precision=on_steps(metrics.average_precision, least),
-        balanced_accuracy=on_steps(metrics.balanced_accuracy, least),
-        more={name: short(value) for name, value in metrics.more.items()},
-    )
+    return replace(metrics, positives=positives, negatives=negatives)
 
 
 def told_statistics(statistics: Arrays, declared: Collection[Statistic], few: Few, policy: Policy) -> Arrays:

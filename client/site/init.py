@@ -4,14 +4,18 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from client.site.policy import TRUST
 from client.site.site_file import FILE
 from common.errors import BadInput, Fault
 from common.security.identity import SiteRequest, checked_name, fingerprint, new_key, public_line, read_key, write_toml
 from common.system.files import no_room, private_folder, whole_or_nothing, write_atomically
 
-TEMPLATE = """# What this hospital brings to the federation. Paths are relative to this folder.
-name = "{name}"
-# kit = "{name}.kit"            # what the coordinator sends back
+TEMPLATE = f"""# {TRUST["trusted"]}
+# That is level "trusted" in [policy] below; "masked" and "private" trust it with less.
+
+# What this hospital brings to the federation. Paths are relative to this folder.
+name = "{{name}}"
+# kit = "{{name}}.kit"            # what the coordinator sends back
 # device = "auto"               # auto, cpu, cuda
 # gpus = 1                      # GPUs that each batch is split across
 
@@ -28,15 +32,16 @@ label_columns = ["Effusion", "Pneumonia"]   # 1 present, 0 absent, blank not ann
 
 # What this hospital takes part in, and what may leave besides model updates. A level sets the keys below; a key that
 # stands here overrides it. What attacks find under each level: docs/privacy.md, "Three levels".
+# "trusted": {TRUST["trusted"]}
+# "masked":  {TRUST["masked"]}
+# "private": {TRUST["private"]}
 [policy]
-level = "standard"              # "strict": only runs whose noise hides patients, no figures; "open": for public data
-# label_counts = false          # true: how many training images show each class, where the method asks (fedsld)
-# score_histograms = false      # true: how the final model's scores on test and validation images are spread, if asked
+level = "trusted"
+# label_counts = true           # false: not how many training images show each class, where the method asks (fedsld)
+# score_histograms = true       # false: not how the final model's scores on test and validation images are spread
 # training_figures = true       # false: no loss, and no AUROC on the validation images
 # test_metrics = true           # false: nothing of how good the model is on the test images
-# exact_figures = false         # true: losses and scores to their last digit, of any model: they give counts away
-# extra_questions = 40          # answers in a run beyond one training and one evaluation a round (the guard's, retries)
-# train_hidden_classes = false  # true: train on labels that smallest_count hides, even without epsilon
+# train_hidden_classes = true   # false: without epsilon, do not train on labels that smallest_count hides
 # test_each_round = true        # false: decline runs that test the model here every round
 # smallest_count = 10           # nothing of classes that fewer patients show, or fewer do not
 # round_counts_to = 1           # counts are rounded down to a multiple of it
@@ -53,7 +58,7 @@ level = "standard"              # "strict": only runs whose noise hides patients
 # masked_only = false           # true: send no update but a masked one (secure aggregation)
 # smallest_cohort = 3           # under secure aggregation, refuse to unmask a sum of fewer sites
 # rows_alone = false            # true: then also head rows of classes that fewer sites have: the coordinator sees them
-# peers = {{ south = "ecdsa-sha2-nistp256 AAAA..." }}   # the sites with which masks are agreed on
+# peers = {{{{ south = "ecdsa-sha2-nistp256 AAAA..." }}}}   # the sites with which masks are agreed on
 # honest_sites = 1              # so many sites of a sum are trusted to add their share of noise: docs/privacy.md
 
 # What runs here:

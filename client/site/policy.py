@@ -35,32 +35,34 @@ WITHOUT_LIMITS: dict[str, Any] = {
     "schedules": ("*",),
     "smallest_cohort": 1,
     "honest_sites": None,
-    "exact_figures": True,
     "train_hidden_classes": True,
-    "extra_questions": None,
 }
 """For a simulation: who writes the plan there owns the machine."""
 
 
-Level = Literal["open", "standard", "strict"]
+Level = Literal["trusted", "masked", "private"]
+TRUST: Mapping[Level, str] = {
+    "trusted": "The coordinator is trusted with this hospital's updates as with a copy of its images.",
+    "masked": "The coordinator runs the published program; it sees sums only.",
+    "private": "Nobody is trusted.",
+}
+"""Who is trusted at each level, in the words of every page and message."""
+_FIGURES_STAY = {"training_figures": False, "test_metrics": False, "test_each_round": False}
 LEVELS: Mapping[Level, Mapping[str, Any]] = {
-    "open": {
+    "trusted": {
         "label_counts": True,
         "score_histograms": True,
-        "rows_alone": True,
-        "smallest_cohort": 2,
-        "exact_figures": True,
         "train_hidden_classes": True,
-        "extra_questions": None,
     },
-    "standard": {},
-    "strict": {
+    "masked": {
+        **_FIGURES_STAY,
+        "masked_only": True,
+        "smallest_cohort": 3,
+    },
+    "private": {
+        **_FIGURES_STAY,
         "epsilon": 8.0,
         "privacy_unit": "patient",
-        "training_figures": False,
-        "test_metrics": False,
-        "test_each_round": False,
-        "extra_questions": 0,
         "round_counts_to": 10,
     },
 }
@@ -73,9 +75,9 @@ class Policy(Section):
     """What the hospital takes part in, and lets out.
 
     Attributes:
-        level: Which defaults hold, see :data:`LEVELS`: ``strict`` takes part only in runs whose noise hides whole
-            patients, and tells no figure that noise does not cover; ``open`` tells what a method or the coordinator
-            asks for, for data that anybody may see.
+        level: Who is trusted (:data:`TRUST`), and so which defaults hold (:data:`LEVELS`): ``masked`` takes part only
+            in runs with secure aggregation, ``private`` only in runs whose noise hides whole patients; no figure of
+            this site alone leaves in either.
         methods: Those it takes part in; every method of this release where left out, as ``*`` says too. A plug-in's is
             allowed only where it is listed, ``plugin:NAME``.
         networks: Networks that are not Polyclinic's own and that it builds, ``*`` standing for any letters; a plug-in
@@ -111,10 +113,6 @@ class Policy(Section):
         training_figures: Whether it tells the loss on its training images, and loss and AUROC on its validation
             images; else no round is chosen by them.
         test_metrics: Whether it tells how good the model is on its own test part, class by class.
-        exact_figures: Whether losses and scores leave to their last digit, and of any model. Else they leave of models
-            that this site saw grow, over told classes, blurred by what one patient can change; no training loss leaves.
-        extra_questions: In one run, distinct requests beyond one training and one evaluation a round that are answered,
-            and no second test of a model that was not trained further; no limit where None.
         train_hidden_classes: Whether labels of hidden classes are trained on where no ``epsilon`` makes sure that noise
             covers the update; else nothing is known of these classes there.
         label_counts: Whether it tells how many training images show each class, where a method asks.
@@ -137,7 +135,7 @@ class Policy(Section):
         metrics_outside_privacy: Whether losses and test results, which no noise covers, leave in a run with privacy.
     """
 
-    level: Level = "standard"
+    level: Level = "trusted"
     methods: tuple[str, ...] | None = None
     networks: tuple[str, ...] = ("timm:*", "torchvision:*", "monai:*", "torchxrayvision:*")
     losses: tuple[str, ...] = ()
@@ -166,8 +164,6 @@ class Policy(Section):
     maximum_update_norm: float | None = Field(None, gt=0)
     training_figures: bool = True
     test_metrics: bool = True
-    exact_figures: bool = False
-    extra_questions: int | None = Field(40, ge=0)
     train_hidden_classes: bool = False
     label_counts: bool = False
     score_histograms: bool = False
@@ -186,13 +182,10 @@ class Policy(Section):
     @model_validator(mode="before")
     @classmethod
     def _as_the_level_says(cls, said: Any) -> Any:
-        if not isinstance(said, dict) or said.get("level", "standard") not in list(LEVELS):
+        if not isinstance(said, dict) or (level := said.get("level", "trusted")) not in list(LEVELS):
             return said  # pydantic says what is wrong; a list cannot be looked up in a mapping
         unfit = {key for key, other in NOT_BESIDE.items() if other in said}
-        return {
-            **{key: value for key, value in LEVELS[said.get("level", "standard")].items() if key not in unfit},
-            **said,
-        }
+        return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **said}
 
     @model_validator(mode="after")
     def _rounding_makes_no_zero(self) -> Self:

@@ -22,7 +22,6 @@ from client.site.disclosure import (
 from client.site.frozen_parts import FrozenParts
 from client.site.memory import MemoryFolder
 from client.site.policy import WITHOUT_LIMITS, Policy
-from client.site.told_figures import FigureSecret
 from common.config import Plan
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
@@ -48,7 +47,8 @@ class Site:
         hidden: By part, the classes of which nothing is told, where the data know more classes than the site annotates;
             see :mod:`client.site.disclosure`.
         unsaid: By part and from the same data, the images ``(n,)`` of which no label may be known in what leaves.
-        repeatable_noise: In simulation noise comes from the run's seeds; a hospital's must not, for others know them.
+        simulated: In a simulation noise comes from the run's seeds, which a hospital's must not, for others know them;
+            failures show; and figures leave of models of which parts stay at the site, also under masks and noise.
         tell: Prints one line for the person who looks after it.
         frozen_folder: Where frozen parts of models lie; in its own folder where None. Simulated sites share one.
         weights_folder: Where the hospital puts weights files; none are looked for where None.
@@ -67,7 +67,7 @@ class Site:
     identity: Identity | None = None
     hidden: Mapping[str, frozenset[str]] = field(default_factory=lambda: MappingProxyType({}))
     unsaid: Mapping[str, Few] = field(default_factory=lambda: MappingProxyType({}))
-    repeatable_noise: bool = False
+    simulated: bool = False
     tell: Callable[[str], None] = lambda text: None
     frozen_folder: Path | None = None
     weights_folder: Path | None = None
@@ -98,7 +98,7 @@ class Site:
 
         An update can say how many that are. A site that counted all of them would say with it how many it left out.
         """
-        kept = self.kept_rows(self._without_hidden("train", "multi_label"))
+        kept = self.kept_rows(self._bare_labels("train", "multi_label"))
         return self.train if kept is None else self.train.rows(kept)
 
     @cached_property
@@ -132,12 +132,17 @@ class Site:
         sites one can work out what some numbers of each were, where training makes these numbers one of a few.
         """
         images: ImageSet = getattr(self, part)
-        return images if self.policy.epsilon is not None else self._without_hidden(part, plan.model.task)
+        return images if self.policy.epsilon is not None else self._bare_labels(part, plan.model.task)
 
-    def _without_hidden(self, part: str, task: Task) -> ImageSet:
-        """The images of one part without labels of hidden classes, unless the policy has them trained on."""
+    def _bare_labels(self, part: str, task: Task) -> ImageSet:
+        """Return the images of one part with the labels that a model trains on without noise."""
         images: ImageSet = getattr(self, part)
-        if self.policy.train_hidden_classes or not self.hides(part):
+        return images if self.policy.train_hidden_classes else self.without_hidden(part, task)
+
+    def without_hidden(self, part: str, task: Task) -> ImageSet:
+        """Return the images of one part with the labels that figures which leave may rest on."""
+        images: ImageSet = getattr(self, part)
+        if not self.hides(part):
             return images
         return without_labels(images, self.hides(part), self.unsaid_images(part), task)
 
@@ -188,12 +193,12 @@ class Site:
 
         Args:
             folder: Where that work keeps its memory and its models.
-            figures_leave: Whether rounded figures of these models may leave. Nothing covers them, so they are then
+            figures_leave: Whether figures of these models may leave. Nothing covers them, so they are then
                 trained without labels of hidden classes, also where noise or masks cover the run's update.
         """
         task = plan.model.task
         train, validation = (
-            self._without_hidden(part, task) if figures_leave else self.trained_on(part, plan)
+            self._bare_labels(part, task) if figures_leave else self.trained_on(part, plan)
             for part in ("train", "validation")
         )
         inner = replace(
@@ -201,21 +206,14 @@ class Site:
             train=train,
             validation=validation,
             folder=folder,
-            policy=Policy(**{**WITHOUT_LIMITS, "smallest_count": 0, "exact_figures": self.policy.exact_figures}),
+            policy=Policy(**{**WITHOUT_LIMITS, "smallest_count": 0}),
             hidden={},
             unsaid={},
             tell=lambda text: None,
             frozen_folder=self.frozen_folder or self.folder / "frozen",
         )
         vars(inner).update(_pixels=self._pixels, in_memory=self.in_memory)  # images are in memory once
-        if not self.policy.exact_figures:
-            vars(inner).update(figure_secret=self.figure_secret)
         return inner
-
-    @cached_property
-    def figure_secret(self) -> FigureSecret:
-        """The secret that the noise on its figures is drawn from."""
-        return FigureSecret(self.folder, durable=self.durable)
 
     def memory(self, run: str) -> MemoryFolder:
         """What it remembers of a run."""

@@ -7,8 +7,8 @@ from dataclasses import replace
 from client.gate.time_limit import OutOfTime
 from client.site.site import Site
 from client.training.evaluate_round import evaluate_round
+from client.training.figures import of_validation
 from client.training.privacy_budget import BudgetEntry, PaidReply, PrivacyBudgetLedger, fingerprint
-from client.training.score_release import of_validation
 from client.training.train_round import train_round
 from common.config import Plan, plan_of_text
 from common.errors import BadInput, Fault
@@ -172,6 +172,6 @@ def _refuse_beyond_budget(site: Site, protection: Protection) -> None:
 
 
 def _noise(site: Site, plan: Plan, server_round: int) -> NoiseSource:
-    if site.repeatable_noise:
+    if site.simulated:
         return seeded(seed_of(plan.run.seed, server_round, site.name, "noise"))
     return from_the_system()

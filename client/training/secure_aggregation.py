@@ -130,7 +130,7 @@ def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], byt
     The key follows from a secret of the site, made when it is needed first: a round that is masked again after a kill
     is covered by the same noise, which tells no more than once. In simulation it follows from the run's seed.
     """
-    if site.repeatable_noise:
+    if site.simulated:
         seed = seed_of(plan.run.seed, server_round, site.name, "noise shares")
         return lambda covered: seed.to_bytes(KEY_BYTES, "big")
     path = site.folder / "noise.key"
@@ -142,7 +142,7 @@ def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], byt
 
 def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRounds:
     """The rounds that a site has masked; nothing where its policy lets the coordinator learn any difference."""
-    if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.repeatable_noise):
+    if site.policy.smallest_cohort < SMALLEST_DIFFERENCE and (shares is None or site.simulated):
         return MaskedRounds()
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 

@@ -7,9 +7,9 @@ from functools import partial
 import torch
 
 from client.site.site import Site
+from client.training.figures import covers_local_parts, validation_figures_leave
 from client.training.model_and_images import Work, unpack
 from client.training.personal_parts import Kept, keep
-from client.training.told_validation import ToldFigures
 from client.training.trained_here import (
     Answer,
     TrainedHere,
@@ -47,12 +47,10 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     """Take part in one round; the site's memory of it is on disk before the answer leaves."""
     began = time.monotonic()
     work = unpack(site, request)
-    figures = ToldFigures(work, request)
     hides = work.plan.privacy.secure_aggregation or shield.reply is not None
-    trained = partial(_trained, work, request, shield, figures, hides=hides)
+    trained = partial(_trained, work, request, shield, hides=hides)
     ((found, told), tally), result = trained_or_nothing(work, request, trained, hides=hides)
     update = Groups() if request.ranks else update_of(work, result.state)
-    figures.note_trained()
     statistics = result.statistics
     if shield.reply is not None:
         update, statistics = shield.reply(update, statistics)
@@ -64,7 +62,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
         round=request.round,
         site=site.name,
         train_samples=site.train_samples,
-        train_loss=loss_told(result.last_loss) if figures.exact else None,
+        train_loss=None if covers_local_parts(work) else loss_told(result.last_loss),
         validation_loss=loss_told(told.loss),
         validation_auroc=told.mean_auroc,
         seconds=0.0 if work.plan.privacy.secure_aggregation else time.monotonic() - began,
@@ -76,7 +74,7 @@ def train_round(site: Site, request: TrainRequest, shield: Shield = BARE) -> Tra
     )
 
 
-def _trained(work: Work, request: TrainRequest, shield: Shield, figures: ToldFigures, *, hides: bool) -> Answer:
+def _trained(work: Work, request: TrainRequest, shield: Shield, *, hides: bool) -> Answer:
     """Judge the received model, then train it; every random number is drawn from the round's own seed.
 
     Args:
@@ -86,14 +84,14 @@ def _trained(work: Work, request: TrainRequest, shield: Shield, figures: ToldFig
     seed, masked = seed_of(plan.run.seed, request.round, site.name), plan.privacy.secure_aggregation
     with reproducible(seed, plan.training.threads) as generator:
         validation = work.examples("validation")
-        chosen_on = validation if figures.exact else None  # else the choice says something of these images; see Judge
-        judged = judged_here(work, figures, validation)
+        chosen_on = validation if validation_figures_leave(work) else None  # see Judge
+        judged = judged_here(work, validation)
         local = work.method.local_round(situation_of(work, request))
         # Sites that mask together do the same; what each counts for itself is the coordinator's word.
         if (request.round == 1) if masked else (request.counted == 0):
             warm_up(work, chosen_on, generator)
         trained, optimizer = fine_tune(work, request, local, chosen_on, generator, shield.epoch)
-        noisy_steps = not (shield.epoch is None or figures.exact)  # they have to hide it, too
+        noisy_steps = shield.epoch is not None and not site.simulated  # they have to hide it, too
         instead = site.tell if hides or noisy_steps else None
         state = shield.outcome(network, work.received, trained.last_loss, optimizer, instead)
         statistics = own_statistics(work, local, trained.losses)

@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import numpy as np
 import torch
 
 from client.site.disclosure import few_of_rows, told_statistics
+from client.training.figures import NOT_TESTED, TestCounts, counts_of_test, or_no_figures, validation_figures
 from client.training.model_and_images import Work, validated
-from client.training.score_release import NOT_TESTED, TestCounts, counts_right_images, tally_of
-from client.training.told_validation import ToldFigures
 from common.errors import BadInput
 from common.models.state import ModelState, write_state
 from common.wire.errors import WireError
@@ -34,21 +32,20 @@ class TrainedHere:
 
 
 JudgedModel = tuple[tuple[Validation, Validation], TestCounts]
-"""What the site chooses a round by and what it tells about the received model; how many test images that gets right."""
+"""By what the site chooses a round and what leaves about the received model; how many test images that gets right."""
 Answer = tuple[JudgedModel, TrainedHere]
 NOT_JUDGED: Final[JudgedModel] = (Validation(), Validation()), NOT_TESTED
 
 
-def judged_here(work: Work, figures: ToldFigures, validation: Examples) -> JudgedModel:
+def judged_here(work: Work, validation: Examples) -> JudgedModel:
     """Judge the received model on the validation part, and on the test part where the plan asks for that."""
-    return figures.or_nothing(partial(_judged, work, figures, validation), NOT_JUDGED)
 
+    def judge() -> JudgedModel:
+        result = validated(work, validation)
+        counts = NOT_TESTED if work.method.sequential else counts_of_test(work)  # there it is no model of a round
+        return (result, validation_figures(work, result)), counts
 
-def _judged(work: Work, figures: ToldFigures, validation: Examples) -> JudgedModel:
-    found = validated(work, validation)
-    told = figures.validation(found, validation)
-    tested = counts_right_images(work) and not work.method.sequential  # else it is no model of a round
-    return (found if figures.exact else told, told), tally_of(work) if tested else NOT_TESTED
+    return or_no_figures(work, judge, NOT_JUDGED)
 
 
 def trained_or_nothing(work: Work, request: TrainRequest, train: Callable[[], Answer], *, hides: bool) -> Answer:

@@ -69,7 +69,6 @@ def _site_toml(site: str, class_names: tuple[str, ...]) -> str:
         "label_counts = true",
         "score_histograms = true",
         "smallest_count = 0",
-        "exact_figures = true            # as in the simulation, so that a rehearsal ends in the same model",
-        "smallest_cohort = 1             # the same: under secure aggregation, also head rows of two sites are opened",
+        "smallest_cohort = 1             # as in the simulation: under masks, head rows of two sites are opened too",
     ]
     return "\n".join(lines) + "\n"

@@ -44,12 +44,12 @@ def one_class_an_image(classes: int, shown: int) -> Labels:
 
 
 def hospital(folder: Path, classes: Sequence[str], labels: Labels, *, turned: bool = False, **policy: Any) -> Site:
-    """A hospital of the level standard.
+    """A hospital that does not train on labels of hidden classes.
 
     Args:
         turned: The validation part and the test part are of other images, with the opposite labels.
     """
-    told = Policy(**{"smallest_count": FEW, "networks": ("*",), "extra_questions": None, **policy})
+    told = Policy(**{"smallest_count": FEW, "networks": ("*",), "train_hidden_classes": False, **policy})
     parts = []
     for number, count in enumerate((len(labels), 16, 16)):
         other = turned and number > 0

@@ -17,13 +17,13 @@ from client.gate.data_dictionary import SENT
 from client.preview.attack.coverage import ATTACKS, BY_FIELD, BY_STATISTIC
 from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
 from client.preview.attack.kinds.attempt import Attempt
+from client.preview.attack.kinds.budget import round_the_budget
 from client.preview.attack.kinds.counts import from_digits, from_losses
 from client.preview.attack.kinds.counts_of_updates import from_hash, from_head_rows, from_trunk
 from client.preview.attack.kinds.failures import failures
 from client.preview.attack.kinds.images import imprinted
 from client.preview.attack.kinds.membership import by_gradient, by_likelihood
 from client.preview.attack.kinds.persons import persons, sought
-from client.preview.attack.kinds.questions import repeated, round_the_budget
 from client.preview.attack.page import as_json, write_page
 from client.preview.attack.suite import attempts, by_patient
 from client.preview.dry_run import experiment_of
@@ -85,7 +85,7 @@ def test_each_attack_looks_at_some_field() -> None:
 # ---------------------------------------------------------------------- images
 
 
-@pytest.mark.parametrize(("level", "least", "most"), [("open", 10, 12), ("strict", 0, 0)])
+@pytest.mark.parametrize(("level", "least", "most"), [("trusted", 10, 12), ("private", 0, 0)])
 def test_one_update_holds_the_images_unless_noise_hides_them(
     level: Level, least: int, most: int, tmp_path: Path
 ) -> None:
@@ -94,11 +94,11 @@ def test_one_update_holds_the_images_unless_noise_hides_them(
     assert found.of == 12
     assert least <= found.recovered <= most
     assert len(found.pictures) == found.recovered or found.recovered < 12
-    assert not found.said.refusals  # strict takes part, with noise
+    assert not found.said.refusals  # private takes part, with noise
 
 
 def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "standard", masked_only=True)
+    site = hospital(tmp_path, "masked")
     found = imprinted(adversary(training_on(site, drawn(site.train, 12))), size=60)
     assert figures(found) == (0, 12)
     assert "policy.masked_only" in found.said.refusals[0]
@@ -111,24 +111,15 @@ def test_a_hospital_that_sends_masked_updates_only_declines(tmp_path: Path) -> N
 # ---------------------------------------------------------------------- counts
 
 
-def test_an_open_hospital_gives_away_every_count_that_it_hides(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "open", label_counts=False)
+def test_a_trusted_hospital_gives_away_every_count_that_it_hides(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "trusted", label_counts=False)
     assert figures(from_losses(adversary(site))) == (6, 6)
     for attack in (from_head_rows, from_trunk, from_hash):
         assert figures(attack(adversary(site))) == (3, 3)
 
 
-def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_large_classes_only(
-    tmp_path: Path,
-) -> None:
-    found = [from_losses(adversary(hospital(tmp_path / str(secret), "standard"))) for secret in range(4)]
-    assert [one.of for one in found] == [6] * 4
-    # Three of six are of validation images, whose figures are blurred: a guess may be right. Where one in five is, four
-    # hospitals give away eight of their twelve in less than 1 of 1,000 tries.
-    assert sum(one.recovered for one in found) <= 7
-    site = hospital(tmp_path, "standard")
-    assert figures(from_head_rows(adversary(site))) == (3, 3)
-    assert figures(from_hash(adversary(site))) == (0, 3)
+def test_an_update_without_labels_of_hidden_classes_holds_counts_of_large_classes_only(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "trusted", label_counts=False, train_hidden_classes=False)
     few = replace(site, policy=site.policy.model_copy(update={"smallest_count": 45}))
     for attack in (from_head_rows, from_trunk, from_hash):
         assert figures(attack(adversary(few))) == (0, 3)
@@ -142,20 +133,20 @@ def test_a_standard_hospital_tells_no_count_by_losses_and_by_head_rows_those_of_
         assert figures(attack(adversary(some))) == (2, 3)
 
 
-def test_a_strict_hospital_tells_no_count(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "strict")
+def test_a_private_hospital_tells_no_count(tmp_path: Path) -> None:
+    site = hospital(tmp_path, "private")
     assert figures(from_losses(adversary(site))) == (0, 6)
     assert figures(from_hash(adversary(site))) == (0, 3)
     # Noise: a guess may be right, by chance some three of these 18.
     assert sum(from_head_rows(adversary(site)).recovered for _ in range(6)) <= 10
 
 
-def test_digits_give_rounded_counts_away_unless_scores_are_rounded_too(tmp_path: Path) -> None:
+def test_digits_give_rounded_counts_away_unless_no_score_leaves(tmp_path: Path) -> None:
     rounded = {"smallest_count": 10, "round_counts_to": 5}
-    found = from_digits(adversary(hospital(tmp_path / "open", "open", **rounded)))
+    found = from_digits(adversary(hospital(tmp_path / "trusted", "trusted", **rounded)))
     assert found.of == 3
     assert found.recovered >= 2
-    assert figures(from_digits(adversary(hospital(tmp_path / "standard", "standard", **rounded)))) == (0, 3)
+    assert figures(from_digits(adversary(hospital(tmp_path / "private", "private", **rounded)))) == (0, 3)
 
 
 # ---------------------------------------------------------------------- members
@@ -172,9 +163,8 @@ def auroc(found: Attempt) -> float:
     return float(found.notes[0].split()[1].rstrip(";"))
 
 
-@pytest.mark.parametrize("level", ["open", "standard"])
-def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(level: Level, tmp_path: Path) -> None:
-    found = sought_by(by_gradient, hospital(tmp_path, level))
+def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(tmp_path: Path) -> None:
+    found = sought_by(by_gradient, hospital(tmp_path, "trusted"))
     assert figures(found) == (16, 16)
     assert found.by_chance < 8
     assert auroc(found) == 1
@@ -182,7 +172,7 @@ def test_who_has_an_image_sees_its_part_in_an_update_of_one_step(level: Level, t
 
 def test_labels_that_a_site_hides_do_not_hide_its_images(tmp_path: Path) -> None:
     """The roll call tells of which classes nothing is said, so an attacker leaves them out too."""
-    site = hospital(tmp_path, "standard", smallest_count=10)
+    site = hospital(tmp_path, "trusted", train_hidden_classes=False)
     labels = site.train.labels.copy()
     labels[4:, 2] = 0
     labels[(labels[:, :2] == 0).all(axis=1), 0] = 1  # images that show no told class are not trained on
@@ -194,16 +184,16 @@ def test_noise_hides_an_image_in_an_update_of_one_step(tmp_path: Path) -> None:
     found = []
     for name in "abc":
         (tmp_path / name).mkdir()
-        found.append(auroc(sought_by(by_gradient, hospital(tmp_path / name, "strict"))))
+        found.append(auroc(sought_by(by_gradient, hospital(tmp_path / name, "private"))))
     assert np.mean(found) < 0.9
 
 
 def test_shadow_models_tell_members_of_a_model_that_memorised_them(tmp_path: Path) -> None:
-    assert auroc(sought_by(by_likelihood, hospital(tmp_path, "open"))) > 0.7
+    assert auroc(sought_by(by_likelihood, hospital(tmp_path, "trusted"))) > 0.7
 
 
 def test_a_hospital_with_few_patients_attacks_itself_too(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "open")
+    site = hospital(tmp_path, "trusted")
     alone = replace(site, train=site.train.rows(np.arange(1)))
     assert figures(sought_by(by_gradient, alone)) == (0, 1)
 
@@ -219,7 +209,7 @@ def test_members_and_strangers_are_other_patients() -> None:
     assert min(len(one) for one in sets) >= 4
 
 
-# ---------------------------------------------------------------------- persons, and questions
+# ---------------------------------------------------------------------- persons, and budgets
 
 
 def placed(level: Level, folder: Path) -> Attempt:
@@ -230,17 +220,17 @@ def placed(level: Level, folder: Path) -> Attempt:
     return persons(adversary(training_on(site, train)), wanted)
 
 
-@pytest.mark.parametrize(("level", "expected"), [("open", 12), ("standard", 4)])
+@pytest.mark.parametrize(("level", "expected"), [("trusted", 12), ("masked", 0)])
 def test_single_persons(level: Level, expected: int, tmp_path: Path) -> None:
     assert figures(placed(level, tmp_path)) == (expected, 12)
 
 
-def test_a_strict_hospital_gives_away_hardly_a_person(tmp_path: Path) -> None:
+def test_a_private_hospital_gives_away_hardly_a_person(tmp_path: Path) -> None:
     """Noise for an epsilon of 8 leaves lucky guesses: most tries find nobody, others one or two of 12."""
-    assert placed("strict", tmp_path).recovered <= 3
+    assert placed("private", tmp_path).recovered <= 3
 
 
-@pytest.mark.parametrize(("level", "expected"), [("open", 2), ("standard", 0), ("strict", 0)])
+@pytest.mark.parametrize(("level", "expected"), [("trusted", 2), ("masked", 0), ("private", 0)])
 def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: Path) -> None:
     """Two pictures each of the validation part, the test part and neither; scores tell of none at any level."""
     site = hospital(tmp_path, level, smallest_count=4)
@@ -252,13 +242,8 @@ def test_models_that_fail_on_one_picture(level: Level, expected: int, tmp_path: 
     assert found.by_chance == 0
 
 
-@pytest.mark.parametrize(("level", "expected"), [("open", 59), ("standard", 40), ("strict", 0)])
-def test_repeated_questions(level: Level, expected: int, tmp_path: Path) -> None:
-    assert figures(repeated(adversary(hospital(tmp_path, level)))) == (expected, 59)
-
-
 def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
-    found = round_the_budget(adversary(hospital(tmp_path, "strict")))
+    found = round_the_budget(adversary(hospital(tmp_path, "private")))
     assert figures(found) == (0, 1)
     assert "policy.epsilon" in found.said.refusals[0]
 
@@ -268,7 +253,7 @@ def test_no_request_walks_round_a_budget(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "open")
+    site = hospital(tmp_path, "trusted")
     plan = plan_of(experiment_of(None, site))
     found = list(attempts(site, plan))
     assert {one.name for one in found} == set(ATTACKS)
@@ -279,7 +264,7 @@ def test_all_of_it_makes_a_page_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_the_page_says_on_top_whom_it_is_for_and_shows_originals_beside_what_was_recovered(tmp_path: Path) -> None:
-    site = hospital(tmp_path, "open")
+    site = hospital(tmp_path, "trusted")
     found = Attempt("imprint", "<b>", "tried", 1, 2, "images", "noise", pictures=[("AAAA", "BBBB")])
     page = write_page(site, plan_of(experiment_of(None, site)), [found], tmp_path / "attack.html")
     text = page.read_text(encoding="utf-8")

@@ -1,7 +1,6 @@
 """A site that compares the run's model with its own: what it finds, what it keeps, what may leave."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,16 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from client.benefit import home_training
 from client.benefit.page import FIGURES, FOLDER, PAGE
-from client.benefit.told_benefit import _widths, questions, told_benefit
 from client.site.policy import Policy
 from client.site.site import Site
-from client.site.told_figures import noise_on_score
 from client.training.private_round import ledger_of
 from common.config import Plan
-from common.metrics.benefit import MODELS, OVER_ALONE, Benefit
-from common.metrics.bootstrap import Estimate
 from common.wire.benefit import BenefitReply, BenefitRequest
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError
 from common.wire.records import Groups, TrainRequest
 from tests.client.gates import asked, log, trained
-from tests.client.rounds import beginning, evaluation, images, plan, request, site
+from tests.client.rounds import beginning, evaluation, images, plan, site
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +58,7 @@ def own_figures(at: Site) -> Any:
     return json.loads((at.folder / FOLDER / FIGURES).read_text(encoding="utf-8"))["benefit"]
 
 
-def test_an_open_site_tells_what_its_own_page_says(tmp_path: Path) -> None:
+def test_a_trusted_site_tells_what_its_own_page_says(tmp_path: Path) -> None:
     at, said = site(tmp_path, smallest_count=0), list[str]()
     told = reply(compared(replace(at, tell=said.append), asking()))
     found = own_figures(at)
@@ -84,7 +79,8 @@ def test_the_same_seed_gives_the_same_figures(tmp_path: Path) -> None:
 SILENT = {
     "figures are forbidden": ({"test_metrics": False}, {}),
     "no noise covers them": ({}, {"privacy": {"level": "update", "noise_multiplier": 2.0}}),
-    "it never trained in the run": ({"exact_figures": False}, {}),
+    "masks cover what these models hold": ({}, {"privacy": {"secure_aggregation": True}}),
+    "the coordinator sees sums only": ({"level": "masked"}, {"privacy": {"secure_aggregation": True}}),
 }
 
 
@@ -118,90 +114,22 @@ def test_a_gate_stops_figures_that_the_policy_forbids_no_matter_what_made_them(
     assert [entry["decision"] for entry in log(other) if entry.get("record") == "BenefitReply"] == ["deny"]
 
 
-def test_figures_of_a_class_of_few_patients_stay_and_the_others_are_rounded_outwards(tmp_path: Path) -> None:
+def test_figures_of_a_class_of_few_patients_stay_and_the_others_are_exact(tmp_path: Path) -> None:
     rare = images(3, 60)
     labels = rare.labels.copy()
     labels[:, 1] = 0
     labels[:5, 1] = 1
     patients = np.array([f"p{row}" for row in range(60)])
     test = replace(rare, labels=labels, patients=patients)
-    at = replace(site(tmp_path, exact_figures=False), test=test, train=replace(images(1, 40), patients=patients[:40]))
+    at = replace(site(tmp_path), test=test, train=replace(images(1, 40), patients=patients[:40]))
     of = asking()
     assert not trained(at, of).has_error()
     told = reply(compared(at, of))
     assert told.class_names == ("b",)
     assert set(own_figures(at)["auroc"]["alone"]) == {"b", "a"}
-    steps = [value / 0.05 for value in (*told.auroc, *told.mean, *told.mean_low, *told.gain)]
-    assert steps == pytest.approx([round(step) for step in steps])
+    exact = [of_model["b"] for of_model in own_figures(at)["auroc"].values()]
+    assert [*told.auroc, *told.mean] == pytest.approx([*exact, *exact])
     assert all(low <= mean <= high for low, mean, high in zip(told.mean_low, told.mean, told.mean_high, strict=True))
-
-
-def test_a_model_is_compared_once_and_the_same_question_gets_the_same_answer(tmp_path: Path) -> None:
-    at, of = site(tmp_path, smallest_count=0, extra_questions=0), asking()
-    first = reply(compared(at, of))
-    assert reply(compared(at, of)) == first
-    other = compared(at, of, epochs=3)
-    assert "the model of round 4 was compared" in str(other.error.reason)
-
-
-def test_the_same_question_gets_the_same_answer_no_matter_how_its_plan_is_written(tmp_path: Path) -> None:
-    """It is free: answers with other noise could be averaged until one test image shows."""
-    at, of = site(tmp_path, smallest_count=0, extra_questions=0, exact_figures=False), asking()
-    at = replace(at, test=images(3, 60))
-    assert not trained(at, of).has_error()
-    tree = json.loads(of.model_dump_json())
-    texts = [of.model_dump_json(), json.dumps(tree, indent=1), json.dumps(tree, sort_keys=True)]
-    texts += [json.dumps(tree | {"run": tree["run"] | changed}) for changed in ({"name": "other"}, {"rounds": 9})]
-    answers = {reply(asked(at, "query.benefit", encode(replace(wanted(of), plan=text)))) for text in texts}
-    assert len(texts) == len(set(texts))
-    assert len(answers) == 1
-    assert answers.pop().class_names
-
-
-def with_own_head(at: Site, of: Plan, number: float, server_round: int = 1) -> None:
-    """Have the site train a round from a head of the coordinator's, which then is a part that stays at the site."""
-    first = beginning(of)
-    head = replace(first.head, weight=first.head.weight + np.float32(number))
-    made = request(of, replace(first, head=head), server_round)
-    assert not asked(at, "train", encode(made)).has_error()
-
-
-def test_a_comparison_is_another_one_once_the_parts_at_the_site_are_others(tmp_path: Path) -> None:
-    """Its noise followed from the request alone: each figure that changed with them showed a picture."""
-    at, of = site(tmp_path, smallest_count=0, extra_questions=40, exact_figures=False), asking("pfl")
-    at = replace(at, test=images(3, 60))
-    with_own_head(at, of, 0.0)
-    question = replace(wanted(of, server_round=1), counted=1)
-    assert reply(asked(at, "query.benefit", encode(question))).class_names
-    with_own_head(at, of, 5.0)
-    again = asked(at, "query.benefit", encode(question))
-    assert "the model of round 1 was compared" in str(again.error.reason)
-
-
-def test_noise_of_a_comparison_follows_from_the_model_as_it_was_judged() -> None:
-    of = asking("pfl")
-    first, second = (questions(wanted(of), judged, (4, 1)) for judged in ("one", "another"))
-    assert {model for model in MODELS if first[model] == second[model]} == {"alone"}
-
-
-def test_the_model_trained_alone_has_the_same_noise_in_every_answer_of_a_run(tmp_path: Path) -> None:
-    """It is the same function of the images: a draw with each trained round could be averaged."""
-    at, of = site(tmp_path, smallest_count=0, exact_figures=False), asking()
-    at, answers = replace(at, test=images(3, 60)), []
-    for server_round in (1, 2):
-        assert not asked(at, "train", encode(request(of, beginning(of), server_round))).has_error()
-        answers.append(reply(compared(at, of, server_round=server_round)))
-    alone = [one.auroc[:2] for one in answers]
-    assert len(answers[0].class_names) == 2
-    assert alone[0] == alone[1]
-
-
-def test_the_mean_over_all_models_of_an_answer_is_as_noisy_as_one_figure_of_a_test(tmp_path: Path) -> None:
-    """A coordinator can make them one model, by a rate at which nothing is learned."""
-    pairs = {"a": (20, 60), "b": (50, 30)}
-    widths = _widths(site(tmp_path), pairs)
-    for name, pair in pairs.items():
-        assert widths[name] / math.sqrt(len(MODELS)) == pytest.approx(noise_on_score(*pair, 1))
 
 
 def test_the_model_at_home_of_a_run_that_tells_nothing_is_no_start_for_one_that_does(tmp_path: Path) -> None:
@@ -251,19 +179,3 @@ def test_a_site_that_is_killed_goes_on_from_the_round_that_it_had_finished(
         compared(at, asking())
     assert reply(compared(replace(at), asking())) == whole
     assert done == [1, 2, 0, 3, 4, 1]  # alone 1 and 2, killed, alone 3 and 4, then one to fine-tune
-
-
-def test_intervals_that_leave_follow_from_told_figures_alone(tmp_path: Path) -> None:
-    """Where a model ties all images but one, resamples vary with that image only: their width would tell of it."""
-    at = site(tmp_path, exact_figures=False, smallest_count=0)
-    names = at.declaration.canonical
-    told = set()
-    for width in (0.0, 0.01, 0.4):
-        some = {model: Estimate(0.52, (0.52 - width, 0.52 + width)) for model in MODELS}
-        gain = {model: Estimate(0.0, (-width, width)) for model in OVER_ALONE}
-        found = Benefit({model: dict.fromkeys(names, 0.52) for model in MODELS}, some, gain, "images")
-        told.add(told_benefit(at, wanted(asking()), found, dict.fromkeys(MODELS, "")))
-    (one,) = told
-    for low, value, high in zip(one.gain_low, one.gain, one.gain_high, strict=True):
-        assert low < value - 0.1
-        assert high > value + 0.1

@@ -92,7 +92,7 @@ def test_no_sum_of_fewer_than_the_honest_sites_is_opened_whatever_the_coordinato
         ({"honest_sites": 2}, "policy.honest_sites: it is 2, and the plan's epsilon holds only while 3 sites"),
         ({"peers": {"ash": "a key"}}, "policy.peers: it lists 1 sites, and of 3 that add their noise"),
         ({"epsilon": 1.0}, "this site allows 1"),
-        ({"level": "open", "honest_sites": 1}, "policy.honest_sites: it is 1"),
+        ({"level": "trusted", "honest_sites": 1}, "policy.honest_sites: it is 1"),
     ],
 )
 def test_a_hospital_takes_part_only_where_its_policy_trusts_so_many(

@@ -29,7 +29,7 @@ from strategies.rounds.participation.roll_call import ROLL_CALL
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, plan, request, site
 
-ALL = Policy(label_counts=True, score_histograms=True, smallest_count=0, exact_figures=True)
+ALL = Policy(smallest_count=0)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from client.benefit.compare import compare
 from client.benefit.page import FOLDER
 from client.roll_call import label_counts
+from client.training.evaluate_round import evaluate_round
 from client.training.model_and_images import unpack
 from common.config import Plan
 from common.wire.benefit import BenefitRequest
@@ -145,7 +146,7 @@ def test_models_of_a_comparison_whose_figures_leave_do_not_depend_on_hidden_labe
     models = []
     for shown in (1, 3):
         labels = several_classes_an_image(4, shown)
-        policy = {"epsilon": 8.0, "metrics_outside_privacy": leaves, "exact_figures": True}
+        policy = {"epsilon": 8.0, "metrics_outside_privacy": leaves}
         at = hospital(tmp_path / str(shown), CLASSES, labels, **policy)
         assert at.hides("train") == {"c", "d"}
         compare(at, BenefitRequest(**facts, initial=Groups.of_model(first), epochs=4))
@@ -194,3 +195,20 @@ def test_known_limit_without_a_budget_one_patient_turns_on_all_labels_of_a_class
             examples = unpack(at, requests("surgical", "multi_label", **NOISE)[0]).examples("train")
             kept[bool(policy), shown] = int((~examples.labels[:, -2].isnan()).sum())
     assert kept == {(False, FEW - 1): 0, (False, FEW): IMAGES, (True, FEW - 1): IMAGES, (True, FEW): IMAGES}
+
+
+def test_no_figure_that_leaves_depends_on_labels_of_hidden_classes_that_are_trained_on(tmp_path: Path) -> None:
+    of = plan("surgical", {})
+    first = beginning(of, CLASSES)
+    replies = []
+    for shown in (1, 3):
+        at = hospital(tmp_path / str(shown), CLASSES, several_classes_an_image(4, shown), train_hidden_classes=True)
+        assert at.hides("validation") == at.hides("test") == {"c", "d"}
+        replies.append(evaluate_round(at, evaluation(of, first, 1, 0, -1)))
+        assert replies[-1].validation_loss
+    one, other = (
+        (reply.validation_loss, reply.validation_auroc, reply.class_names, reply.auroc[:2], reply.validation_classes)
+        for reply in replies
+    )
+    assert one == other
+    assert all(np.isnan(reply.auroc[2:]).all() for reply in replies)

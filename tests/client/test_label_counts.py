@@ -48,8 +48,9 @@ def test_a_small_count_hides_the_class_whole_and_is_not_told_as_zero(tmp_path: P
     assert (said.positives, said.negatives) == ((12, UNKNOWN_COUNT), (15, UNKNOWN_COUNT))
 
 
-def test_a_hospital_that_says_nothing_of_it_tells_no_counts(tmp_path: Path) -> None:
-    said = told(site(tmp_path, Policy(), [MASS, EDEMA]), "fedsld")
+@pytest.mark.parametrize("level", ["masked", "private"])
+def test_a_hospital_that_does_not_trust_the_coordinator_tells_no_counts(level: str, tmp_path: Path) -> None:
+    said = told(site(tmp_path, Policy.model_validate({"level": level}), [MASS, EDEMA]), "fedsld")
     assert (said.positives, said.negatives) == ((), ())
 
 

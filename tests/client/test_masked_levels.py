@@ -23,16 +23,16 @@ COURSE: tuple[tuple[tuple[str, ...], dict[str, type]], ...] = (
 
 
 def plan_for(level: str) -> Plan:
-    """Strict hospitals want noise that hides patients; it goes on before the masks."""
+    """Private hospitals want noise that hides patients; it goes on before the masks."""
     of = masked_plan()
-    if level != "strict":
+    if level != "private":
         return of
     privacy = {"level": "patient", "noise_multiplier": 2.0, "secure_aggregation": True}
     norm = of.model.model_copy(update={"norm": "group"})
     return of.model_copy(update={"model": norm, "privacy": PrivacySection.model_validate(privacy)})
 
 
-@pytest.mark.parametrize("level", ["standard", "strict"])
+@pytest.mark.parametrize("level", ["masked", "private"])
 def test_a_masked_run_goes_to_its_end(level: str, tmp_path: Path) -> None:
     here, of = Hospitals(tmp_path, SIX, policy={"level": level}), plan_for(level)
     for number, (members, lost) in enumerate(COURSE, 1):

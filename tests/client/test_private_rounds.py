@@ -138,8 +138,7 @@ def test_a_hospitals_noise_cannot_be_drawn_again_and_a_simulations_can(tmp_path:
     of = private_plan()
     hospitals = [first_round(private_site(tmp_path / name), of).update.trunk for name in ("a", "b")]
     simulated = [
-        first_round(replace(private_site(tmp_path / name), repeatable_noise=True), of).update.trunk
-        for name in ("c", "d")
+        first_round(replace(private_site(tmp_path / name), simulated=True), of).update.trunk for name in ("c", "d")
     ]
     assert (hospitals[0] != hospitals[1]).any()  # type: ignore[union-attr]
     np.testing.assert_array_equal(simulated[0], simulated[1])  # type: ignore[arg-type]
@@ -167,7 +166,7 @@ def test_the_reply_that_the_budget_paid_for_can_still_be_sent_again(tmp_path: Pa
 def test_losses_and_test_results_stay_at_home_unless_the_policy_says_otherwise(tmp_path: Path) -> None:
     of = private_plan()
     for outside in (False, True):
-        at = private_site(tmp_path / str(outside), metrics_outside_privacy=outside, exact_figures=True)
+        at = private_site(tmp_path / str(outside), metrics_outside_privacy=outside)
         reply = first_round(at, of)
         tested = private_evaluation(at, evaluation(of, beginning(of), 1, 1, -1))
         told = (reply.train_loss, reply.validation_loss, reply.validation_auroc, tested.validation_loss)

@@ -227,9 +227,9 @@ def test_a_site_receives_the_rows_it_holds_in_its_own_order() -> None:
     np.testing.assert_array_equal(sent.weight, model.head.weight[[1, 0]])
 
 
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_model_that_cannot_be_judged_is_an_answer_without_figures_where_figures_are_blurred(
-    exact: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_model_that_cannot_be_judged_is_an_error_in_simulation_and_an_answer_without_figures_at_a_hospital(
+    simulated: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Whether it fails, and how, can hang on one patient's image."""
 
@@ -237,11 +237,11 @@ def test_a_model_that_cannot_be_judged_is_an_answer_without_figures_where_figure
         raise ValueError("Expected more than 1 value per channel")
 
     of = plan("surgical", {})
-    at, model = site(tmp_path, exact_figures=exact), beginning(of)
+    at, model = replace(site(tmp_path), simulated=simulated), beginning(of)
     monkeypatch.setattr("client.training.evaluate_round.validated", fails)
     monkeypatch.setattr("client.training.trained_here.validated", fails)
     asked, training = evaluation(of, model, 1, 0, -1), request(of, model)
-    if exact:
+    if simulated:
         for work, record in ((evaluate_round, asked), (train_round, training)):
             with pytest.raises(ValueError, match="more than 1"):
                 work(at, record)  # type: ignore[operator]

@@ -9,19 +9,10 @@ import pytest
 
 from client.site.policy import Policy
 from client.site.site import Site
-from client.site.told_figures import (
-    MOST_OF_ONE,
-    PATIENTS,
-    most_of_one,
-    noise_on_precision,
-    noise_on_score,
-    of_each_few,
-)
+from client.training.figures import histograms, of_test
 from client.training.private_round import private_evaluation
-from client.training.score_release import of_test, told_scores
 from common.contract import Declaration
 from common.data.base.image_set import ImageSet
-from common.metrics.auroc import ClassMetrics, per_class
 from common.metrics.score_histograms import BINS, EDGES, score_histogram
 from common.plugins import METRICS, offered, stamp_of
 from common.wire.codec import decode, encode
@@ -37,17 +28,17 @@ LABELS = np.array([[1] * 12 + [0] * 15 + [np.nan] * 3, [1] * 4 + [0] * 26], np.f
 
 
 def test_a_hospital_that_says_nothing_of_it_tells_nothing() -> None:
-    assert told_scores(Policy(), SCORES, LABELS, NAMES) == {}
+    assert histograms(Policy(score_histograms=False), SCORES, LABELS, NAMES) == {}
 
 
 def test_a_hidden_class_is_left_out_whole() -> None:
     policy = Policy(score_histograms=True)
     for hidden, told in (((), NAMES), (("Edema",), ("Mass",)), (NAMES, ())):
-        assert tuple(told_scores(policy, SCORES, LABELS, NAMES, hidden)) == told
+        assert tuple(histograms(policy, SCORES, LABELS, NAMES, hidden)) == told
 
 
 def test_what_is_told_are_the_counts_by_bin_one_class_after_the_other() -> None:
-    told = of_test(told_scores(Policy(score_histograms=True, smallest_count=1), SCORES, LABELS, NAMES))
+    told = of_test(histograms(Policy(score_histograms=True, smallest_count=1), SCORES, LABELS, NAMES))
     for row in range(2):
         expected, part = score_histogram(SCORES[:, row], LABELS[:, row]), slice(row * BINS, (row + 1) * BINS)
         assert list(told["positive_scores"][part]) == expected.positives.tolist()
@@ -115,12 +106,13 @@ FEW = 40
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({}, ()),
-        ({"score_histograms": True, "exact_figures": True}, ("a", "c")),
-        ({"score_histograms": True, "training_figures": False}, ()),
-        ({"score_histograms": True, "smallest_count": FEW}, ()),  # patients of the validation part
-        ({"score_histograms": True, "exact_figures": True, "smallest_count": 0}, ("a", "b", "c")),
-        ({"score_histograms": True, "smallest_count": 0}, ()),  # of a model that this site did not help to train
+        ({}, ("a", "c")),
+        ({"score_histograms": False}, ()),
+        ({"training_figures": False}, ()),
+        ({"smallest_count": FEW}, ()),  # patients of the validation part
+        ({"smallest_count": 0}, ("a", "b", "c")),
+        ({"level": "masked", "score_histograms": True}, ()),
+        ({"level": "private"}, ()),
     ],
 )
 def test_validation_scores_leave_only_as_the_policy_says(
@@ -138,78 +130,6 @@ def test_validation_scores_leave_only_as_the_policy_says(
     reply = private_evaluation(at, evaluation(of, beginning(of, part.class_names), 1, 1, -1))
     assert reply.validation_classes == told
     assert len(reply.validation_positive_scores) == len(told) * BINS
-
-
-# ---------------------------------------------------------------------- noise on scores
-
-
-def scored(labels: np.ndarray, scores: np.ndarray, rows: np.ndarray) -> ClassMetrics:
-    return per_class(scores[rows, None].astype(np.float32), labels[rows, None], ("a",))["a"]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_no_patient_moves_a_score_by_more_than_the_noise_on_it_is_made_for(seed: int) -> None:
-    """Also of models that were made for that: all scores the same but one patient's, or one patient's before all."""
-    drawn = np.random.default_rng(seed)
-    for _ in range(300):
-        positives, negatives = (int(one) for one in drawn.integers(2, 30, 2))
-        own = int(drawn.integers(1, min(positives, negatives, MOST_OF_ONE + 1)))
-        labels = np.r_[np.ones(positives), np.zeros(negatives)].astype(np.float32)
-        scores = drawn.choice([0.0, 0.3, 1.0]) * drawn.random(len(labels)) + drawn.choice([0.0, 0.5]) * (1 - labels)
-        first = 0 if drawn.random() < 0.7 else positives
-        scores[first : first + own] = drawn.choice([0.0, 1.0])
-        others = np.delete(np.arange(len(labels)), np.arange(first, first + own))
-        here, gone = scored(labels, scores, np.arange(len(labels))), scored(labels, scores, others)
-        wide = noise_on_score(positives, negatives, own) / PATIENTS
-        widths = {"auroc": wide, "balanced_accuracy": wide}
-        widths["average_precision"] = noise_on_precision(positives, own) / PATIENTS
-        for key, width in widths.items():
-            assert abs(getattr(here, key) - getattr(gone, key)) <= width + 1e-6, key
-
-
-def test_of_one_patient_few_images_count() -> None:
-    patients = np.array(["a"] * 9 + ["b"] * 2 + ["a"] * 3 + ["c"])
-    kept = of_each_few(patients)
-    assert np.flatnonzero(kept).tolist() == [0, 1, 2, 3, 9, 10, 14]
-    assert (most_of_one(patients[kept]), most_of_one(patients[:0])) == (MOST_OF_ONE, 1)
-
-
-def judged_at(folder: Path, model_of: int, **policy: object) -> EvaluateReply:
-    """The test of a run's model at a hospital of the level standard, after it trained."""
-    at = hospital(folder, NAMES, several_classes_an_image(2, 8), **policy)
-    at = replace(at, test=images(3, 200, NAMES))
-    of = plan("surgical", {})
-    first = beginning(of, NAMES)
-    trained = request(of, first)
-    assert not asked(at, "train", encode(trained)).has_error()
-    later = replace(first, trunk=first.trunk + np.float32(1e-6 * model_of))
-    message = asked(at, "evaluate", encode(evaluation(of, later, 1, 1, -1)))
-    assert not message.has_error()
-    return decode(message.content, EvaluateReply)
-
-
-def test_a_score_has_noise_that_follows_from_the_secret_and_the_question(tmp_path: Path) -> None:
-    exact = judged_at(tmp_path / "exact", 0, exact_figures=True)
-    told = [judged_at(tmp_path / str(number), 0) for number in range(12)]
-    secret = (tmp_path / "0" / "figures.key").read_bytes()
-    (tmp_path / "again").mkdir()
-    (tmp_path / "again" / "figures.key").write_bytes(secret)
-    assert judged_at(tmp_path / "again", 0).auroc == told[0].auroc
-    assert {(one.positives, one.negatives) for one in told} == {(exact.positives, exact.negatives)}
-    spread = np.array([one.auroc for one in told]) - exact.auroc
-    counts = np.minimum(exact.positives, exact.negatives)
-    assert (spread.std(axis=0) > 0.5 / counts).all()
-    assert (np.abs(spread).mean(axis=0) < 8 / counts).all()
-
-
-def test_another_model_has_other_noise(tmp_path: Path) -> None:
-    told = []
-    for model in (0, 1):
-        folder = tmp_path / str(model)
-        folder.mkdir()
-        (folder / "figures.key").write_bytes(b"a secret of 32 bytes, not by luck")
-        told.append(judged_at(folder, model).auroc)
-    assert told[0] != told[1]
 
 
 def quotient(scores: np.ndarray, labels: np.ndarray) -> float:

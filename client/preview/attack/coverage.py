@@ -10,8 +10,8 @@ IMPRINT, INVERSION = "imprint", "gradient inversion"
 MATCHED, LIRA = "membership: matched filter", "membership: LiRA"
 LOSSES, DIGITS, HASHES = "counts from losses", "counts from digits", "counts from hashes"
 ROWS, TRUNK = "counts from head rows", "counts from the trunk"
-FAILURES, PERSONS, REPEATED, BUDGET = "models that fail", "single persons", "repeated questions", "round the budget"
-ATTACKS = (IMPRINT, INVERSION, MATCHED, LIRA, LOSSES, DIGITS, HASHES, ROWS, TRUNK, FAILURES, PERSONS, REPEATED, BUDGET)
+FAILURES, PERSONS, BUDGET = "models that fail", "single persons", "round the budget"
+ATTACKS = (IMPRINT, INVERSION, MATCHED, LIRA, LOSSES, DIGITS, HASHES, ROWS, TRUNK, FAILURES, PERSONS, BUDGET)
 
 _GIVEN = "the coordinator's own words, given back"
 _KEYS = "of secure aggregation: random numbers, or keys made for one round; tests/client/test_masked_attacks.py"
@@ -20,7 +20,7 @@ _TOLD_COUNT = (
     "a count that the policy tells as it is, under smallest_count and round_counts_to; images that are left out of "
     "training are not in it"
 )
-_COMPARED = "not tried by itself: of test images, rounded like the AUROC of the test; three of the models never leave"
+_COMPARED = "not tried by itself: of test images, exact like the AUROC of the test; three of the models never leave"
 
 BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
     "RollCallAnswer": {
@@ -44,11 +44,11 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "site": _DECLARED,
         "train_samples": _TOLD_COUNT,
         "train_loss": (LOSSES,),
-        "validation_loss": (LOSSES, REPEATED, FAILURES),
-        "validation_auroc": (REPEATED, BUDGET),
+        "validation_loss": (LOSSES, FAILURES),
+        "validation_auroc": (BUDGET,),
         "seconds": "depends on the number of images, which is told, and on the machine; 0 in a run with privacy",
         "update": (IMPRINT, INVERSION, MATCHED, LIRA, ROWS, TRUNK, PERSONS),
-        "epochs": "the plan's, or a number of training losses; with exact_figures one of validation losses",
+        "epochs": "the plan's, or how many epochs a loss took to settle: a validation loss where such figures leave",
         "arithmetic": "says something of the machine, and nothing of the images",
         "statistics": "by name, below",
         "test_images": _TOLD_COUNT,
@@ -59,12 +59,12 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "run": _GIVEN,
         "round": _GIVEN,
         "site": _DECLARED,
-        "validation_loss": (LOSSES, REPEATED, FAILURES, BUDGET),
-        "validation_auroc": (REPEATED, BUDGET),
+        "validation_loss": (LOSSES, FAILURES, BUDGET),
+        "validation_auroc": (BUDGET,),
         "class_names": _DECLARED,
         "auroc": (DIGITS, FAILURES, PERSONS, BUDGET),
-        "average_precision": "not tried by itself: rounded like the AUROC beside it, and of the same scores",
-        "balanced_accuracy": "not tried by itself: rounded like the AUROC beside it, and of the same scores",
+        "average_precision": "not tried by itself: exact like the AUROC beside it, and of the same scores",
+        "balanced_accuracy": "not tried by itself: exact like the AUROC beside it, and of the same scores",
         "positives": (DIGITS,),
         "negatives": (DIGITS,),
         "model_sha256": (HASHES,),
@@ -77,7 +77,7 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "validation_positive_scores": "counts by score that score_histograms allows",
         "validation_negative_scores": "counts by score that score_histograms allows",
         "metric_names": _GIVEN,
-        "metric_values": "of a plug-in that the hospital has read and listed; three digits unless exact_figures",
+        "metric_values": "of a plug-in that the hospital has read and listed",
     },
     "BenefitReply": {
         "run": _GIVEN,
@@ -135,6 +135,6 @@ NOT_TRIED = (
     "How long an answer takes, and when it comes; whether training diverges; errors and declined requests as answers.",
     'Parts of the model that stay at the site (`pfl`, `trunk = "fedbn"`).',
     "The figures of the comparison with training alone: only whether a picture makes it fail.",
-    "Attacks over hundreds of rounds: blurred figures add up, and who may ask for years finds more than stands here.",
+    "Attacks over hundreds of rounds: who may ask for years finds more than stands here.",
     "What nobody has published yet: 0 here means that these attacks found nothing, not that nothing can be found.",
 )

@@ -11,13 +11,13 @@ import numpy as np
 
 from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
 from client.preview.attack.kinds.attempt import Attempt
+from client.preview.attack.kinds.budget import round_the_budget
 from client.preview.attack.kinds.counts import from_digits, from_losses
 from client.preview.attack.kinds.counts_of_updates import from_hash, from_head_rows, from_trunk
 from client.preview.attack.kinds.failures import failures
 from client.preview.attack.kinds.images import imprinted, inverted
 from client.preview.attack.kinds.membership import by_gradient, by_likelihood
 from client.preview.attack.kinds.persons import persons, sought
-from client.preview.attack.kinds.questions import repeated, round_the_budget
 from client.site.site import Site
 from common.config import Plan
 from common.data.base.image_set import ImageSet
@@ -84,11 +84,11 @@ def _on_persons(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
     ]
 
 
-def _on_questions(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
-    return [attack(Adversary(site, folder / attack.__name__, plan)) for attack in (repeated, round_the_budget)]
+def _on_budget(site: Site, folder: Path, plan: Plan) -> Sequence[Attempt]:
+    return [round_the_budget(Adversary(site, folder, plan))]
 
 
-ATTACKS: tuple[Attack, ...] = (_on_images, _on_gradients, _on_members, _on_counts, _on_persons, _on_questions)
+ATTACKS: tuple[Attack, ...] = (_on_images, _on_gradients, _on_members, _on_counts, _on_persons, _on_budget)
 
 
 def attempts(site: Site, plan: Plan) -> Iterator[Attempt]:

@@ -22,6 +22,7 @@ from client.check.terminal import narrow, show
 from client.check.training import work_of
 from client.connection.exit_codes import ExitCode
 from client.site.last_plan import remember
+from client.site.policy import TRUST, Level
 from client.site.settings import open_site
 from client.site.site_file import read_file_only
 from client.training import network_cache
@@ -79,10 +80,11 @@ def test_a_site_that_hides_more_in_its_policy_hides_more_here_and_none_hides_les
 @pytest.mark.parametrize(
     ("policy", "untrained"),
     [
-        ("", True),
-        ("masked_only = true", True),  # masks do not hide what a hidden class's labels did to a sum of few sites
-        ("epsilon = 4.0", False),
-        ("train_hidden_classes = true", False),
+        ("", False),
+        ('level = "masked"', True),  # masks do not hide what a hidden class's labels did to a sum of few sites
+        ('level = "private"', False),
+        ("train_hidden_classes = false", True),
+        ("train_hidden_classes = false\nepsilon = 4.0", False),
     ],
 )
 def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_run_does_not_train_on_them(
@@ -96,6 +98,13 @@ def test_labels_of_a_hidden_class_are_noted_as_untrained_exactly_where_a_masked_
     (hospital.folder / "e.toml").write_text(f"{DIGITS}\n[privacy]\nsecure_aggregation = true\n", encoding="utf-8")
     plan, site = plan_of(read_experiment(hospital.folder / "e.toml").experiment), open_site(settings)
     assert (site.trained_on("train", plan) is not site.train) == untrained
+
+
+@pytest.mark.parametrize("level", TRUST)
+def test_the_check_says_whom_the_policy_trusts(level: Level, hospital: Hospital) -> None:
+    hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n[data]')
+    problems = [one.problem for one in check_data(read_file_only(hospital.folder), 1).checked.findings]
+    assert [one for one in problems if one.endswith(TRUST[level])] == [f'level = "{level}" in [policy]: {TRUST[level]}']
 
 
 def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None:

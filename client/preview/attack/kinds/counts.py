@@ -18,10 +18,8 @@ from common.models.state import ModelState, read_state
 from common.wire.roll_call import UNKNOWN_COUNT
 
 SURE = 30.0
-ASKED_AGAIN = 8
-"""Times that one count is asked for where the first answer is no whole number."""
 TESTS = 4
-STOPS = "`exact_figures = false` (blurred figures, no training loss); `training_figures = false`"
+STOPS = "`training_figures = false`"
 
 
 @dataclass(frozen=True)
@@ -54,13 +52,13 @@ def _small(at: Adversary) -> Plan:
     )
 
 
-def constant(plan: Plan, rows: tuple[str, ...], row: int | None = None, bias: float = SURE) -> ModelState:
+def constant(plan: Plan, rows: tuple[str, ...], row: int | None = None) -> ModelState:
     """A model of zeros that says the same of every image; of one class that it is there, surely."""
     model = read_state(build(plan.model, rows, 1))
     for values in (model.trunk, model.norm, model.head.weight, model.head.bias):
         values[:] = 0
     if row is not None:
-        model.head.bias[row] = bias
+        model.head.bias[row] = SURE
     return model
 
 
@@ -72,7 +70,7 @@ def from_losses(at: Adversary) -> Attempt:
         "counts from losses",
         "How many images show a class, out of losses",
         "A model that says of every image that it shows one class has a loss that counts the images without it. One "
-        f"request a class and part, each in a run of its own; up to {ASKED_AGAIN} where the answer is no whole number.",
+        "request a class and part, each in a run of its own.",
         sum(found),
         len(sought),
         "counts that the site does not tell",
@@ -82,20 +80,16 @@ def from_losses(at: Adversary) -> Attempt:
 
 
 def _rightly(at: Adversary, plan: Plan, count: Count) -> bool:
-    guesses = []
-    for again in range(ASKED_AGAIN):
-        guess = _guess(at, plan, count, SURE + again)
-        if guess is None:
-            return False
-        guesses.append(guess)
-        if abs(guess - round(guess)) < 1e-3:
-            break
-    return round(float(np.mean(guesses))) == count.truth
+    guess = _guess(at, plan, count)
+    return guess is not None and round(guess) == count.truth
 
 
-def _guess(at: Adversary, plan: Plan, count: Count, bias: float) -> float | None:
-    """The count that a loss says, as the attacker works it out."""
-    model = constant(plan, at.rows, count.row, bias)
+def _guess(at: Adversary, plan: Plan, count: Count) -> float | None:
+    """Return the count that a loss gives away, as the attacker works it out.
+
+    It knows the classes that no validation figure is over: it could try how many they are.
+    """
+    model = constant(plan, at.rows, count.row)
     if count.part == "train":
         trained = at.trains(plan, model)
         loss, images = (None, 0) if trained is None else (trained.train_loss, trained.train_samples)
@@ -105,8 +99,9 @@ def _guess(at: Adversary, plan: Plan, count: Count, bias: float) -> float | None
     if loss is None:
         return None
     one_class = plan.model.task == "multi_class"
-    others = 0.0 if one_class else np.log(2) * (len(at.rows) - 1)
-    return images - (loss * (1 if one_class else len(at.rows)) - others) * images / bias
+    rows = len(at.rows) - (len(at.site.hides("validation")) if count.part == "validation" else 0)
+    others = 0.0 if one_class else np.log(2) * (rows - 1)
+    return images - (loss * (1 if one_class else rows) - others) * images / SURE
 
 
 def from_digits(at: Adversary) -> Attempt:
@@ -128,7 +123,7 @@ def from_digits(at: Adversary) -> Attempt:
         found,
         len(set(at.rows) - at.site.hides("test")) if step > 1 and len(test) else 0,
         "counts that `round_counts_to` rounds",
-        "`exact_figures = false`; `test_metrics = false`",
+        "`test_metrics = false`",
         said=at.said,
     )
 

@@ -21,7 +21,7 @@ from common.models.state import Head, ModelState, layout_of, read_state, state_s
 from common.models.zoo.spec import Task
 from common.wire.records import TrainReply
 
-NOISE = 'of others noise (`level = "strict"`)'
+NOISE = 'of others noise (`level = "private"`)'
 FEW_PATIENTS = "`train_hidden_classes = false` for classes of few patients; "
 OFFSET, STEP = 2.0**10, 2.0**-12
 """A bias, and what one image moves it by: a multiple of the distance of numbers there, so that no sum is rounded."""
@@ -78,7 +78,7 @@ def from_hash(at: Adversary) -> Attempt:
         "model it judged, by its hash, and the attacker tries every count.",
         at,
         (sum(found), sought),
-        stops="`exact_figures = false`: the hash is of what the coordinator sent",
+        stops="masks or noise on updates: the hash is then of what the coordinator sent",
     )
 
 

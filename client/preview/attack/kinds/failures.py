@@ -46,7 +46,6 @@ def failures(at: Adversary, wanted: Sought) -> Attempt:
         right,
         len(present),
         "pictures",
-        "`exact_figures = false` (an image counts up to a bound, a score that is no number is 0.5); "
         "`training_figures = false`, `test_metrics = false`",
         by_chance=len(present) * wrong / strangers if strangers else 0.0,
         notes=[f"{wrong} of {strangers} pictures of neither part were placed wrongly"],

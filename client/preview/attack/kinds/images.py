@@ -64,8 +64,8 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
         int((best > ALIKE).sum()),
         len(train),
         "training images",
-        '`level = "strict"` (noise: `epsilon`, `privacy_unit`). Masks alone do not stop it: a model can be made that '
-        "leaves one hospital alone in the sum. Nor do clipping (`maximum_update_norm`) and the meter of requests.",
+        '`level = "private"` (noise: `epsilon`, `privacy_unit`). Masks alone do not stop it: a model can be made that '
+        "leaves one hospital alone in the sum. Nor does clipping (`maximum_update_norm`).",
         notes=[f"{int((best > NEARLY).sum())} with a correlation above {NEARLY}; median {float(np.median(best)):.4f}"],
         said=at.said,
         pictures=_pictures(_seen(train, plan.model), found, best, place),
@@ -163,7 +163,7 @@ def inverted(at: Adversary) -> Attempt:
         int((best > NEARLY).sum()),
         len(train),
         "training images",
-        'more images in a step; `level = "strict"`; under an honest model also `masked_only` with `peers`.',
+        'more images in a step; `level = "private"`; under an honest model also `masked_only` with `peers`.',
         notes=[f"median correlation {float(np.median(best)):.3f}, largest {float(best.max()):.3f}"],
         said=at.said,
         pictures=_pictures(truth, found, best, place),

@@ -110,7 +110,7 @@ def _attempt(name: str, tried: str, scores: Sequence[Floats], known: _Known, at:
         found,
         members,
         "members",
-        '`level = "strict"` (noise that hides patients).',
+        '`level = "private"` (noise that hides patients).',
         by_chance=max(float(by_chance), FALSE_ALARMS * members),
         notes=[f"AUROC {aurocs[0]:.3f}; {aurocs[1]:.3f} in the update that was trained on further images"],
         said=at.said,
@@ -151,7 +151,7 @@ class _Shadows:
         self._at, self._folder = at, plan_folder
 
     def reply(self, number: int, images: ImageSet, plan: Plan, start: ModelState) -> TrainReply | None:
-        policy = Policy.model_validate({"level": "open", "smallest_count": 0})
+        policy = Policy.model_validate({"level": "trusted", "smallest_count": 0})
         site = replace(self._at.site, train=images, policy=policy, hidden={"train": frozenset()}, unsaid={})
         shadow = Adversary(site, self._folder / str(number), self._at.honest)
         return shadow.trains(plan, start)

@@ -70,8 +70,7 @@ def persons(at: Adversary, wanted: Sought) -> Attempt:
         sum(right),
         len(right),
         "pictures",
-        'in training `level = "strict"`; in the test part `exact_figures = false` '
-        "(a test only of models that grew here, rounded to one image) or `test_metrics = false`",
+        'in training `level = "private"`; in the test part `test_metrics = false`',
         notes=[f"in {part}: {by_part[part]} of {list(wanted.parts).count(part)}" for part in sorted(by_part)]
         + ([f"{wrong} placed wrongly"] if wrong else []),
         said=at.said,
