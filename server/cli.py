@@ -176,7 +176,7 @@ def run(
 
     # Before torch is imported.
     file, coordinator = read_early(experiment, overrides), read_coordinator(folder)
-    expected_sites(coordinator, file, sites)
+    expected_sites(coordinator, file, sites, resume=resume)
     of_folder = resumed_folder_faults(out) if resume else new_folder_faults(out)
     stop_on([*faults_of_run(coordinator, out, resume=resume), *of_folder])
     if not once:

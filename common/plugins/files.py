@@ -26,7 +26,7 @@ INSTALLERS = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "RECORD.p7s", "d
 OUTSIDE = "../"
 """Before the name of a file outside the folder that modules are in, such as ``../share/acme/atlas.txt``."""
 SCRIPTS = (f"{OUTSIDE}bin/", f"{OUTSIDE}Scripts/")
-_CACHE = re.compile(r"(^|.*/)__pycache__/[^/.]+\.[^/.]+(\.opt-[^/.]+)?\.pyc(\.\d+)?")
+_CACHE = re.compile(r"(^|.*/)__pycache__/[^/.]+\.(cpython|pypy)[\w-]*(\.opt-[^/.]+)?\.pyc(\.\d+)?")
 """The name of a cache of byte code, also of one that is being written."""
 
 
@@ -132,7 +132,7 @@ def _recorded(one: Distribution) -> Iterator[tuple[str, Path]]:
 def _is_left_out(name: str, owners: Iterable[Distribution]) -> bool:
     """Return whether a file differs between two installations of one wheel and runs nothing."""
     folder, _, last = name.rpartition("/")
-    if folder.endswith(".dist-info"):
+    if folder.endswith(".dist-info") and "/" not in folder:
         return last in INSTALLERS
     if name.startswith(SCRIPTS):
         points = (point for one in owners for point in one.entry_points)
@@ -172,9 +172,12 @@ def _named_roots(one: Distribution) -> Iterator[str]:
 
 def _path_lines(content: bytes) -> tuple[list[bytes], list[bytes]]:
     """The lines of a .pth that Python runs at its start, and those that name a folder."""
-    lines = [line for line in content.removeprefix(b"\xef\xbb\xbf").splitlines() if line.strip()]
-    run = [line for line in lines if line.startswith((b"import ", b"import\t"))]
-    return run, [line for line in lines if line not in run and not line.startswith(b"#")]
+    # Python 3.13 ends a line where str.splitlines does, earlier ones at \n; a line that either runs counts.
+    text = content.decode("utf-8-sig", "surrogateescape")
+    lines = [line for line in text.splitlines() if line.strip()]
+    run = [line for line in lines if line.startswith(("import ", "import\t"))]
+    folders = [line for line in lines if line not in run and not line.startswith("#")]
+    return [os.fsencode(line) for line in run], [os.fsencode(line) for line in folders]
 
 
 def _is_path_file(name: str) -> bool:

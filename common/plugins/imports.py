@@ -7,11 +7,16 @@ come from a hashed file.
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from importlib.machinery import ModuleSpec, SourceFileLoader
 from pathlib import Path
+from types import CodeType
 
 from common.plugins.files import PluginFiles
+
+_NOT_OF_THE_SOURCE = {"co_filename", "co_lines", "co_positions", "co_branches", "co_lnotab", "co_firsttraceable"}
+"""The path at which the cache was written, and what Python works out of the other parts."""
 
 
 def forged_caches(files: PluginFiles) -> list[str]:
@@ -20,16 +25,31 @@ def forged_caches(files: PluginFiles) -> list[str]:
 
 
 def _runs_other_code(path: str) -> bool:
-    try:
-        source = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):  # a template, say: Python can import it only from a cache
-        source = None
-    try:
-        return SourceFileLoader("module", path).get_code("module") != source
-    except (SyntaxError, ValueError):  # neither source nor cache can be imported
-        return False
-    except (EOFError, TypeError):  # of marshal: the cache holds no code
-        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the source: whoever imports it sees them
+        try:
+            source = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError):  # a template, say: Python can import it only from a cache
+            source = None
+        try:
+            code = SourceFileLoader("module", path).get_code("module")
+        except (SyntaxError, ValueError):  # neither source nor cache can be imported
+            return False
+        except (EOFError, TypeError, ImportError):  # the cache holds no code
+            return True
+    return code is None or source is None or _parts(code) != _parts(source)
+
+
+def _parts(value: object) -> object:
+    """Return what makes up code, to be compared: two constants that are NaN are not equal to themselves."""
+    if isinstance(value, CodeType):
+        names = [name for name in dir(value) if name.startswith("co_") and name not in _NOT_OF_THE_SOURCE]
+        return [(name, _parts(getattr(value, name))) for name in names]
+    if isinstance(value, tuple):
+        return [_parts(part) for part in value]
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    return value if isinstance(value, bytes | str) else (type(value).__name__, repr(value))
 
 
 def unhashed_modules(files: PluginFiles) -> list[str]:

@@ -40,17 +40,18 @@ def not_started(coordinator: Coordinator) -> Fault:
     return Fault(str(coordinator.folder), "flwr-server start does not run on this folder.", remedy)
 
 
-def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int) -> int:
+def expected_sites(coordinator: Coordinator, file: ExperimentFile, sites: int, *, resume: bool) -> int:
     """How many sites a run waits for.
 
     Args:
         sites: As the person wishes; 0 for all that are admitted.
+        resume: Whether the run goes on: a site that was revoked meanwhile is not waited for.
 
     Raises:
         BadInput: If these are more than are admitted, or fewer than the experiment needs.
     """
     admitted, needed = members(coordinator), file.experiment.participation.min_sites
-    expected = sites or len(admitted)
+    expected = min(sites, len(admitted)) if sites and resume else sites or len(admitted)
     faults = []
     if not admitted:
         faults.append(Fault(str(coordinator.folder), "no site is admitted.", "flwr-server admit DIR NAME.request"))

@@ -79,7 +79,7 @@ class Hospitals:
     def check(self, *, resume: bool) -> None:
         """Raise :class:`BadInput` for a bad experiment, too few admitted sites, or where nothing serves the sites."""
         self.own, self.external = _own_images(self.file)
-        self.sites = expected_sites(self.coordinator, self.file, self.sites)
+        self.sites = expected_sites(self.coordinator, self.file, self.sites, resume=resume)
         if not answers(self.coordinator, within_s=START_TIMEOUT_S if resume else 0.0):
             raise BadInput([not_started(self.coordinator)])
 

@@ -269,6 +269,7 @@ def _go_on(checkpoint: Checkpoint, strategy: FederatedAveraging, books: Books, f
     if began != now:
         away = sorted(_enrolled(folder) - strategy.sites.members.keys())
         missing = f" Not there of the sites that took part: {quoted(away)}. Start them, and resume." if away else ""
+        missing += " One that was revoked has to be admitted again, or begin a new run without it." if away else ""
         problem = f"resume: the run began with the classes {quoted(began)}; the sites now have {quoted(now)}."
         raise RunStopped(problem + missing)
     try:

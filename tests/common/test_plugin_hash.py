@@ -9,6 +9,7 @@ import py_compile
 import re
 import shutil
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -132,6 +133,11 @@ def test_caches_that_python_wrote_and_those_that_it_would_not_read_are_no_obstac
     site = installed(tmp_path, monkeypatch)
     for mode, path in zip(py_compile.PycInvalidationMode, sorted(site.rglob("*.py")), strict=False):
         py_compile.compile(str(path), invalidation_mode=mode)
+    more = (site / "acme_more.py").read_text() + "\nNAN = 1e999 - 1e999\nTHERE = 2 in {1, 2, 'a'}\nBAD = '\\d'\n"
+    (site / "acme_more.py").write_text(more)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        py_compile.compile(str(site / "acme_more.py"))
     old = site / "acme" / "lazy.py"
     py_compile.compile(str(old), invalidation_mode=py_compile.PycInvalidationMode.TIMESTAMP)
     old.write_text("VALUE = 'hashed'  # edited by its author\n")
@@ -163,7 +169,6 @@ def without_source(site: Path) -> None:
 
 
 def beside_the_caches(site: Path) -> None:
-    (site / "acme" / "__pycache__").mkdir()
     (site / "acme" / "__pycache__" / "hidden.pyc").write_bytes(b"1")
 
 
@@ -187,6 +192,11 @@ CHANGES: dict[str, Callable[[Path], object]] = {
     "metadata": lambda site: (site / "acme-1.0.dist-info" / "METADATA").write_text("Name: acme\nVersion: 1.0\nA: B\n"),
     "renamed file": lambda site: (site / "acme" / "table.csv").rename(site / "acme" / "table.tsv"),
     "removed file": lambda site: (site / "acme" / "table.csv").unlink(),
+    "data under an installer's name": lambda site: (site / "acme" / "x.dist-info" / "INSTALLER").write_text("2"),
+    "data that is called like a cache": lambda site: (site / "acme" / "__pycache__" / "data.bin.pyc").write_bytes(b"2"),
+    "line of a .pth behind a form feed": lambda site: (site / "acme_start.pth").write_text(
+        "import sys\n#\fimport os\n"
+    ),
     "target of a link": lambda site: (site / "linked.txt").write_text("other"),
 }
 
@@ -197,6 +207,8 @@ def test_whatever_can_be_imported_or_read_changes_the_hash(
 ) -> None:
     site = installed(tmp_path, monkeypatch)
     (site / "linked.txt").write_text("text")
+    (site / "acme" / "x.dist-info").mkdir()
+    (site / "acme" / "__pycache__").mkdir()
     (site / "acme" / "link.txt").symlink_to(site / "linked.txt")
     before = stamp_of(LOSSES, "answer")
     assert stamp_of(LOSSES, "answer") == before

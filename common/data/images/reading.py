@@ -32,8 +32,10 @@ _HEAD = 4096
 Image.MAX_IMAGE_PIXELS = (
     None  # its own bound, in pixels, could not be raised with ours: see common.data.base.decoded_size
 )
-_BYTES = {"1": 1, "L": 1, "P": 1, "LA": 4, "I;16": 2, "I;16B": 2}
-"""Bytes of a pixel in Pillow's memory; four in all other modes."""
+_BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2}
+"""Bytes of a pixel in Pillow's memory; four in all other modes, and where a palette becomes colours."""
+_BAND = 1 << 20
+"""Pixels that are scaled at a time: numpy takes 8 bytes for each beside the picture."""
 
 
 def is_dicom(data: bytes) -> bool:
@@ -216,12 +218,18 @@ def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
     depth = next((depth for depth in _BIT_DEPTHS if brightest < 1 << depth), None)
     if depth is None or int(pixels.min()) < 0:
         raise ValueError(f"pixel values from {pixels.min()} to {brightest} do not fit 16 bits")
-    return np.round(pixels * (255 / ((1 << depth) - 1))).astype(np.uint8)
+    scaled = np.round(np.arange(1 << depth) * (255 / ((1 << depth) - 1))).astype(np.uint8)
+    result = np.empty(pixels.shape, np.uint8)
+    rows = max(1, _BAND // pixels.shape[1])
+    for start in range(0, len(pixels), rows):
+        result[start : start + rows] = scaled[pixels[start : start + rows]]
+    return result
 
 
 def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     """Bring a picture into ``form``, bilinear (averaging when it shrinks), padded with black or stretched."""
-    image = _in_mode(image, "RGB" if form.color else "L")
+    mode = "RGB" if form.color else "L"
+    image = image if image.mode == "L" else _in_mode(image, mode)  # grey becomes colour once it is small
     longer = max(image.size)
     width, height = (
         (form.size, form.size)
@@ -230,6 +238,7 @@ def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:
     )
     if (width, height) != image.size:
         image = image.resize((width, height), Image.Resampling.BILINEAR)
+    image = _in_mode(image, mode)
     canvas = np.zeros(form.shape, dtype=np.uint8)
     top, left = (form.size - height) // 2, (form.size - width) // 2
     canvas[top : top + height, left : left + width] = np.asarray(image)
