@@ -124,9 +124,9 @@ def read_status(state: Path) -> Mapping[str, Any]:
         present = dict(json.loads((state / FILE).read_bytes()))
         age_s = time.time() - present.pop("written")
         present = asdict(Status(**present))
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         age_s = float("inf")
-    if age_s > SILENT_S:
+    if not abs(age_s) <= SILENT_S:  # a clock that was set back is followed by a new file within SIGN_S
         problem = f"flwr-client runs on this folder and has not written {FILE} for {SILENT_S:.0f} s."
         remedy = "Look whether the disk is full; if it is not, the program hangs: restart it."
         raise BadInput([Fault(str(state.parent), problem, remedy)])

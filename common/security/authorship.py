@@ -172,33 +172,54 @@ def _check_gaps(
             which = (
                 f"{counted(len(missing), 'reply', 'replies')} of {site} (number {', '.join(names)} by its own count)"
             )
-            where = _around(receipt, site, numbered.get(before), numbered.get(after), own)
+            rounds = _rounds_between(receipt, numbered, before, after, own.sent if own.site == site else ())
+            where = _around(receipt, site, numbered.get(before), numbered.get(after), rounds, own)
             problem = f"{which}: taken from the site, and not in the receipt: withheld. {where}"
             found.faults.append(Fault(f"{FILE}: {site}", problem, _reasons(receipt, site), site=site))
 
 
 def _around(
-    receipt: Mapping[str, Any], site: str, before: ReplyStatement | None, after: ReplyStatement | None, own: OwnCount
+    receipt: Mapping[str, Any],
+    site: str,
+    before: ReplyStatement | None,
+    after: ReplyStatement | None,
+    rounds: tuple[int, int],
+    own: OwnCount,
 ) -> str:
-    """Say which replies are missing between two that are there, as far as signatures, rounds and the site show it."""
+    """Name the replies around missing ones, and what the receipt lacks of these rounds as far as it can be known."""
     replies = [reply for reply in receipt["replies"] if reply["site"] == site]
     trained = {reply["round"] for reply in replies if reply["record"] == TRAINED}
-    rounds = [one["round"] for one in receipt["rounds"] if one["round"] not in trained]
-    first, last = before.round if before else 0, after.round if after else max(rounds, default=0)
-    lacking = [f"{TRAINED} of round {number}" for number in rounds if first <= number <= last]
-    places = [f"after its {_name(before)}"] if before else []
-    places += [f"before its {_name(after)}"] if after else []
+    first, last = rounds
+    numbers = [one["round"] for one in receipt["rounds"] if one["round"] not in trained]
+    lacking = [f"{TRAINED} of round {number}" for number in numbers if first <= number <= last]
+    places = [f", sent after its {_name(before)}"] if before else []
+    places += [f", sent before its {_name(after)}"] if after else []
     if before and after:
-        places = [f"between its {_name(before)} and its {_name(after)}"]
-    text = f"It was sent {places[0]}." if places else "It is all that the site sent."
+        places = [f", sent between its {_name(before)} and its {_name(after)}"]
+    when = f"round {first}" if first == last else f"a round from {first} to {last}"
+    text = f"Of {when}{''.join(places)}."
     if lacking:
         text += f" The receipt has no {listed(lacking[:MOST_NUMBERS])} of it."
     named = {reply["sha256"] for reply in replies}
-    if sent := [
-        f"{one.record} of round {one.round}" for one in own.sent if own.site == site and one.sha256 not in named
-    ]:
+    of_site = [one for one in own.sent if own.site == site and one.sha256 not in named and first <= one.round <= last]
+    if sent := [f"{one.record} of round {one.round}" for one in of_site]:
         text += f" The site's audit has, and the receipt has not: {listed(sent[-MOST_NUMBERS:])}."
     return text
+
+
+def _rounds_between(
+    receipt: Mapping[str, Any],
+    numbered: Mapping[int, ReplyStatement],
+    before: int,
+    after: int,
+    sent: Sequence[OwnReply],
+) -> tuple[int, int]:
+    """The first and the last round of which replies between two numbers of a site can be; 0 is the roll call."""
+    first = max((numbered[number].round for number in numbered if number <= before), default=0)
+    later = [numbered[number].round for number in sorted(numbered) if number >= after and numbered[number].round]
+    if later:
+        return first, max(later[0], first)
+    return first, max([first, *(one["round"] for one in receipt["rounds"]), *(reply.round for reply in sent)])
 
 
 def _name(statement: ReplyStatement) -> str:

@@ -80,6 +80,8 @@ def _watch(coordinator: Coordinator, link: SuperLink, control: Control, tell: Te
 
 
 def _gone(coordinator: Coordinator, site: str) -> str:
+    if site not in members(coordinator):
+        return f"{site} is revoked: its calls are refused from now on"
     if when := read_sign_offs(coordinator.state).get(site):
         return f"{site} {stopped_at(when)}"
     return f"{site} is gone: it gives no sign of life, and did not sign off"

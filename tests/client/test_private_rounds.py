@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +195,7 @@ def test_the_status_says_what_is_spent_and_of_what(tmp_path: Path) -> None:
     assert spent_by(at) == {"epsilon": 0.0, "delta": 1e-5, "budget": 40.0}
     first_round(at, private_plan())
     assert spent_by(at) == {"epsilon": cost(ONE), "delta": 1e-5, "budget": 40.0}
-    found = Status("north", privacy=spent_by(at)).as_json()
+    found = asdict(Status("north", privacy=spent_by(at)))
     assert f"privacy spent, over all runs: epsilon {cost(ONE):.2f} of 40 at delta 1e-05" in in_words(found)
 
 

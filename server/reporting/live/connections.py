@@ -63,6 +63,7 @@ class Connections:
         listener.setblocking(False)
         loop = asyncio.get_running_loop()
         while True:
+            await asyncio.sleep(0)  # sock_accept does not wait while connections queue: let those that close do so
             try:
                 accepted, address = await loop.sock_accept(listener)
             except OSError:  # no descriptor is left, or the other end has gone already

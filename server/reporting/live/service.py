@@ -35,6 +35,7 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
+    "Connection": "close",  # the time for a request is counted from the start of its connection
 }
 
 
@@ -165,6 +166,7 @@ class ViewServer(uvicorn.Server):
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,  # connections are known by their own addresses
                 lifespan="off",
                 ws="none",
                 timeout_graceful_shutdown=CLOSING_S,
