@@ -29,8 +29,7 @@ READERS = (
         "client.site.settings",
         "client.connection.fleet_client",
     ),
-    "tomllib",
-    "json",
+    *("tomllib", "json", "pydicom.filereader", "pydicom.encaps"),
 )
 """Whose branches guide it."""
 
