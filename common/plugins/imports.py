@@ -26,7 +26,7 @@ def forged_caches(files: PluginFiles) -> list[str]:
 
 def _runs_other_code(path: str) -> bool:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the source: whoever imports it sees them
+        warnings.simplefilter("ignore")  # of the source; its import shows them
         try:
             source = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):  # a template, say: Python can import it only from a cache
