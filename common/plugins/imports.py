@@ -25,14 +25,15 @@ def forged_caches(files: PluginFiles) -> list[str]:
 
 
 def _runs_other_code(path: str) -> bool:
+    loader = SourceFileLoader("module", path)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the source; its import shows them
         try:
-            source = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+            source = loader.source_to_code(Path(path).read_bytes(), path)
         except (SyntaxError, ValueError):  # a template, say: Python can import it only from a cache
             source = None
         try:
-            code = SourceFileLoader("module", path).get_code("module")
+            code = loader.get_code("module")
         except (SyntaxError, ValueError):  # neither source nor cache can be imported
             return False
         except (EOFError, TypeError, ImportError):  # the cache holds no code

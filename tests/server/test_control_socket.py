@@ -63,10 +63,12 @@ def test_another_account_of_the_machine_cannot_connect(coordinator: Coordinator)
     )
     short = Path("/tmp") / f"control-{os.getpid()}"  # every folder above is open, so that only the mode of state counts
     shutil.rmtree(short, ignore_errors=True)
-    short.mkdir(mode=0o755)
+    short.mkdir()
+    short.chmod(0o755)
     try:
         state = short / "state"
-        state.mkdir(mode=0o755)
+        state.mkdir()
+        state.chmod(0o755)
         with closing(ControlSocket(state)) as place, socket.socket(socket.AF_UNIX) as listening:
             listening.bind(place.path)
             listening.listen()

@@ -230,10 +230,10 @@ def test_personal_models_that_cannot_be_tested_are_not_left_out_of_the_mean_in_s
 ) -> None:
     from client.training import evaluate_round
 
-    tested = evaluate_round._tested
+    tested = evaluate_round.figures_of_test
     fails = {"site-2"}
     monkeypatch.setattr(
-        evaluate_round, "_tested", lambda work, told: 1 / 0 if work.site.name in fails else tested(work, told)
+        evaluate_round, "figures_of_test", lambda work: 1 / 0 if work.site.name in fails else tested(work)
     )
     with pytest.raises(TooFewSites, match=r"test: 2 of 3 sites replied\. site-2: .*division by zero"):
         federation(tmp_path, "run.method=individual")
