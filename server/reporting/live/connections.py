@@ -27,22 +27,27 @@ class Connection:
 
     Attributes:
         address: Host and port of the other end.
+        socket: The same that its transport closes at the end.
         handshake: The task that ends with the TLS handshake.
         transport: Once the handshake is done.
         has_token: Whether a request with the token has come on it.
     """
 
     address: tuple[str, int]
+    socket: socket.socket
     handshake: asyncio.Task[None] | None = None
     transport: asyncio.Transport | None = None
     has_token: bool = False
 
     @property
     def is_open(self) -> bool:
-        """Whether the other end can still send a request."""
-        if self.transport is None:
-            return self.handshake is not None and not self.handshake.done()
-        return not self.transport.is_closing()
+        """Whether it holds a descriptor: also while TLS waits for the other end to close."""
+        return self.socket.fileno() != -1
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether it may be closed for another one."""
+        return not self.has_token or (self.transport is not None and self.transport.is_closing())
 
     def close(self) -> None:
         """Close the connection at once."""
@@ -72,7 +77,7 @@ class Connections:
             if not self._make_room():
                 accepted.close()
                 continue
-            connection = Connection(address[:2])
+            connection = Connection(address[:2], accepted)
             connection.handshake = loop.create_task(_shake_hands(connection, accepted, protocol, tls))
             connection.handshake.add_done_callback(partial(_close_unless_served, connection, accepted))
             self._accepted.append(connection)
@@ -80,14 +85,17 @@ class Connections:
     def note_token(self, address: tuple[str, int] | None) -> None:
         """Note that a request with the token has come from this address; its connection no longer gives way."""
         for connection in self._accepted:
-            connection.has_token |= connection.is_open and connection.address == address
+            connection.has_token |= connection.may_give_way and connection.address == address
 
     def _make_room(self) -> bool:
-        """Close the oldest connection without the token if there are too many; return whether there is room."""
+        """Close the oldest connection without the token if there are too many; return whether there is room.
+
+        What is closed here holds its descriptor for some turns of the loop more.
+        """
         self._accepted = [connection for connection in self._accepted if connection.is_open]
         if len(self._accepted) < MOST_CONNECTIONS:
             return True
-        oldest = next((connection for connection in self._accepted if not connection.has_token), None)
+        oldest = next((connection for connection in self._accepted if connection.may_give_way), None)
         if oldest is not None:
             oldest.close()
             self._accepted.remove(oldest)
