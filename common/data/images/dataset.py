@@ -20,7 +20,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"pydicom\b")
 _OF_A_READ = 512
 """Bytes in memory that come of each piece that pydicom reads: an element takes one or two, an item of a sequence 4."""
 _OF_AN_ITEM = 1280
-_PIECE = 1 << 16
+_PIECE = 1 << 12
 _OF_A_BYTE = {"SQ": 40}
 """Bytes in memory for each byte of a sequence, beside its items."""
 _OF_A_VALUES_BYTE = 300
