@@ -76,7 +76,7 @@ def install_module(
 
 def forget(patched: pytest.MonkeyPatch) -> None:
     """Have this process know nothing of plug-ins, as a new one."""
-    for name in ("_at_load", "_latest"):
+    for name in ("_loaded", "_latest"):
         patched.setattr(plugins, name, {})
 
 

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 
 import psutil
 import torch
@@ -17,8 +16,7 @@ from client.connection.exit_codes import ExitCode
 from client.site.settings import gpus_lacking
 from client.site.site_file import Settings
 from common import __version__
-
-_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+from common.system.memory_use import container_limit
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Machine:
 def measured(settings: Settings) -> Machine:
     """Look at this machine and this folder."""
     folder, key, memory = settings.folder, settings.key_path, psutil.virtual_memory()
-    limit = _container_limit()
+    limit = container_limit()
     own = [folder, settings.state] if settings.state.exists() else [folder]
     return Machine(
         disk_free=shutil.disk_usage(folder).free,
@@ -79,13 +77,6 @@ def _gpu() -> Gpu | None:
         return None
     free, total = torch.cuda.mem_get_info()
     return Gpu(torch.cuda.get_device_name(), total, free, torch.cuda.device_count())
-
-
-def _container_limit() -> int:
-    try:
-        return int(_CGROUP_LIMIT.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no container, or "max"
-        return 2**62
 
 
 def check_machine(machine: Machine, settings: Settings, needs: Needs | None) -> AreaFindings:

@@ -1,7 +1,6 @@
 """What is checked before ``flwr-client start`` imports torch or reads an image: within a second, with the remedy."""
 
 import contextlib
-import fcntl
 from pathlib import Path
 
 from cryptography import x509
@@ -12,6 +11,7 @@ from client.site.site_file import Settings, read_credentials, read_with_faults
 from common.errors import BadInput, Fault, stop_on
 from common.security.identity import SiteKit
 from common.system.before_start import date_faults, flower_faults, place_faults
+from common.system.files import is_locked
 
 LOOK_S = 0.5
 """How long the coordinator may take to show its certificate; where it takes longer, the connection itself will tell."""
@@ -44,12 +44,7 @@ def refuse_second(state: Path) -> None:
 
 def is_held(state: Path) -> bool:
     """Return whether a process of this site runs: it holds the lock of the folder."""
-    with contextlib.suppress(FileNotFoundError), (state / "lock").open("r") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    return is_locked(state / "lock")
 
 
 def of_second(state: Path) -> Fault:

@@ -80,7 +80,7 @@ def is_healthy(present: Mapping[str, Any], now: float) -> bool:
 def status_file(status: Status, state: Path) -> Iterator[None]:
     """Keep ``state/status.json`` up to date while the program runs, by a thread; remove it at the end."""
     path, stop = state / FILE, threading.Event()
-    _write(status, path)
+    _write(asdict(status), path)
     keeper = threading.Thread(target=_keep, args=(status, path, stop), name="status", daemon=True)
     keeper.start()
     try:
@@ -95,13 +95,13 @@ def _keep(status: Status, path: Path, stop: threading.Event) -> None:
     last, written = asdict(status), time.monotonic()
     while not stop.wait(LOOK_S):
         present = asdict(status)
-        if (present != last or time.monotonic() - written > SIGN_S) and _write(status, path):
+        if (present != last or time.monotonic() - written > SIGN_S) and _write(present, path):
             last, written = present, time.monotonic()
 
 
-def _write(status: Status, path: Path) -> bool:
-    """Write the status; return whether that worked. Where it does not, a reader sees the age of the file."""
-    content = json.dumps(asdict(status) | {"written": time.time()}).encode()
+def _write(present: Mapping[str, Any], path: Path) -> bool:
+    """Write the fields of a status; return whether that worked: where not, a reader sees the age of the file."""
+    content = json.dumps({**present, "written": time.time()}).encode()
     with contextlib.suppress(OSError):  # no room on the disk, or no descriptor: no reason to end
         write_atomically(path, content, durable=False, private=True)
         return True

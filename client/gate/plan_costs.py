@@ -4,7 +4,6 @@ The figures are lower bounds: a plan that they put beyond a machine cannot work 
 that lays each network out on torch's "meta" device, whose tensors have shapes and no memory.
 """
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +16,7 @@ from common.models.network import adapted_outline
 from common.models.trained import trained_layers
 from common.models.zoo.registry import outline
 from common.models.zoo.spec import Architecture, ModelSpec, is_external
+from common.system.memory_use import physical_memory
 from strategies.base.method import Method
 from strategies.privacy.gradients import pack_size
 
@@ -183,7 +183,7 @@ def machine_memory(device: str) -> int:
     """Bytes of the machine's memory, or of its GPU's."""
     if device == "cuda":
         return int(torch.cuda.mem_get_info()[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return physical_memory()
 
 
 def _backbone_parameters(spec: ModelSpec) -> int:

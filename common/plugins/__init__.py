@@ -12,7 +12,7 @@ its files, and a site runs what it has itself, if that is the same.
 import hashlib
 import re
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
@@ -114,9 +114,11 @@ def loaded(group: str, name: str) -> Any:
     """
     if (group, name) in _offered:
         return _offered[group, name]
+    if (group, name) in _loaded:  # before the entry points are searched, which takes milliseconds
+        return _loaded[group, name].part
     point = found(group, name)
     try:
-        return point.load() if (group, name) in _at_load else _load(point)
+        return _load(point)
     except BadInput:
         raise
     except (Exception, SystemExit) as error:  # somebody else's code: it may raise anything
@@ -137,7 +139,7 @@ def _load(point: EntryPoint) -> Any:
         raise _mismatch(point, f"{shortened(strange)} did not come from a hashed file of its package.")
     if files_of(point) != files:
         raise _mismatch(point, "its files changed while it was imported.")
-    _at_load[point.group, point.name] = stamp
+    _loaded[point.group, point.name] = _Loaded(stamp, part)
     return part
 
 
@@ -154,8 +156,8 @@ def stamp_of(group: str, name: str) -> PluginStamp:
     if (group, name) in _offered:
         sha256 = hashlib.sha256(name.encode()).hexdigest()
         return PluginStamp(group=group, name=name, package="this program", version="0", sha256=sha256)
-    if (group, name) in _at_load:  # files that changed since are not what runs
-        return _at_load[group, name]
+    if (group, name) in _loaded:  # files that changed since are not what runs
+        return _loaded[group, name].stamp
     stamp = _hashed(found(group, name))[1]
     _latest[group, name] = stamp
     return stamp
@@ -180,7 +182,12 @@ def _hashed(point: EntryPoint) -> tuple[PluginFiles, PluginStamp]:
     return files, PluginStamp(**about, sha256=files.sha256(point.value))
 
 
-_at_load: dict[tuple[str, str], PluginStamp] = {}
+class _Loaded(NamedTuple):
+    stamp: PluginStamp
+    part: Any
+
+
+_loaded: dict[tuple[str, str], _Loaded] = {}
 """What this process has imported."""
 _offered: dict[tuple[str, str], Any] = {}
 """What this process offers itself."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -194,6 +195,16 @@ def _remove(paths: Iterable[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock of a file; one that is not there is not locked."""
+    with contextlib.suppress(FileNotFoundError), path.open("r") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 PRIVATE = 0o700

@@ -7,11 +7,14 @@ up to ``KEPT_BYTES`` beyond what it uses.
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 KEPT_BYTES = 2**30
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _TRIM_THRESHOLD, _MMAP_MAX, _ARENA_MAX = -1, -4, -8  # of <malloc.h>
 
 LARGE_BUFFERS = {
@@ -20,6 +23,19 @@ LARGE_BUFFERS = {
     "MALLOC_ARENA_MAX": "1",
 }
 """The same for a process that is started: glibc reads these once, at its start."""
+
+
+def physical_memory() -> int:
+    """Return the bytes of the machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def container_limit() -> int:
+    """Return the bytes of memory that this container may use; of none, more than any machine has."""
+    try:
+        return int(_CONTAINER_LIMIT.read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no container, or "max"
+        return 2**62
 
 
 def keep_large_buffers() -> None:

@@ -21,7 +21,7 @@ from pydantic import Field, field_validator
 
 from common.errors import BadInput, Fault
 from common.security.identity import checked_name
-from common.system.files import private_folder, write_atomically
+from common.system.files import is_locked, private_folder, write_atomically
 from common.system.toml import Section, read_toml, toml_text, validated
 
 FILE = "coordinator.toml"
@@ -150,14 +150,7 @@ def write_coordinator(folder: Path, file: CoordinatorFile) -> Coordinator:
 
 def at_work(coordinator: Coordinator, what: Literal["start", "run"]) -> bool:
     """Whether a process does a thing in this folder."""
-    if not (lock := coordinator.state / f"{what}.lock").is_file():
-        return False
-    with lock.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    return is_locked(coordinator.state / f"{what}.lock")
 
 
 @contextlib.contextmanager

@@ -76,6 +76,7 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     """Return the overview as tables for a person."""
     up = LINK[found["superlink"]]
     heading = f"{found['name']} at {found['address']}: SuperLink {up}; certificate {found['certificate_days']:.0f} days"
+    heading += f"; release {found['release']}"
     table = Table("site", "connection", "in the run", "release")
     run = found["run"] or {}
     present = Present(**run) if run else None
@@ -87,9 +88,7 @@ def in_words(found: Mapping[str, Any]) -> RenderableType:
     # outside the table, which would break them at 80 columns: they are compared by telephone and copied
     keys = [_unbroken(f"{site['fingerprint']}  {name}") for name, site in found["sites"].items()]
     lists = [f"{name} may claim {said}" for name, site in found["sites"].items() if (said := _may_claim(site))]
-    return Group(
-        Text(f"{heading}; release {__version__}"), table, *keys, *map(Text, lists), Text(_run_in_words(run, found))
-    )
+    return Group(Text(heading), table, *keys, *map(Text, lists), Text(_run_in_words(run, found)))
 
 
 def _unbroken(line: str) -> Text:

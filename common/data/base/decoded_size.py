@@ -5,9 +5,9 @@ content takes in memory, stops where these are more than the rule allows, and re
 One key, ``data.largest_mb``, raises the bound.
 """
 
-import os
 from functools import cache
-from pathlib import Path
+
+from common.system.memory_use import container_limit, physical_memory
 
 LARGEST_MB = 256
 """MiB of one decoded picture: 2^26 pixels of four bytes, which is how Pillow holds colours, and twice as many of grey
@@ -17,7 +17,6 @@ MOST_GROWTH = 100
 deflate reaches 1,030 with nothing but zeros."""
 SHARE_OF_MEMORY = 0.75
 """Of the machine's memory, for one file of many pictures; the rest is for the program and the training."""
-_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def largest_picture(largest_mb: int = LARGEST_MB) -> int:
@@ -59,8 +58,4 @@ def in_mib(size: int) -> str:
 @cache
 def memory_of_machine() -> int:
     """Bytes of the machine's memory, or of what this container may use of it."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        return min(memory, int(_CONTAINER_LIMIT.read_text(encoding="ascii")))
-    except (OSError, ValueError):  # no container, or "max"
-        return memory
+    return min(physical_memory(), container_limit())

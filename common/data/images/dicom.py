@@ -1,6 +1,5 @@
 """One DICOM image to 8 bits, as a viewer would show it: rescaled, windowed, white bone on black air."""
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from pydicom.uid import RLELossless
 
 from common.data.base.decoded_size import largest_picture, refuse_larger
 from common.data.base.spec_base import AS_IN_FILE, Rendering, Window
+from common.data.images.bands import bands, in_bands
 from common.data.images.dataset import dataset_of, refuse_large_elements, tags_of
 from common.data.images.frame_size import decoder_tables, frame_size, plane_size
 from common.data.images.frames import frame_count, frame_index, take_over_groups
@@ -32,8 +32,6 @@ _ASKED_FOR = tags_of(
     *("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"),
     *(f"{color}PaletteColorLookupTableDescriptor" for color in ("Red", "Green", "Blue")),
 )
-_BAND = 1 << 20
-"""Pixels that are brought to 8 bits together: as numbers of 8 bytes all of a picture would take many times its size."""
 
 
 def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.uint8]:
@@ -50,25 +48,17 @@ def dicom_pixels(data: bytes, rendering: Rendering = AS_IN_FILE) -> NDArray[np.u
     refuse_larger(_decoded_size(dataset), largest_picture(rendering.largest_mb))
     pixels = _unpacked(dataset, index, largest_picture(rendering.largest_mb))
     if dataset.PhotometricInterpretation in _COLOR:
-        return _in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
+        return in_bands(lambda band: _eight_bit_color(band, int(dataset.BitsStored)), pixels)
     if dataset.PhotometricInterpretation == _PALETTE:
-        return _in_bands(lambda band: _colors_of_palette(band, dataset), pixels)
+        return in_bands(lambda band: _colors_of_palette(band, dataset), pixels)
     limits = _limits(pixels, dataset) if _is_without_window(dataset, rendering.window) else None
-    return _in_bands(lambda band: _eight_bit_grey(band, dataset, rendering.window, limits), pixels)
+    return in_bands(lambda band: _eight_bit_grey(band, dataset, rendering.window, limits), pixels)
 
 
 def _decoded_size(dataset: Any) -> int:
     """Bytes of the chosen frame's pixels."""
     samples = int(dataset.Rows) * int(dataset.Columns) * int(dataset.SamplesPerPixel)
     return samples * -(-int(dataset.BitsAllocated) // 8)
-
-
-def _in_bands(shown: Callable[[NDArray[Any]], NDArray[np.uint8]], pixels: NDArray[Any]) -> NDArray[np.uint8]:
-    """Bring pixels ``(height, width[, 3])`` to 8 bits, some rows at a time."""
-    rows = max(1, _BAND // pixels[0].size)
-    if len(pixels) <= rows:
-        return shown(pixels)
-    return np.concatenate([shown(pixels[start : start + rows]) for start in range(0, len(pixels), rows)])
 
 
 def _refuse_other_than_pictures(dataset: Any) -> None:
@@ -187,9 +177,7 @@ def _limits(pixels: NDArray[Any], dataset: Any) -> tuple[float, float]:
         ValueError: If there is nothing but padding.
     """
     padding, limits = dataset.get("PixelPaddingValue"), list[tuple[float, float]]()
-    rows = max(1, _BAND // pixels[0].size)
-    for start in range(0, len(pixels), rows):
-        band = pixels[start : start + rows]
+    for band in bands(pixels):
         values = np.asarray(apply_modality_lut(band, dataset))
         inside = values if padding is None else values[band != padding]
         if inside.size:

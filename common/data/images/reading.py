@@ -17,6 +17,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from common.data.base.decoded_size import largest_picture, refuse_larger
 from common.data.base.image_set import Skipped
 from common.data.base.spec_base import AS_IN_FILE, Rendering, Resize
+from common.data.images.bands import in_bands
 from common.errors import BadInput, Fault
 
 PICTURES = (".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".nii", ".nii.gz")
@@ -29,13 +30,10 @@ _PNG_OR_JPEG = (b"\x89PNG", b"\xff\xd8")
 _BEGINNING = 348
 _HEAD = 4096
 """Bytes of a packed file in which its first 348 are: gzip puts the file's name before them, and may not pack at all."""
-Image.MAX_IMAGE_PIXELS = (
-    None  # its own bound, in pixels, could not be raised with ours: see common.data.base.decoded_size
-)
+# Pillow's own bound, in pixels, could not be raised with ours: see common.data.base.decoded_size.
+Image.MAX_IMAGE_PIXELS = None
 _BYTES = {"1": 1, "L": 1, "I;16": 2, "I;16B": 2}
 """Bytes of a pixel in Pillow's memory; four in all other modes, and where a palette becomes colours."""
-_BAND = 1 << 20
-"""Pixels that are scaled at a time: numpy takes 8 bytes for each beside the picture."""
 
 
 def is_dicom(data: bytes) -> bool:
@@ -219,11 +217,7 @@ def _eight_bits(pixels: NDArray[np.integer]) -> NDArray[np.uint8]:
     if depth is None or int(pixels.min()) < 0:
         raise ValueError(f"pixel values from {pixels.min()} to {brightest} do not fit 16 bits")
     scaled = np.round(np.arange(1 << depth) * (255 / ((1 << depth) - 1))).astype(np.uint8)
-    result = np.empty(pixels.shape, np.uint8)
-    rows = max(1, _BAND // pixels.shape[1])
-    for start in range(0, len(pixels), rows):
-        result[start : start + rows] = scaled[pixels[start : start + rows]]
-    return result
+    return in_bands(lambda band: scaled[band], pixels)
 
 
 def shaped(image: Image.Image, form: ImageForm) -> NDArray[np.uint8]:

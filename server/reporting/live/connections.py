@@ -78,8 +78,8 @@ class Connections:
                 accepted.close()
                 continue
             connection = Connection(address[:2], accepted)
-            connection.handshake = loop.create_task(_shake_hands(connection, accepted, protocol, tls))
-            connection.handshake.add_done_callback(partial(_close_unless_served, connection, accepted))
+            connection.handshake = loop.create_task(_shake_hands(connection, protocol, tls))
+            connection.handshake.add_done_callback(partial(_close_unless_served, connection))
             self._accepted.append(connection)
 
     def note_token(self, address: tuple[str, int] | None) -> None:
@@ -102,16 +102,14 @@ class Connections:
         return oldest is not None
 
 
-def _close_unless_served(connection: Connection, accepted: socket.socket, handshake: asyncio.Task[None]) -> None:
+def _close_unless_served(connection: Connection, handshake: asyncio.Task[None]) -> None:
     if connection.transport is None:
-        accepted.close()
+        connection.socket.close()
 
 
-async def _shake_hands(
-    connection: Connection, accepted: socket.socket, protocol: MakeProtocol, tls: ssl.SSLContext | None
-) -> None:
+async def _shake_hands(connection: Connection, protocol: MakeProtocol, tls: ssl.SSLContext | None) -> None:
     loop = asyncio.get_running_loop()
     with contextlib.suppress(OSError, TimeoutError):  # no TLS, another one, or none in time
-        served = loop.connect_accepted_socket(protocol, accepted, ssl=tls)
+        served = loop.connect_accepted_socket(protocol, connection.socket, ssl=tls)
         connection.transport, _ = await asyncio.wait_for(served, REQUEST_S)
         loop.call_later(REQUEST_S, lambda: None if connection.has_token else connection.close())
