@@ -7,6 +7,7 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,12 @@ def forget(patched: pytest.MonkeyPatch) -> None:
     """Have this process know nothing of plug-ins, as a new one."""
     for name in ("_loaded", "_latest"):
         patched.setattr(plugins, name, {})
+
+
+def put_in(patched: pytest.MonkeyPatch, name: str, part: Any) -> None:
+    """Have the installed module hold another part under this name, as if its author had written that."""
+    patched.setattr(stairs(), name, part)
+    forget(patched)
 
 
 def stairs() -> ModuleType:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from common.errors import BadInput
 from polyclinic import testing
 from polyclinic.data import LabelledImages
-from tests.third_parties import install, stairs
+from tests.third_parties import install, put_in
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +99,7 @@ def unseeded(channels: int, size: int) -> nn.Module:
 def test_a_mistake_in_a_network_is_named(
     network: Callable[[int, int], nn.Module], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stairs(), "network", network)
+    put_in(monkeypatch, "network", network)
     with pytest.raises(AssertionError, match=problem):
         testing.check_network("stairs", channels=1, image_size=16)
 
@@ -129,7 +129,7 @@ def writes(logits: Tensor, labels: Tensor, annotated: Tensor) -> Tensor:
     ],
 )
 def test_a_mistake_in_a_loss_is_named(loss: Callable[..., Any], problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stairs(), "absolute", loss)
+    put_in(monkeypatch, "absolute", loss)
     with pytest.raises(AssertionError, match=problem):
         testing.check_loss("absolute")
 
@@ -161,15 +161,15 @@ def of_one_kind(folder: Path, options: Mapping[str, Any]) -> LabelledImages:
 def test_a_mistake_in_a_data_set_is_named(
     dataset: Callable[..., LabelledImages], problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stairs(), "stripes", dataset)
+    put_in(monkeypatch, "stripes", dataset)
     with pytest.raises(AssertionError, match=problem):
         testing.check_dataset("stripes", tmp_path)
 
 
 def test_a_mistake_in_a_metric_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stairs(), "youden", lambda scores, labels: scores[0])
+    put_in(monkeypatch, "youden", lambda scores, labels: scores[0])
     with pytest.raises(AssertionError, match="with the images in another order"):
         testing.check_metric("youden")
-    monkeypatch.setattr(stairs(), "youden", lambda scores, labels: 1 / (scores.std() - scores.std()))
+    put_in(monkeypatch, "youden", lambda scores, labels: 1 / (scores.std() - scores.std()))
     with pytest.raises(BadInput, match="plugin:youden"):
         testing.check_metric("youden")

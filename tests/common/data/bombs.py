@@ -12,6 +12,7 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def wide_cell() -> bytes:
 
 TABLES: Mapping[str, Callable[[], bytes]] = {
     "zeros.csv.gz": gzipped,
-    "lines.csv.gz": lambda: gzipped(b"image,Nodule\n", 2000, b"a,1\n"),
+    "lines.csv.gz": lambda: gzipped(b"image,Nodule\n", 800, b"a" * 125 + b",1\n"),
     "cells.csv.gz": lambda: gzipped(b"image,Nodule\n", 400, b"ab,", b"\n"),
     "one line.csv.gz": lambda: gzipped(b"image,Nodule\na,", 2000, b"x"),
     "other letters and a wrong checksum.csv.gz": lambda: gzipped(b"image,M\xfcller\na,1\n", 0),
@@ -222,6 +223,7 @@ def png(width: int, height: int, *chunks: tuple[bytes, bytes], depth: int = 8, c
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*one) for one in (head, *chunks, (b"IEND", b"")))
 
 
+@cache
 def zlibbed(mebibytes: int = GIGABYTES) -> bytes:
     return b"\x78\x9c" + deflated(mebibytes=mebibytes) + bytes(4)
 

@@ -18,7 +18,7 @@ from common.data.base.decoded_size import LARGEST_MB, SHARE_OF_MEMORY, largest_c
 from common.data.base.spec import NpzSpec
 from common.data.base.spec_base import Rendering
 from common.data.base.spec_tables import FolderSpec
-from common.data.images import dicom
+from common.data.images import bands
 from common.data.images.dicom import dicom_pixels
 from common.data.images.frame_size import decoder_tables
 from common.data.images.reading import picture
@@ -174,7 +174,7 @@ FORMS: dict[str, Callable[[], bytes]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_a_picture_is_the_same_in_bands(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = dicom_pixels(FORMS[form]())
-    monkeypatch.setattr(dicom, "_BAND", 5 * 52)
+    monkeypatch.setattr(bands, "BAND", 5 * 52)
     np.testing.assert_array_equal(dicom_pixels(FORMS[form]()), whole)
 
 
