@@ -24,6 +24,7 @@ from server.deployment.superlink.control.client import answers
 from server.deployment.superlink.fleet.refused_calls import FILE as REFUSED_CALLS
 from server.deployment.superlink.fleet.refused_calls import RefusedCallsReader
 from server.deployment.superlink.local.process import START_TIMEOUT_S, object_folder
+from server.deployment.superlink.run_client.network_grid import NetworkGrid
 from server.deployment.superlink.run_client.run import run_on
 from server.deployment.timers import order_faults, timers
 from server.federation.evaluation import Setting
@@ -35,7 +36,6 @@ from server.runs.reporter import Reporter
 from server.runs.scalars import Track
 from strategies.base.method_list import in_file
 from strategies.registry import method_of
-from strategies.rounds.participation.roll_call import Registered
 
 Tell = Callable[[str], None]
 
@@ -101,12 +101,12 @@ class Hospitals:
         reports = Reporter(present, coordinator.state, self.tell, signed_off, note)
         with reports as reporter, run_on(coordinator) as grid:
             try:
-                return federate(grid, experiment, self._setting(opening, grid.registered), reporter)
+                return federate(grid, experiment, self._setting(opening, grid), reporter)
             except (SystemExit, KeyboardInterrupt):
                 opening.folder.event("stopped", reason="on request")
                 raise
 
-    def _setting(self, opening: OpenedRunFolder, registered: Registered) -> Setting:
+    def _setting(self, opening: OpenedRunFolder, grid: NetworkGrid) -> Setting:
         coordinator, own = self.coordinator, self.own
         refused_calls = RefusedCallsReader(coordinator.state / REFUSED_CALLS)
         return Setting(
@@ -122,7 +122,8 @@ class Hospitals:
             own=own,
             test=None if own is None else own.test,
             external=self.external,
-            registered=registered,
+            registered=grid.registered,
+            left_replies=grid.left_replies,
             key_of=lambda site: admitted_sites(coordinator)[site].public_key,
             refused_calls=lambda: [_without_time(call) for call in refused_calls.new()],
             claims=claims_of(coordinator),

@@ -32,6 +32,7 @@ from common.wire.roll_call import UNKNOWN_COUNT
 from server.federation.checkpoints import Checkpoint
 from server.federation.ensemble import OWN_MODELS, ensemble_result, local_models, own_models_tested, site_result
 from server.runs.folder import RunFolder
+from strategies.base.round_record import Arrival
 from strategies.rounds.messages.replies import Replies
 from strategies.rounds.participation.claims import ClaimsBySite, no_lists
 from strategies.rounds.participation.roll_call import Registered
@@ -61,6 +62,7 @@ class Setting:
         registered: The names under which nodes are registered; None in simulation.
         key_of: Looks up the public key that a site was admitted with, as an OpenSSH line; None in simulation.
         refused_calls: The calls of hospitals that the SuperLink has refused since it was asked last.
+        left_replies: Replies to the run of this name that were taken, and that no process had noted when it ended.
         claims: What each site was admitted for.
         positives: Site -> class -> training images that show it; empty where only the sites know.
         table_sha256: Of the table of labels; None where the data has none, or only the sites have it.
@@ -84,6 +86,7 @@ class Setting:
     registered: Registered | None = None
     key_of: Callable[[str], str] | None = None
     refused_calls: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    left_replies: Callable[[str], Iterable[Arrival]] = lambda run: ()
     claims: ClaimsBySite = no_lists
     positives: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     table_sha256: str | None = None

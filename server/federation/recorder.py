@@ -130,6 +130,8 @@ class Recorder(Callbacks):
             self.ledger.began(FederationState(0, initial), **_identity(self.experiment, self.setting, sites.contract))
         else:
             self.ledger.resumed(resumed.state, experiment_sha256=experiment_sha256(self.experiment))
+        for reply in self.setting.left_replies(self.setting.run):
+            self.ledger.arrived_before(reply)
         for site, member in sorted(sites.members.items()):
             self.ledger.enrolled(resumed.state.round if resumed else 0, site, member)
 

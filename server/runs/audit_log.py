@@ -135,6 +135,12 @@ class RunAudit:
             self._store(round_folder(arrival.round), arrival.site, content)
         self.audit.append(event="received", **about, **facts)
 
+    def arrived_before(self, arrival: Arrival) -> None:
+        """Note a reply that came before the run was resumed, unless it was noted then."""
+        signed = arrival.content and stated(arrival.content)
+        if signed and all(entry.get("signature") != signed.signature for entry in self.audit.entries()):
+            self.arrived(arrival)
+
     def aggregated(self, record: RoundRecord, state: FederationState, contract: str) -> None:
         """A round has counted."""
         self.audit.append(

@@ -143,6 +143,14 @@ def on_the_coordinator(point: str, death: Death) -> None:
             at(NetworkGrid, "push_messages", death.come, lambda grid, messages: of_round(messages))
         case "after sending":
             at(NetworkGrid, "push_messages", death.come, lambda grid, messages: of_round(messages), after=True)
+        case "with a reply that it has not noted":
+            at(
+                NetworkGrid,
+                "_reply",
+                death.come,
+                lambda grid, announced: of_round([grid._asked[announced.asked].message]),
+                after=True,
+            )
         case "in aggregation":
             at(loop, "_moved", death.come, lambda loop, server_round, means: server_round == ROUND)
         case "half-way through a checkpoint's state":

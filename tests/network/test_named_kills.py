@@ -17,7 +17,7 @@ from tests.network.federated import (
     sites_by_round,
     undisturbed,
 )
-from tests.network.real import eventually
+from tests.network.real import eventually, flwr_client, flwr_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.torture]
 OVERRIDES = ("run.rounds=3", REMEMBERING)
@@ -32,11 +32,21 @@ def model(standing: Federation, tmp_path_factory: pytest.TempPathFactory) -> str
 LEADING = (
     "before sending",
     "after sending",
+    "with a reply that it has not noted",
     "in aggregation",
     "half-way through a checkpoint's state",
     "between a checkpoint's two files",
     "between two rounds",
 )
+
+
+def every_reply_is_in_the_receipt(federation: Federation, out: Path) -> str:
+    """Return what the checks of coordinator and sites say against a receipt."""
+    checks = [flwr_server("verify", out)]
+    checks += [
+        flwr_client("audit", "verify", site.folder, "--receipt", out / "receipt.json") for site in federation.sites
+    ]
+    return "".join(check.err or check.out for check in checks if check.code)
 
 
 @pytest.mark.parametrize("point", [*LEADING, "our own mistake"])
@@ -55,6 +65,7 @@ def test_the_process_that_leads_dies_and_is_begun_again_by_the_one_that_stays(
     assert len(events(tmp_path / "run", "resumed")) == 1
     assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 3
     assert hash_in(tmp_path / "run") == model
+    assert every_reply_is_in_the_receipt(federation, tmp_path / "run") == ""
 
 
 @pytest.mark.parametrize("point", ["before sending", "after sending", "in aggregation", "between two rounds"])
@@ -125,3 +136,4 @@ def test_whoever_is_killed_whenever_the_model_is_the_same(
     assert run.ends() == 0, run.said
     assert sites_by_round(tmp_path / "run") == [EVERYBODY] * 6
     assert hash_in(tmp_path / "run") == model
+    assert every_reply_is_in_the_receipt(federation, tmp_path / "run") == ""

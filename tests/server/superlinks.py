@@ -62,7 +62,7 @@ class Link:
     def __post_init__(self) -> None:
         self.storage = self.restarted()
         self.files = self.storage.files
-        self.run = self.storage.begin_run()
+        self.run, _ = self.storage.begin_run()
 
     def restarted(self) -> Storage:
         """The storage of a new process on the same database and files; the one before was killed."""

@@ -165,11 +165,29 @@ def test_a_new_run_ends_the_one_that_was_left_and_removes_its_files(link: Link, 
     pushed(link, node, b"to north")
     again = link.restarted()
     assert again.runs.goes_on(link.run)
-    run = again.begin_run()
+    run, _ = again.begin_run()
     assert (again.runs.goes_on(link.run), again.runs.goes_on(run)) == (False, True)
     assert again.messages.next_for(node) is None
     assert link.files.names() == set()
     assert not link.restarted().runs.goes_on(link.run)
+
+
+def test_a_reply_that_no_run_has_let_go_of_is_handed_to_each_later_run_until_one_does(link: Link, node: int) -> None:
+    first, second = pushed(link, node, b"to north"), pushed(link, node, b"to north again")
+    for asked, content in ((first, b"noted"), (second, b"not noted")):
+        link.storage.messages.next_for(node)
+        answer = reply(link, node, asked, content)
+        link.storage.messages.answer(answer)
+        link.files.write(named(content), content)
+    link.storage.messages.let_go(named(b"noted"))
+    again = link.restarted()
+    for storage in (again, link.restarted()):
+        _, left = storage.begin_run()
+        assert [(one.root, one.partner) for one in left] == [(named(b"not noted"), second)]
+    assert link.files.names() == {named(b"not noted")}
+    storage.messages.let_go(named(b"not noted"))
+    assert storage.begin_run()[1] == []
+    assert link.files.names() == set()
 
 
 def test_a_run_whose_process_is_silent_is_over_and_one_that_gives_signs_of_life_is_not(link: Link) -> None:

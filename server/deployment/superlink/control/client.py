@@ -120,9 +120,14 @@ class Control:
 
     # ------------------------------------------------------------------ runs
 
-    def begin_run(self) -> int:
-        """Begin a run; what a run left whose process was killed is over, so that sites drop their work on it."""
-        return int(self._call("BeginRun", Nothing()).run_id)
+    def begin_run(self) -> tuple[int, list[tuple[Any, Any]]]:
+        """Begin a run; what a run left whose process was killed is over, so that sites drop their work on it.
+
+        Returns:
+            Its number, and envelope and tree of each reply to an earlier run that nobody has let go of.
+        """
+        begun = self._call("BeginRun", Nothing())
+        return int(begun.run_id), [pair(*both) for both in zip(begun.envelopes, begun.trees, strict=True)]
 
     def end_run(self, run: int) -> None:
         """Say that a run is over."""

@@ -10,6 +10,7 @@ Nothing:
 Site: 1 uint64 node_id, 2 string name, 3 string state, 4 bytes public_key
 Sites: 1 Site* sites
 Run: 1 uint64 run_id, 2 bool goes_on
+Begun: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
 Requests: 1 uint64 run_id, 2 bytes* envelopes, 3 bytes* trees
 Taken: 1 string* names, 2 string* missing
 Asked: 1 uint64 run_id, 2 string* names
@@ -23,6 +24,7 @@ Nothing: Any = _CLASSES["Nothing"]
 Site: Any = _CLASSES["Site"]
 Sites: Any = _CLASSES["Sites"]
 Run: Any = _CLASSES["Run"]
+Begun: Any = _CLASSES["Begun"]
 Requests: Any = _CLASSES["Requests"]
 Taken: Any = _CLASSES["Taken"]
 Asked: Any = _CLASSES["Asked"]
@@ -34,7 +36,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "ListSites": (Nothing, Sites),
     "Register": (Site, Nothing),
     "Unregister": (Site, Nothing),
-    "BeginRun": (Nothing, Run),
+    "BeginRun": (Nothing, Begun),
     "EndRun": (Run, Nothing),
     "Heartbeat": (Run, Run),
     "Push": (Requests, Taken),

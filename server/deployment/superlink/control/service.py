@@ -11,6 +11,7 @@ from server.deployment.superlink.control.protocol import (
     CALLS,
     LARGEST_CALL,
     SERVICE,
+    Begun,
     Nothing,
     Replies,
     Reply,
@@ -44,7 +45,7 @@ class ProgramCalls:
             "ListSites": self._list_sites,
             "Register": self._register,
             "Unregister": self._unregister,
-            "BeginRun": lambda request: Run(run_id=self._storage.begin_run(), goes_on=True),
+            "BeginRun": self._begin_run,
             "EndRun": self._end_run,
             "Heartbeat": lambda request: Run(
                 run_id=request.run_id, goes_on=self._storage.runs.heartbeat(request.run_id)
@@ -68,6 +69,10 @@ class ProgramCalls:
     def _unregister(self, request: Any) -> Any:
         self._storage.sites.unregister(request.node_id)
         return Nothing()
+
+    def _begin_run(self, request: Any) -> Any:
+        run, left = self._storage.begin_run()
+        return Begun(run_id=run, envelopes=[one.envelope for one in left], trees=[one.tree for one in left])
 
     def _end_run(self, request: Any) -> Any:
         self._storage.messages.end(request.run_id)

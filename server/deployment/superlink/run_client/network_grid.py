@@ -1,23 +1,27 @@
 """A run's Grid: the network twin of what :mod:`server.simulation.backends` lends."""
 
+import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flwr.app import Error, Message, RecordDict
 from flwr.serverapp import Grid
 
+from common.security.signatures import SignatureFault
 from common.wire.fleet_protocol import names_in
 from common.wire.flower_objects import TooLarge, envelope, message_of, name_as, taken_apart, weight_of
 from server.deployment.superlink.control.client import Announced, Control
 from server.deployment.superlink.objects.files import ObjectFiles
-from server.deployment.superlink.objects.reply_bounds import NOTHING, Bound, asked_for
+from server.deployment.superlink.objects.reply_bounds import MORE_BYTES, NOTHING, Bound, asked_for
 from server.deployment.superlink.run_client.signing import Signing
 from server.deployment.superlink.storage.messages import Lack
 from server.runs.live_status import stopped_at
+from strategies.base.round_record import Arrival
 from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
+from strategies.rounds.participation.roll_call import ROLL_CALL
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
@@ -25,6 +29,7 @@ AT_A_TIME = 4
 UPLOAD_STALL_S = 120.0
 """How long nothing more of a reply that has been announced may arrive before it counts as cut off: the time that a
 site gives one call."""
+CAME_WHILE_AWAY = "the process that led the run ended before it had noted this reply; the site was asked again"
 _LACKS = {
     Lack.MESSAGE_GONE: (MESSAGE_GONE[0], "the time of this message is over"),
     Lack.SITE_GONE: (NODE_UNAVAILABLE, "the site is not connected"),
@@ -36,6 +41,7 @@ class NetworkGrid(Grid):
 
     Args:
         run: Its number.
+        left: Envelope and tree of each reply to an earlier run that nobody has let go of.
         clock: The steady clock that the SuperLink goes by.
         signed_off: Site -> when it said that it leaves.
     """
@@ -47,6 +53,7 @@ class NetworkGrid(Grid):
         *,
         files: ObjectFiles,
         signing: Signing,
+        left: Sequence[tuple[Any, Any]] = (),
         clock: Callable[[], float],
         signed_off: Callable[[], Mapping[str, str]] = dict,
     ) -> None:
@@ -55,6 +62,9 @@ class NetworkGrid(Grid):
         self._files, self._signing = files, signing
         self._asked: dict[str, _Asked] = {}  # by the name of the message
         self._announced: dict[str, _Announced] = {}  # by the message that is answered
+        self._left = left
+        self._fetched: list[str] = []  # replies that were handed over, and that may not be in the audit yet
+        self._answers: list[str] = []  # the same, of a roll call: they are in the audit once the roll call is over
 
     def registered(self) -> Mapping[int, str]:
         """Names of all sites that may take part by node, connected or not."""
@@ -91,6 +101,7 @@ class NetworkGrid(Grid):
         Returns:
             The names of those that were taken: a site that is no longer registered gets none.
         """
+        self._let_go(self._answers)
         announced, contents = list[tuple[Any, Any]](), dict[str, bytes]()
         for message in messages:
             message.metadata.created_at = self._clock()
@@ -117,6 +128,7 @@ class NetworkGrid(Grid):
 
         Where all have been announced, a look at the files is cheap, and is repeated for a moment.
         """
+        self._let_go(self._fetched)
         wanted = list(message_ids)
         lacking = list[Message]()
         if asked := [name for name in wanted if name not in self._announced]:
@@ -132,7 +144,34 @@ class NetworkGrid(Grid):
         few = dict(itertools.islice(here.items(), AT_A_TIME))
         for name in few:
             del self._announced[name]
-        return [*lacking, *(self._fetched(one) for one in few.values())]
+        return [*lacking, *(self._reply(one) for one in few.values())]
+
+    def left_replies(self, run: str) -> Iterator[Arrival]:
+        """Yield the replies to this run that were taken, and that no process had noted when it ended.
+
+        A reply is let go of, and with it those to other runs, once the caller has noted it and asks for the next.
+        """
+        for left, tree in self._left:
+            name, node = left.metadata.message_id, left.metadata.src_node_id
+            objects = {part: content for part in names_in(tree) if (content := self._files.view(part)) is not None}
+            size = sum(map(len, objects.values())) + MORE_BYTES
+            with contextlib.suppress(ValueError, SignatureFault):  # cut off, or not signed by the site of that node
+                message = message_of(name, objects, size)
+                statement = self._signing.statement_of(node, message.content)
+                if statement.run == run:
+                    yield Arrival(statement.record, statement.round, statement.site, message.content, CAME_WHILE_AWAY)
+            self._control.let_go([name])
+        self._left = ()
+
+    def close(self) -> None:
+        """Let go of the replies that were handed over: the run is done, and has noted them."""
+        self._let_go(self._fetched)
+        self._let_go(self._answers)
+
+    def _let_go(self, names: list[str]) -> None:
+        if names:
+            self._control.let_go(names)
+            names.clear()
 
     def _here(self, wanted: Iterable[str]) -> dict[str, "_Announced"]:
         return {name: one for name in wanted if (one := self._announced.get(name)) and self._arrived(one)}
@@ -148,7 +187,7 @@ class NetworkGrid(Grid):
             announced.fault = asked.bound.fault(len(announced.names), announced.size)
         return bool(announced.fault) or not missing or time.monotonic() - announced.since > UPLOAD_STALL_S
 
-    def _fetched(self, announced: "_Announced") -> Message:
+    def _reply(self, announced: "_Announced") -> Message:
         name, said = announced.asked, announced.found.envelope.metadata
         if announced.missing and not announced.fault:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
@@ -162,7 +201,9 @@ class NetworkGrid(Grid):
             fault = bound.weighs_more
         except ValueError as error:
             fault = f"its reply cannot be read: {error}"
-        self._control.let_go([said.message_id])
+        asked = self._asked.get(name)
+        is_answer = asked is not None and asked.message.metadata.message_type == ROLL_CALL
+        (self._answers if is_answer else self._fetched).append(said.message_id)
         # An error holds no record, and is not signed: it counts for nothing but words.
         if message is not None and message.has_content():
             fault = self._signing.fault(name, message)

@@ -48,7 +48,7 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
     """
     logging.getLogger("flwr").setLevel(logging.CRITICAL)  # errors still come as exceptions
     with closing(Control(coordinator, patience_s=LINK_PATIENCE_S)) as control:
-        run = control.begin_run()
+        run, left = control.begin_run()
         act_as(COORDINATOR, run)
         signing = Signing(*signing_identity(coordinator), lambda: _addressees(coordinator, control))
         files = ObjectFiles(object_folder(coordinator))
@@ -57,14 +57,17 @@ def run_on(coordinator: Coordinator) -> Iterator["NetworkGrid"]:
         heart = threading.Thread(target=_beat, args=(coordinator, run, stop), name="heartbeat", daemon=True)
         heart.start()
         try:
-            yield NetworkGrid(
+            grid = NetworkGrid(
                 control,
                 run,
                 files=files,
                 signing=signing,
+                left=left,
                 clock=clock(clock_file(coordinator)),
                 signed_off=partial(read_sign_offs, coordinator.state),
             )
+            yield grid
+            grid.close()
         finally:
             stop.set()
             control.be_impatient()

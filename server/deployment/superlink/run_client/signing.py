@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 
 from common.security.identity import fingerprint
 from common.security.signatures import (
@@ -101,6 +101,21 @@ class Signing:
         except SignatureFault as fault:
             return f"its reply is not signed by {sent.site.name} as an answer to what it was asked: {fault}"
         return ""
+
+    def statement_of(self, node_id: int, content: RecordDict) -> ReplyStatement:
+        """Return what a site has signed about a reply to an earlier run.
+
+        Raises:
+            SignatureFault: If it is not the site of this node that has signed it, or about other records.
+        """
+        site = self._site(node_id)
+        if site is None:
+            raise SignatureFault("its site may no longer take part")
+        statement: ReplyStatement = verified_reply(signature_of(content)[0], site.public_key)
+        refuse_another_record(statement, content)
+        if statement.site != site.name:
+            raise SignatureFault("its statement names another site")
+        return statement
 
     def _site(self, node_id: int) -> Addressee | None:
         return self._sites.get(node_id) or self.sites().get(node_id)

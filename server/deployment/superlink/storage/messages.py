@@ -175,10 +175,16 @@ class Messages:
                 yield root, self._withdrawn(asked, Lack.SITE_GONE)
 
     def end(self, run: int) -> None:
-        """Release everything of a run that is over."""
+        """Release the requests of a run that is over; its replies stay until the next run has noted them."""
         with self.database.lock:
             self.runs.end(run)
-            self._release([one for one in self._by_root.values() if one.run == run])
+            self._release([one for one in self._by_root.values() if one.run == run and not one.is_reply])
+
+    def not_noted(self) -> list[StoredMessage]:
+        """Return the replies to runs that are over of which nobody has let go, in the order in which they came."""
+        with self.database.lock:
+            replies = [one for one in self._by_root.values() if one.is_reply and not one.released]
+            return [one for one in replies if not self.runs.goes_on(one.run)]
 
     def _withdrawn(self, asked: StoredMessage, lack: Lack) -> Lack:
         """Have nobody wait for a reply any more: the run was told that there is none."""

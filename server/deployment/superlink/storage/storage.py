@@ -7,7 +7,7 @@ from pathlib import Path
 
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.storage.database import Database
-from server.deployment.superlink.storage.messages import Messages
+from server.deployment.superlink.storage.messages import Messages, StoredMessage
 from server.deployment.superlink.storage.runs import LedRuns
 from server.deployment.superlink.storage.sites import Sites
 
@@ -48,9 +48,14 @@ class Storage:
         """Close the database."""
         self.database.close()
 
-    def begin_run(self) -> int:
-        """Begin a run; one that was left by a process that was killed is over with it."""
+    def begin_run(self) -> tuple[int, list[StoredMessage]]:
+        """Begin a run; one that was left by a process that was killed is over with it.
+
+        Returns:
+            Its number, and the replies to earlier runs that nobody has let go of: they were taken, and no run has
+            noted them.
+        """
         with self.database.lock:
             for left in self.runs.open():
                 self.messages.end(left)
-            return self.runs.begin()
+            return self.runs.begin(), self.messages.not_noted()
