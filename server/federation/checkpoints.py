@@ -181,8 +181,9 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     began, now = dict(before), experiment.model_dump(mode="json")
     rounds = now["run"]["rounds"]
     began["run"] = {**began["run"], "rounds": rounds, "name": now["run"]["name"]}
-    if now["model"]["frozen_sha256"] is None:  # known when the network is built; compared then
-        now["model"] = {**now["model"], "frozen_sha256": began["model"].get("frozen_sha256")}
+    for key in ("frozen_sha256", "weights_sha256"):
+        if now["model"][key] is None:  # known when the network is built; compared then
+            now["model"] = {**now["model"], key: began["model"].get(key)}
     changed = sorted(
         name for name in began.keys() | now.keys() if name not in _MAY_CHANGE and began.get(name) != now.get(name)
     )
