@@ -62,7 +62,8 @@ class Incoming:
             request = decode(self._content, TrainRequest)
         except WireError:
             return ALLOWED  # its handler says what is wrong
-        return Verdict("run.first_model", first_model_fault(self._site, asked, request))
+        reason = first_model_fault(self._site, asked, request)
+        return Verdict("run.first_model", reason) if reason else ALLOWED
 
     def _as_announced(self) -> Verdict:
         """Whether this is the plan that the run was announced with, and the run may take more of the site's time."""

@@ -159,7 +159,7 @@ def headed(frozen: FrozenPart | None = None) -> tuple[Plan, TrainRequest]:
 
 
 def test_a_frozen_part_is_a_part_of_the_first_model(tmp_path: Path) -> None:
-    whole, honest = headed()
+    _whole, honest = headed()
     assert refusal(site(tmp_path / "honest"), honest) == ""
     kept = site(tmp_path / "honest")  # it has the part on its disk now
     assert refusal(kept, replace(honest, run="second", frozen=Groups())) == ""

@@ -25,8 +25,6 @@ from common.wire.codec import R, Record, decode, encode
 from common.wire.flower_objects import act_as
 from common.wire.records import EvaluateReply, EvaluateRequest, Groups, TrainReply, TrainRequest
 
-ROUND = 2
-"""A site compares a model of round 1 with its own, and no later one; whom it is asked first in round 2, it believes."""
 METHODS = ("surgical", "partial_loss", "vanilla", "fedavg")
 """Methods that average updates and need nothing from the site beside; the first that the policy allows."""
 BELOW_BUDGET = 0.98
@@ -78,18 +76,19 @@ class Adversary:
                 "augmentation": {},
                 "evaluation": {"result": "last"},
                 "privacy": budget or {},
+                "weights_sha256": "0" * 64,  # of a file that no hospital has, so it cannot compare the first model
             }
         )
 
     def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
-        """Have the site train from a model; None where it does not answer."""
+        """Have the site train from a model in round 1; None where it does not answer."""
         facts = self._facts(plan, model, run)
         return self._asked("train", TrainRequest(**facts), TrainReply)
 
     def judges(
         self, plan: Plan, model: ModelState, run: str = "", *, test: bool = False, counted: int = 0
     ) -> EvaluateReply | None:
-        """Have the site judge a model; None where it does not answer.
+        """Have the site judge a model in round 1; None where it does not answer.
 
         Args:
             counted: The round whose training the site is to remember; 0 for none.
@@ -105,7 +104,7 @@ class Adversary:
     def _facts(self, plan: Plan, model: ModelState, run: str) -> dict[str, Any]:
         return {
             "run": run or self.new_run(),
-            "round": ROUND,
+            "round": 1,
             "plan": plan.model_dump_json(),
             "contract": "attack",
             "class_names": model.head.class_names,
