@@ -17,7 +17,7 @@ from common.data.augmentation.spec import AugmentationSpec
 from common.data.base.spec import DataSpec
 from common.data.partition.spec import PartitionSpec
 from common.errors import BadInput, Fault
-from common.models.zoo.spec import ModelSpec
+from common.models.zoo.spec import ModelSpec, Sha256
 from common.plugins import (
     LOSSES,
     METHODS,
@@ -319,7 +319,11 @@ class Experiment(Section):
 
 
 class Plan(Section):
-    """The part of an experiment that hospitals get: what to train and how, nothing about anybody's data."""
+    """The part of an experiment that hospitals get: what to train and how, nothing about anybody's data.
+
+    Attributes:
+        weights_sha256: Hash of the weights file that the first model is built from; None where it is of the seed.
+    """
 
     run: RunSection
     method: dict[str, Any]
@@ -329,6 +333,7 @@ class Plan(Section):
     evaluation: EvaluationSection = EvaluationSection()
     privacy: PrivacySection = PrivacySection()
     plugins: tuple[PluginStamp, ...] = ()
+    weights_sha256: Sha256 | None = None
 
     @property
     def keeps_optimizer(self) -> bool:
@@ -359,7 +364,7 @@ def _plan_of_text(text: str) -> Plan:
 
 
 def plan_of(experiment: Experiment) -> Plan:
-    """Cut an experiment down to what travels; the weights file stays at home, for sites start from what they get.
+    """Cut an experiment down to what travels; of the weights file its hash, for sites start from what they get.
 
     Raises:
         BadInput: If it names a plug-in that is not installed.
@@ -374,6 +379,7 @@ def plan_of(experiment: Experiment) -> Plan:
         evaluation=experiment.evaluation,
         privacy=experiment.privacy,
         plugins=plugins_of(experiment),
+        weights_sha256=experiment.model.weights_sha256,
     )
 
 

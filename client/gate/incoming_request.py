@@ -7,6 +7,7 @@ from typing import Any
 
 from flwr.app import RecordDict
 
+from client.gate.first_model import begins_with_it, first_model_fault
 from client.gate.known_runs import Runs, digest
 from client.gate.plan_text import PlanRefused, read_plan, refused
 from client.gate.policy_rules import Verdict, method_fault, of_request
@@ -16,7 +17,10 @@ from client.site.memory import forget_other_runs, forget_run
 from client.site.site import Site
 from common.errors import BadInput
 from common.wire.canonical_bytes import small_fields
+from common.wire.codec import decode
+from common.wire.errors import WireError
 from common.wire.hello import WIRE_VERSION
+from common.wire.records import TrainRequest
 from common.wire.roll_call import is_run
 from strategies.registry import method_of
 
@@ -28,6 +32,7 @@ class Incoming:
     """One request to a site."""
 
     def __init__(self, site: Site, content: RecordDict) -> None:
+        self._content = content
         self._fields = fields = small_fields(content)
         self._site, self._policy = site, site.policy
         self._run = str(fields.get("run", ""))
@@ -43,7 +48,22 @@ class Incoming:
         if asked is None:
             return None, Verdict("no plan")
         verdict = of_request(self._policy, asked)
-        return asked, self._as_announced() if verdict.allowed else verdict
+        if verdict.allowed:
+            verdict = self._as_announced()
+        trains = self._fields.get("wire.record") == TrainRequest.__name__
+        # In a simulation, who writes the plan owns the machine.
+        if verdict.allowed and trains and begins_with_it(asked) and not self._site.simulated:
+            verdict = self._with_its_first_model(asked)
+        return asked, verdict
+
+    def _with_its_first_model(self, asked: RequestedWork) -> Verdict:
+        """Whether this is the model that a run of this plan begins with."""
+        try:
+            request = decode(self._content, TrainRequest)
+        except WireError:
+            return ALLOWED  # its handler says what is wrong
+        reason = first_model_fault(self._site, asked, request)
+        return Verdict("run.first_model", reason) if reason else ALLOWED
 
     def _as_announced(self) -> Verdict:
         """Whether this is the plan that the run was announced with, and the run may take more of the site's time."""

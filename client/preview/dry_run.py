@@ -127,7 +127,7 @@ def records_of_a_round(site: Site, experiment: Experiment) -> tuple[list[RecordD
     """
     plan = plan_of(experiment)
     frozen = built_frozen(plan.model, plan.run.seed, Path())
-    plan = plan.model_copy(update={"model": naming(plan.model, frozen)})
+    plan = plan.model_copy(update={"model": naming(plan.model, frozen), "weights_sha256": None})
     with tempfile.TemporaryDirectory() as folder:
         grid = OneSite(replace(site, folder=Path(folder), durable=False))
         with suppress(TooFewSites):  # it declined, and said why

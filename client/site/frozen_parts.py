@@ -1,6 +1,7 @@
 """Frozen parts of models on a site's disk, each by its hash: received once, or made from a weights file of its own."""
 
 import contextlib
+import hashlib
 import os
 from pathlib import Path
 
@@ -47,6 +48,14 @@ class FrozenParts:
                 self._write(made)
                 return True
         return False
+
+    def weights_file(self, spec: ModelSpec, sha256: str) -> Path | None:
+        """The hospital's own weights file that has this hash; None where there is none."""
+        for path in self._candidates(spec):
+            with path.open("rb") as file:
+                if hashlib.file_digest(file, "sha256").hexdigest() == sha256:
+                    return path
+        return None
 
     def _candidates(self, spec: ModelSpec) -> list[Path]:
         """Weights files of the hospital's that may be of this network: what is far too large is not read."""

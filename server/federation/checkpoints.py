@@ -15,6 +15,7 @@ from blake3 import blake3
 
 from common.config import Experiment
 from common.errors import BadInput, Fault, quoted
+from common.models.zoo.spec import NAMED_BY_THE_RUN
 from common.system.files import Parts, write_atomically
 from strategies.base.checkpoint import of_bytes, to_parts
 from strategies.base.state import FederationState
@@ -181,8 +182,9 @@ def refuse_changes(before: Mapping[str, Any], experiment: Experiment, out: Path)
     began, now = dict(before), experiment.model_dump(mode="json")
     rounds = now["run"]["rounds"]
     began["run"] = {**began["run"], "rounds": rounds, "name": now["run"]["name"]}
-    if now["model"]["frozen_sha256"] is None:  # known when the network is built; compared then
-        now["model"] = {**now["model"], "frozen_sha256": began["model"].get("frozen_sha256")}
+    for key in NAMED_BY_THE_RUN:
+        if now["model"][key] is None:  # compared when the network is built
+            now["model"] = {**now["model"], key: began["model"].get(key)}
     changed = sorted(
         name for name in began.keys() | now.keys() if name not in _MAY_CHANGE and began.get(name) != now.get(name)
     )

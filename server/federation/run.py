@@ -1,6 +1,7 @@
 """One run from roll call to summary, on any ``Grid``: simulated sites or real ones."""
 
 import datetime as dt
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -13,13 +14,12 @@ from common.contract import LabelContract
 from common.data.external_test import refuse_other_classes
 from common.errors import BadInput, Fault
 from common.metrics.multi_class import client_accuracy
-from common.models.frozen import FrozenPart, built_frozen, naming
+from common.models.frozen import FrozenPart, built_frozen
 from common.models.network import SplitNetwork, build
 from common.models.state import layout_of, read_state
 from common.wire.roll_call import UNKNOWN_COUNT, RollCallAnswer
 from server.federation.accounting import Books
 from server.federation.benefit import asked_benefits
-from server.federation.checkpoints import Checkpoint
 from server.federation.evaluation import Outcome, Setting, outcome_of
 from server.federation.recorder import Recorder, Watcher, versions
 from strategies.base.callbacks import Callbacks
@@ -40,7 +40,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
     """
     began = time.monotonic()
     frozen = built_frozen(experiment.model, experiment.run.seed, setting.base)
-    experiment = _naming(experiment, frozen, setting.resumed)
+    experiment = _naming(experiment, frozen, setting)
     recorder = Recorder(experiment, setting, watcher)
     strategy = strategy_of(experiment, setting, recorder, frozen)
     contract, network = _gathered(grid, experiment, setting, strategy)
@@ -80,20 +80,25 @@ def _gathered(
             return contract, network
 
 
-def _naming(experiment: Experiment, frozen: FrozenPart | None, resumed: Checkpoint | None) -> Experiment:
-    """The experiment whose model names its frozen part by the hash.
+def _naming(experiment: Experiment, frozen: FrozenPart | None, setting: Setting) -> Experiment:
+    """The experiment whose model names its frozen part and its weights file by their hashes: hospitals compare them.
 
     Raises:
-        BadInput: If it, or the run that goes on, names another already.
+        BadInput: If it, or the run that goes on, names others already.
     """
-    if frozen is None:
-        return experiment
-    began = resumed.experiment["model"].get("frozen_sha256") if resumed else None
-    named = experiment.model.frozen_sha256 or began
-    if named not in (None, frozen.sha256):
-        problem = f"is {named}, and the frozen part of this model has {frozen.sha256}."
-        raise BadInput([Fault("model.frozen_sha256", problem, "The weights file is another one than was meant.")])
-    return experiment.model_copy(update={"model": naming(experiment.model, frozen)})
+    model, named = experiment.model, {}
+    if frozen is not None:
+        named["frozen_sha256"] = frozen.sha256
+    if model.weights is not None:
+        with (setting.base / model.weights).open("rb") as file:
+            named["weights_sha256"] = hashlib.file_digest(file, "sha256").hexdigest()
+    began = setting.resumed.experiment["model"] if setting.resumed else {}
+    for key, sha256 in named.items():
+        meant = getattr(model, key) or began.get(key)
+        if meant not in (None, sha256):
+            problem = f"is {meant}, and this model has {sha256}."
+            raise BadInput([Fault(f"model.{key}", problem, "The weights file is another one than was meant.")])
+    return experiment.model_copy(update={"model": model.model_copy(update=named)})
 
 
 def strategy_of(

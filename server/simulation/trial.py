@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from common.config import Experiment, ExperimentFile, read_experiment
 from common.errors import BadInput, Fault, stop_on
+from common.models.zoo.spec import NAMED_BY_THE_RUN
 from server.runs.scalars import Track
 
 
@@ -59,11 +60,13 @@ class Cell:
         summary = self.folder / "summary.json"
         if not summary.is_file():
             return False
-        done = json.loads(summary.read_text(encoding="utf-8"))["experiment"]
         try:
-            return Experiment.model_validate(done) == self.file.experiment
+            done = Experiment.model_validate(json.loads(summary.read_text(encoding="utf-8"))["experiment"])
         except ValidationError:
             return False
+        model = self.file.experiment.model
+        hashes = {key: getattr(model, key) or getattr(done.model, key) for key in NAMED_BY_THE_RUN}
+        return done == self.file.experiment.model_copy(update={"model": model.model_copy(update=hashes)})
 
 
 def refuse_seed(overrides: Iterable[str], remedy: str) -> None:

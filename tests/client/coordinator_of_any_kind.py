@@ -37,7 +37,7 @@ from strategies.privacy.secure_aggregation.crypto import SecretsError, add_mask,
 from strategies.privacy.secure_aggregation.fixed_point import fixed_point, from_fixed_point
 from strategies.privacy.secure_aggregation.segments import BODY, SegmentLayout, segments_of
 from strategies.privacy.secure_aggregation.signed_keys import Statement, read_statement, signed
-from tests.client.masked import Hospitals
+from tests.client.masked import NOBODY_HAS, Hospitals
 
 SIDE, BACKGROUND, LIT_ROWS = 16, 128, 3
 LAYOUT = SegmentLayout(trunk=20 * SIDE * SIDE, norm=0, features=20)
@@ -67,6 +67,7 @@ def of_linear_network(plan: Plan) -> Plan:
             "model": plan.model.model_copy(update={"architecture": PLUGIN + NETWORK, "neck": None}),
             "training": plan.training.model_copy(update={"lr": 1.0}),
             "plugins": (stamp_of(MODELS, NETWORK),),
+            "weights_sha256": NOBODY_HAS,
         }
     )
 

@@ -34,6 +34,8 @@ from strategies.rounds.secure_aggregation import STAGES
 from tests.client.rounds import OWN, beginning, images, plan, request
 
 NAMES = ("ash", "birch", "cedar")
+NOBODY_HAS = "0" * 64
+"""A weights file named by a plan: no hospital compares the first model, and masks have to do without that."""
 Change = Callable[[str, Any], Any]
 """Site and request -> the request that this site gets instead."""
 
@@ -55,7 +57,8 @@ def masked_plan(method: str = "vanilla", parameters: Mapping[str, Any] | None = 
     """One local step of plain descent, so that what comes of it can be worked out."""
     own = {"weighting": "uniform", **(parameters or {})}
     made = plan(method, own, optimizer="sgd", lr=0.1, batch_size=64, epochs=1, **training)
-    return made.model_copy(update={"privacy": made.privacy.model_copy(update={"secure_aggregation": True})})
+    privacy = made.privacy.model_copy(update={"secure_aggregation": True})
+    return made.model_copy(update={"privacy": privacy, "weights_sha256": NOBODY_HAS})
 
 
 @dataclass

@@ -102,6 +102,18 @@ def test_a_run_of_a_release_without_some_key_is_kept_where_its_default_is_meant(
     assert one.is_done() is kept
 
 
+@pytest.mark.parametrize("key", ["frozen_sha256", "weights_sha256"])
+def test_a_run_that_named_a_file_by_its_hash_is_done(key: str, tmp_path: Path) -> None:
+    one = cell(tmp_path, "a", "model.train=head", "model.weights=trunk.safetensors")
+    experiment = one.file.experiment.model_dump(mode="json")
+    experiment["model"][key] = "0" * 64
+    one.folder.mkdir(parents=True)
+    (one.folder / "summary.json").write_text(json.dumps({"experiment": experiment}), encoding="utf-8")
+    assert one.is_done()
+    of_another = cell(tmp_path, "a", "model.train=head", "model.weights=trunk.safetensors", f"model.{key}={'a' * 64}")
+    assert not of_another.is_done()
+
+
 def test_one_failed_run_is_named_and_the_others_are_finished(tmp_path: Path) -> None:
     good, bad = cell(tmp_path, "good", "run.rounds=1"), cell(tmp_path, "bad", "run.rounds=1", "model.weights=none.pth")
     with pytest.raises(FailedRuns, match=r"^bad: .*weights") as failed:

@@ -1,7 +1,9 @@
 """A simulated run that is killed anywhere and resumed ends in the same model, with the same books."""
 
+import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -370,3 +372,16 @@ def test_what_killed_processes_left_half_written_is_removed_on_resume(tmp_path: 
     (run / f".folder.{int(gone)}-1.part").mkdir()  # nobody's; it stays
     federation(tmp_path, ROUNDS, out="killed", resume=True)
     assert not any(path.exists() for path in left)
+
+
+def test_a_run_does_not_go_on_from_another_weights_file_than_it_began_with(tmp_path: Path) -> None:
+    """Hospitals were told its hash, which the experiment need not name."""
+    weights = f"model.weights={tmp_path / 'trunk.safetensors'}"
+    shutil.copy(finished()[0] / "model.safetensors", tmp_path / "trunk.safetensors")
+    began = federation(tmp_path, weights, "run.rounds=1")
+    sha256 = hashlib.sha256((tmp_path / "trunk.safetensors").read_bytes()).hexdigest()
+    assert began["experiment"]["model"]["weights_sha256"] == sha256
+    (tmp_path / "run" / "summary.json").unlink()
+    shutil.copy(finished("run.rounds=1")[0] / "model.safetensors", tmp_path / "trunk.safetensors")
+    with pytest.raises(BadInput, match=r"model\.weights_sha256"):
+        federation(tmp_path, weights, "run.rounds=2", resume=True)

@@ -50,6 +50,8 @@ Task = Literal["multi_label", "multi_class"]
 """``multi_label``: each class is there or not, sigmoid. ``multi_class``: exactly one is there, softmax."""
 
 Sha256 = Annotated[str, Field(pattern=SHA256_PATTERN)]
+NAMED_BY_THE_RUN = ("frozen_sha256", "weights_sha256")
+"""Keys of a model that a run fills in where its experiment does not."""
 
 
 @dataclass(frozen=True)

@@ -76,6 +76,7 @@ class Adversary:
                 "augmentation": {},
                 "evaluation": {"result": "last"},
                 "privacy": budget or {},
+                "weights_sha256": "0" * 64,  # of a file that no hospital has, so it cannot compare the first model
             }
         )
 

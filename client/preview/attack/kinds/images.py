@@ -58,7 +58,8 @@ def imprinted(at: Adversary, size: int = SIZE) -> Attempt:
     return Attempt(
         "imprint",
         "Training images out of one update, by a crafted model",
-        f"One request with a crafted model of a permitted network (fedsld_cnn, {size} pixels) and one large step over "
+        f"One request with a crafted model of a permitted network (fedsld_cnn, {size} pixels), said to be of a weights "
+        f"file that this site does not have, and one large step over "
         f"{len(train)} of this site's training images. Recovered: a correlation above {ALIKE} with the image as "
         f"the network passes it on, at {side} x {side} pixels.",
         int((best > ALIKE).sum()),

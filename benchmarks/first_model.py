@@ -1,0 +1,80 @@
+"""What a coordinator finds that has to begin with the plan's own first model, and sends a crafted one in round 2.
+
+PYTHONPATH=. python benchmarks/first_model.py
+
+The imprint of ``attacked.py`` on 60 NIH radiographs, level ``trusted``, by the plan's learning rate (one step of plain
+descent). Beside it how far the crafted model is from the first one, in lengths of the hospital's own honest update: a
+bound on the step from one model to the next could only be in such lengths, and the plan sets them.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attacked import hospital
+
+from client.preview.attack.kinds.adversary import Adversary, drawn, training_on
+from client.preview.attack.kinds.images import imprinted
+from client.preview.attack.suite import MOST_IMAGES
+from client.preview.dry_run import experiment_of
+from client.site.policy import Policy
+from common.config import Plan, plan_of
+from common.models.network import build
+from common.models.state import ModelState, read_state
+from common.wire.records import Groups, TrainReply, TrainRequest
+from strategies.local.clipping import norm_of
+
+RATES = (1000.0, 10.0, 0.1)
+
+
+@dataclass
+class LaterAdversary(Adversary):
+    """Asks for the plan's own first model in round 1, and for a crafted one in round 2.
+
+    Attributes:
+        rate: The plan's learning rate.
+        length: Of the site's update in round 1.
+        distance: From the first model to the crafted one.
+    """
+
+    rate: float = 1.0
+    length: float = 0.0
+    distance: float = 0.0
+
+    def plan(self, model: Mapping[str, Any], training: Mapping[str, Any]) -> Plan:
+        """A plan of two rounds that names no weights file."""
+        plan = super().plan(model, {**training, "lr": self.rate})
+        return plan.model_copy(update={"run": plan.run.model_copy(update={"rounds": 2}), "weights_sha256": None})
+
+    def trains(self, plan: Plan, model: ModelState, run: str = "") -> TrainReply | None:
+        """Have the site train in both rounds; try the crafted model in round 1 of another run, too."""
+        first = read_state(build(plan.model, self.rows, plan.run.seed))
+        assert super().trains(plan, model, "crafted") is None
+        honest = super().trains(plan, first, "run")
+        assert honest is not None
+        change = zip(Groups.of_model(model).named().values(), Groups.of_model(first).named().values(), strict=True)
+        self.length = norm_of(honest.update)
+        self.distance = sum(float(((a - b).astype(float) ** 2).sum()) for a, b in change) ** 0.5
+        facts = {**self._facts(plan, model, "run"), "round": 2}
+        return self._asked("train", TrainRequest(**facts), TrainReply)
+
+
+def main() -> None:
+    """Print one row a learning rate."""
+    print("| learning rate | crafted first model | own update | way to the crafted model | found in round 2 |")
+    print("| ---: | --- | ---: | --- | --- |")
+    with tempfile.TemporaryDirectory() as folder:
+        whole = hospital(Path(folder), Policy(level="trusted"))
+        site, honest = training_on(whole, drawn(whole.train, MOST_IMAGES)), plan_of(experiment_of(None, whole))
+        for rate in RATES:
+            at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
+            found = imprinted(at)
+            rule = found.said.refusals[0].split(": ")[1]
+            way = f"{at.distance:.1f}, {at.distance / at.length:.2g} own updates"
+            print(f"| {rate:g} | {rule} | {at.length:.3g} | {way} | {found.recovered} of {found.of} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""A coordinator whose program sends a first model of its own making, over real sockets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.network.federated import Federation
+from tests.network.real import flwr_client
+
+pytestmark = pytest.mark.slow
+CRAFTED = """
+import sys
+import server.federation.run as run
+from client.preview.attack.kinds.crafted import hand_images_on
+read_state = run.read_state
+def crafted(network):
+    hand_images_on(network)
+    return read_state(network)
+run.read_state = crafted
+from server.cli import main
+main(sys.argv[1:])
+"""
+"""The published program, but for the first model: its convolutions hand images on to the dense layer."""
+NETWORK = ("model.architecture=fedsld_cnn", "model.norm=group")
+
+
+def test_every_hospital_refuses_a_crafted_first_model_and_nothing_of_its_images_leaves(
+    federation: Federation, tmp_path: Path
+) -> None:
+    sets = [part for override in NETWORK for part in ("--set", override)]
+    command = ("run", federation.coordinator.folder, federation.experiment, "--out", tmp_path / "run", "--once", *sets)
+    run = federation.coordinator.lead("-c", CRAFTED, *command)
+    assert run.ends() == 1
+    assert "round 1: 0 of 3 sites replied" in run.said
+    stopped = json.loads((tmp_path / "run" / "events.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    for site in federation.sites:
+        assert f"{site.name}: declines: run.first_model: " in stopped["reason"]
+        shown = flwr_client("audit", "show", site.folder, "--json", "--last", 3)
+        came, denied, error = map(json.loads, shown.out.splitlines()[-3:])
+        assert (came["direction"], came["record"]) == ("out", "RollCallAnswer")
+        assert (denied["direction"], denied["record"], denied["decision"]) == ("in", "TrainRequest", "deny")
+        assert denied["rule"] == "run.first_model"
+        assert "torch 2" in denied["reason"]
+        assert denied["signature"]
+        assert (error["direction"], error["kind"]) == ("out", "declined")
+        assert site.program.runs
+        assert denied["reason"] in site.program.said
+
+
+def test_the_same_run_by_the_published_program_is_trained(federation: Federation, tmp_path: Path) -> None:
+    run = federation.run(tmp_path / "run", *NETWORK, "run.rounds=1", once=True)
+    assert run.ends() == 0, run.said
