@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from common.system.plain_text import shown
 
-WIRE_VERSION = 15
+WIRE_VERSION = 16
 """Raised whenever a record gains, loses or changes a field, or is hashed otherwise. The two sides must agree on it, and
 on nothing else: releases of one wire version work together."""
 LONGEST_RELEASE = 64
