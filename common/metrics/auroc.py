@@ -62,6 +62,11 @@ class ClassMetrics:
         value: float | None = getattr(self, name)
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
+    def exact(self, name: Figure) -> float | None:
+        """One figure where it is exact; else None."""
+        value: float | None = getattr(self, name)
+        return None if name in self.errors else value
+
     @property
     def images(self) -> int | None:
         """Number of images with a known label."""

@@ -224,7 +224,7 @@ def result_of_sum(of_class: PooledClass | None) -> ClassMetrics:
 def _withheld(plan: Plan) -> str:
     """Why a run has no figures, where its plan lets none out of the sites; empty where it does."""
     if plan.privacy.level != "none":
-        return "test figures stay at the sites: the noise of this run's [privacy] covers updates alone"
+        return "test figures stay at the sites, because the noise of this run covers updates alone"
     if plan.privacy.secure_aggregation:
         return "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
     return ""

@@ -1,8 +1,10 @@
 """Over the network, at each level: what report, model card and terminal print of three hospitals' image folders."""
 
+import html
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,6 @@ from client.site.policy import Level
 from client.site.settings import open_site
 from client.site.site_file import read_file_only
 from common.data.images.pixels import pixels_of
-from common.metrics.auroc import FIGURES
 from common.models.inference import label_matrix, scores_of
 from common.models.saved import load_model
 from tests.federations import DIGITS
@@ -25,7 +26,8 @@ from tests.network.real import Coordinator, Site, machine, written
 
 pytestmark = pytest.mark.slow
 
-NAMES = ("large", "odd")
+NAMES, MEAN = ("large", "odd"), "mean over classes"
+HOSPITALS = ("east", "north", "south")
 EXPERIMENT = f"""{DIGITS.split("[data]")[0]}
 [participation]
 min_sites = 3
@@ -47,6 +49,7 @@ level = "{level}"
 PLANS: dict[Level, tuple[str, ...]] = {
     "trusted": (),
     "masked": ("privacy.secure_aggregation=true", "evaluation.result=last"),
+    "private": ("privacy.level=patient", "privacy.noise_multiplier=8.0", "model.norm=group", "evaluation.result=last"),
 }
 Scored = dict[str, tuple[NDArray[np.floating], NDArray[np.floating]]]
 
@@ -91,61 +94,87 @@ def by_scikit_learn(of: Scored) -> dict[str, tuple[float, ...]]:
     }
 
 
-def rows_of_card(run: Path) -> dict[str, list[str]]:
-    """The model card's lines of results: class -> its figures as printed."""
-    text = (run / "MODEL_CARD.md").read_text(encoding="utf-8").split("## How good it is")[1].split("###")[0]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
-    return {row[0]: row[1:4] for row in cells if row[0] in (*NAMES, "mean over classes")}
+@dataclass(frozen=True)
+class Finished:
+    """A run of three hospitals: its folder, what the terminal showed, and the hospitals."""
+
+    folder: Path
+    said: str
+    sites: list[Site]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
+
+    @property
+    def report(self) -> str:
+        """The report's text."""
+        return html.unescape(re.sub(r"<[^>]+>", " ", (self.folder / "report.html").read_text(encoding="utf-8")))
+
+    @property
+    def card(self) -> dict[str, list[str]]:
+        """The model card's lines of results: class -> AUROC, average precision and balanced accuracy as printed."""
+        text = (self.folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+        lines = text.split("## How good it is")[1].split("##")[0].splitlines()
+        cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+        return {row[0]: row[1:4] for row in cells if row[0] in (*NAMES, MEAN)}
 
 
-@pytest.fixture(scope="module", params=list(PLANS))
-def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A run at one level: the level, its folder, what the terminal showed, and the three sites."""
-    level: Level = request.param
-    folder = tmp_path_factory.mktemp(level)
+def finished(level: Level, folder: Path) -> Finished:
+    """Three hospitals of one level, over TLS, to the end of a run."""
     with machine(folder / "machine") as here:
         coordinator = Coordinator(here)
-        made = [
-            image_folder(folder / "data" / name, level, part) for part, name in enumerate(("east", "north", "south"))
-        ]
+        made = [image_folder(folder / "data" / name, level, part) for part, name in enumerate(HOSPITALS)]
         sites = [coordinator.admit(coordinator.site(one)) for one in made]
         coordinator.start()
         for site in sites:
             site.start()
         coordinator.sees(*sites)
-        experiment = written(EXPERIMENT, folder)
-        run = coordinator.run(experiment, folder / "run", *PLANS[level], sites=3, pages=True)
+        run = coordinator.run(written(EXPERIMENT, folder), folder / "run", *PLANS[level], sites=3, pages=True)
         assert run.ends() == 0, run.said
-        yield level, folder / "run", run.said, sites
+        return Finished(folder / "run", run.said, sites)
 
 
-def test_every_printed_figure_is_scikit_learns_or_lies_within_its_stated_error(finished: Any) -> None:
-    level, run, said, sites = finished
-    each = [scored(site, run) for site in sites]
-    if level == "trusted":  # the mean over the sites' own test parts
-        alone = [by_scikit_learn(one) for one in each]
-        true = {name: tuple(float(np.mean([one[name][c] for one in alone])) for c in range(3)) for name in NAMES}
-    else:
-        true = by_scikit_learn(together(each))
-    true["mean over classes"] = tuple(float(np.mean([true[name][c] for name in NAMES])) for c in range(3))
-    printed = rows_of_card(run)
-    report = re.sub(r"<[^>]+>", " ", (run / "report.html").read_text(encoding="utf-8"))
-    for name, figures in true.items():
-        for text, figure in zip(printed[name], figures, strict=True):
-            assert text in report
+def means_over(names: Sequence[str], figures: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+    return tuple(float(np.mean([figures[name][column] for name in names])) for column in range(3))
+
+
+def test_at_trusted_every_printed_figure_is_scikit_learns_to_the_digit(tmp_path: Path) -> None:
+    run = finished("trusted", tmp_path)
+    each = {site.name: by_scikit_learn(scored(site, run.folder)) for site in run.sites}
+    true = {name: means_over(HOSPITALS, {site: each[site][name] for site in HOSPITALS}) for name in NAMES}
+    true[MEAN] = means_over(NAMES, true)
+    assert run.card == {name: [f"{figure:.3f}" for figure in figures] for name, figures in true.items()}
+    assert all(text in run.report for row in run.card.values() for text in row)
+    assert all(row[0] in run.said for row in run.card.values())
+
+
+def test_at_masked_every_printed_figure_lies_within_its_error_and_no_record_holds_one_of_a_single_site(
+    tmp_path: Path,
+) -> None:
+    run = finished("masked", tmp_path)
+    true = by_scikit_learn(together([scored(site, run.folder) for site in run.sites]))
+    true[MEAN] = means_over(NAMES, true)
+    assert run.card.keys() == true.keys()
+    for name, row in run.card.items():
+        for text, figure in zip(row, true[name], strict=True):
             value, _, error = text.partition(" ± ")
-            assert (
-                (text == f"{figure:.3f}") if level == "trusted" else abs(float(value) - figure) <= float(error or 5e-4)
-            )
-        assert printed[name][0] in said
-
-
-def test_the_records_of_a_masked_run_hold_no_figure_of_a_single_site(finished: Any) -> None:
-    level, run, _, sites = finished
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    of_sites = {site.name: summary["per_site"][site.name] for site in sites}
-    told = {name: (one["validation_loss"], one["per_class"]) for name, one in of_sites.items()}
-    assert (told == dict.fromkeys(told, (None, {}))) == (level != "trusted")
+            assert abs(float(value) - figure) <= float(error or 0.0005)
+            assert text in run.report
+        assert row[0] in run.said
+    summary = run.summary
+    assert 0 < summary["test"]["errors"]["auroc"] < 0.01
+    assert all((one["validation_loss"], one["per_class"]) == (None, {}) for one in summary["per_site"].values())
     pooled = summary["test"]["pooled"]["per_class"]
-    assert {name: one["sites"] for name, one in pooled.items()} == {key: ["east", "north", "south"] for key in NAMES}
-    assert all(0 <= summary["test"]["errors"].get(name, 0) < 0.01 for name in FIGURES)
+    assert {name: tuple(one["sites"]) for name, one in pooled.items()} == dict.fromkeys(NAMES, HOSPITALS)
+
+
+def test_at_private_no_figure_leaves_and_every_page_gives_the_reason(tmp_path: Path) -> None:
+    run = finished("private", tmp_path)
+    reason = "test figures stay at the sites, because the noise of this run covers updates alone"
+    assert reason in " ".join(run.said.split())
+    assert reason in run.report
+    assert reason in (run.folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert {text for row in run.card.values() for text in row} == {"n/a"}
+    assert run.summary["test"]["pooled"] is None
+    assert all((one["validation_loss"], one["per_class"]) == (None, {}) for one in run.summary["per_site"].values())

@@ -150,7 +150,7 @@ def _measured(summary: RunSummary) -> Iterator[tuple[str, str, str]]:
 
 def _bars(summary: RunSummary, groups: Sequence[ClassesOfGroup]) -> str:
     intervals = summary.test.intervals or summary.test.sampled
-    aurocs = {name: each.auroc for name, each in summary.test.per_class.items()}
+    aurocs = {name: each.measured("auroc") for name, each in summary.test.per_class.items()}
     return auroc.auroc_bars(groups, aurocs, intervals.per_class if intervals else {})
 
 
