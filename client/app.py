@@ -1,6 +1,7 @@
 """The ClientApp: what a coordinator may ask or tell, answered by typed records."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from flwr.app import Context, Message
@@ -53,7 +54,7 @@ def client_app(
     app.query("roll_call")(answered(RollCall, answer))
     app.query("refusal")(answered(Refusal, note_refusal))
     app.train()(answered(TrainRequest, train))
-    app.evaluate()(answered(EvaluateRequest, private_evaluation))
+    app.evaluate()(answered(EvaluateRequest, partial(private_evaluation, hold=masks.hold_histograms)))
     app.query("benefit")(answered(BenefitRequest, compare))
     app.query(STAGES[KeysRequest])(answered(KeysRequest, masks.keys))
     app.query(STAGES[SharesRequest])(answered(SharesRequest, masks.shares))

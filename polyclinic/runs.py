@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from common.config import ExperimentFile, experiment_of, read_experiment
 from common.data.sources.plugin import DatasetPlugin, LabelledImages
 from common.errors import BadInput, Fault
+from common.metrics.measured import Measured, figure
 from common.plugins import (
     DATASETS,
     LOSSES,
@@ -266,7 +267,9 @@ class FinishedRun:
 
     def __repr__(self) -> str:
         summary, auroc = self.summary, self.mean_auroc
-        said = "no AUROC" if auroc is None else f"mean AUROC {auroc:.3f} on the test images (one seed)"
+        error = (summary["test"].get("errors") or {}).get("auroc", 0.0)
+        shown = None if auroc is None else figure(Measured(auroc, error))
+        said = "no AUROC" if shown is None else f"mean AUROC {shown} on the test images (one seed)"
         return f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {said}; {self.folder}>"
 
 

@@ -109,6 +109,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "metric_names": "metrics of plug-ins, where the experiment asks for them and `metrics` allows them",
         "metric_values": "what they say of each class, on the test images; nothing of a class kept back by "
         "`smallest_count`",
+        "masked_classes": "under secure aggregation: the classes whose two histograms of test images leave in a sum "
+        "over sites alone; under the rules of `told_classes`",
     },
     "BenefitReply": {
         "run": _RUN,
@@ -153,7 +155,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "run": _RUN,
         "round": _ROUND,
         "site": _SITE,
-        "vector": "how training changed the numbers of the network, under masks: random numbers to anyone who does not "
+        "vector": "how training changed the numbers of the network, or the counts of test scores, under masks: random "
+        "numbers to anyone who does not "
         "have those of all sites of the round",
     },
     "RevealAnswer": {

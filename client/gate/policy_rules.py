@@ -224,7 +224,9 @@ def _label_counts(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
 
 
 def _scores(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
-    if not isinstance(reply, EvaluateReply) or not (reply.told_classes or reply.validation_classes):
+    if not isinstance(reply, EvaluateReply):
+        return ""
+    if not (reply.told_classes or reply.validation_classes or reply.masked_classes):
         return ""
     if not (asked.test and asked.plan.evaluation.pooled):
         return "nobody asked how scores are spread"
@@ -258,6 +260,9 @@ def _test_metrics(policy: Policy, asked: RequestedWork, reply: Reply) -> str:
     counted = reply.test_images is not None
     if tested and not asked.test:
         return "nobody asked for a test"
+    scored = isinstance(reply, EvaluateReply) and (reply.class_names or reply.validation_classes)
+    if scored and asked.plan.privacy.secure_aggregation:
+        return "under secure aggregation the figures of a test leave in a sum alone"
     if counted and not asked.plan.evaluation.test_each_round:
         return "nobody asked how many test images are right"
     return "it is false" if (tested or counted) and not policy.test_metrics else ""

@@ -57,6 +57,7 @@ LEVELS: Mapping[Level, Mapping[str, Any]] = {
     "masked": {
         **_FIGURES_STAY,
         "masked_only": True,
+        "score_histograms": True,
         "smallest_cohort": 3,
     },
     "private": {
@@ -112,12 +113,13 @@ class Policy(Section):
             to less, are declined.
         training_figures: Whether it tells the loss on its training images, and loss and AUROC on its validation
             images; else no round is chosen by them.
-        test_metrics: Whether it tells how good the model is on its own test part, class by class.
+        test_metrics: Whether it tells how good the model is on its own test part, class by class; not in a run with
+            secure aggregation.
         train_hidden_classes: Whether labels of hidden classes are trained on where no ``epsilon`` makes sure that noise
             covers the update; else nothing is known of these classes there.
         label_counts: Whether it tells how many training images show each class, where a method asks.
         score_histograms: Whether it tells how the final model's scores on its test and validation parts are spread, if
-            asked.
+            asked; in a run with secure aggregation those of the test part, in a sum over sites alone.
         masked_only: Send no update but under secure aggregation.
         rows_alone: Whether, under secure aggregation, a head row that fewer sites of the round own than
             ``smallest_cohort`` may be opened. Else it stays masked, and the model's row stays as it was.

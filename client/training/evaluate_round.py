@@ -1,6 +1,6 @@
 """The hospital's half of an evaluation: how good the received model is on the site's own images."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from client.training.figures import (
 from client.training.model_and_images import Work, put, unpack, validated
 from client.training.personal_parts import loss_here, parts_in_best_round
 from common.metrics.auroc import ClassMetrics
+from common.metrics.score_histograms import ScoreHistogram
 from common.models.saved import save_model
 from common.system.seeds import seed_of
 from common.wire.bounds import loss_told
@@ -28,16 +29,29 @@ from common.wire.records import EvaluateReply, EvaluateRequest, Request
 from common.wire.roll_call import UNKNOWN_COUNT
 from strategies.local.training import Validation, reproducible
 
+Hold = Callable[[Site, EvaluateRequest, Mapping[str, ScoreHistogram]], tuple[str, ...]]
+"""Holds histograms of the test part until they are masked, and returns their classes."""
 
-def evaluate_round(site: Site, request: EvaluateRequest) -> EvaluateReply:
-    """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part."""
+
+def hold_nothing(site: Site, request: EvaluateRequest, histograms: Mapping[str, ScoreHistogram]) -> tuple[str, ...]:
+    """Have no figures in a sum."""
+    return ()
+
+
+def evaluate_round(site: Site, request: EvaluateRequest, hold: Hold = hold_nothing) -> EvaluateReply:
+    """Answer with the validation loss and, for a test, with the metrics of the site's own classes on its test part.
+
+    Args:
+        hold: Where the plan has secure aggregation, the test part's figures leave in a sum alone, at every level: from
+            the exact figures of some sites and the sum of all, those of the others could be worked out.
+    """
     work = unpack(site, request)
-    if (reply := or_no_figures(work, partial(_judged, work, request), None)) is not None:
+    if (reply := or_no_figures(work, partial(_judged, work, request, hold), None)) is not None:
         return reply
     return _evaluation(request, site.name, Validation(), {}, model_sha256(work, request))
 
 
-def _judged(work: Work, request: EvaluateRequest) -> EvaluateReply:
+def _judged(work: Work, request: EvaluateRequest, hold: Hold) -> EvaluateReply:
     """The answer to a request."""
     site, plan, method = work.site, work.plan, work.method
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
@@ -52,6 +66,8 @@ def _judged(work: Work, request: EvaluateRequest) -> EvaluateReply:
         chosen_on = validation_histograms(work) if request.test else {}
         validation_result = validation_figures(work, result)
     reply = _evaluation(request, site.name, validation_result, metrics, model_sha256(work, request))
+    if plan.privacy.secure_aggregation:
+        return replace(reply, **counts, masked_classes=hold(site, request, spread))
     return replace(reply, **counts, **of_test(spread), **of_validation(chosen_on))
 
 

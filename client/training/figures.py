@@ -41,9 +41,12 @@ def validation_figures_leave(work: Work) -> bool:
 
     The update depends on which epoch was chosen, and so says something of these images.
     """
-    privacy, policy = work.plan.privacy, work.site.policy
-    outside = privacy.level != "none" and not policy.metrics_outside_privacy
-    return policy.training_figures and not outside and not covers_local_parts(work)
+    return work.site.policy.training_figures and not stays_for_noise(work) and not covers_local_parts(work)
+
+
+def stays_for_noise(work: Work) -> bool:
+    """Check whether the plan has noise, which does not cover figures, and the policy lets only covered things out."""
+    return work.plan.privacy.level != "none" and not work.site.policy.metrics_outside_privacy
 
 
 def or_no_figures(work: Work, judge: Callable[[], Judged], nothing: Nothing) -> Judged | Nothing:
@@ -102,11 +105,18 @@ def scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
 
 
 def figures_of_test(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogram]]:
-    """Return each class's metrics on the test part, and how its scores are spread."""
+    """Return each class's metrics on the test part, and how its scores are spread.
+
+    Under secure aggregation there are no metrics: the histograms leave in a sum, and nothing of one site.
+    """
     site, policy, evaluation = work.site, work.site.policy, work.plan.evaluation
-    if not len(site.test) or not policy.test_metrics or covers_local_parts(work):
+    summed = work.plan.privacy.secure_aggregation
+    allowed = policy.score_histograms and not stays_for_noise(work) if summed else policy.test_metrics
+    if not len(site.test) or not allowed or covers_local_parts(work):
         return {}, {}
     scores, labels, names = scored(work, "test")
+    if summed:
+        return {}, histograms(policy, scores, labels, names, site.hides("test")) if evaluation.pooled else {}
     more = metrics_of(evaluation.metrics)
     if not site.simulated:  # that a metric fails, and how, can depend on one patient's image
         more = {name: or_undefined(name, metric, site.tell) for name, metric in more.items()}
@@ -121,7 +131,7 @@ def figures_of_test(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, Scor
 def validation_histograms(work: Work) -> dict[str, ScoreHistogram]:
     """Return how scores on the validation part are spread, on which the coordinator chooses thresholds."""
     site = work.site
-    if not work.plan.evaluation.pooled or not site.policy.score_histograms:
+    if not work.plan.evaluation.pooled or not site.policy.score_histograms or work.plan.privacy.secure_aggregation:
         return {}
     if not len(site.validation) or not site.tells("validation") or covers_local_parts(work):
         return {}

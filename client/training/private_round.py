@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from client.gate.time_limit import OutOfTime
 from client.site.site import Site
-from client.training.evaluate_round import evaluate_round
+from client.training.evaluate_round import Hold, evaluate_round, hold_nothing
 from client.training.figures import of_validation
 from client.training.privacy_budget import BudgetEntry, PaidReply, PrivacyBudgetLedger, fingerprint
 from client.training.train_round import train_round
@@ -105,10 +105,10 @@ def _note_settled(site: Site, request: TrainRequest, plan: Plan, left: bytes) ->
         site.memory(request.run).note_settled(request.round, left)
 
 
-def private_evaluation(site: Site, request: EvaluateRequest) -> EvaluateReply:
+def private_evaluation(site: Site, request: EvaluateRequest, hold: Hold = hold_nothing) -> EvaluateReply:
     """Evaluate, for the site's own sake too; what no noise covers stays at home."""
     plan = plan_of_text(request.plan)
-    reply = evaluate_round(site, request)
+    reply = evaluate_round(site, request, hold)
     if not site.policy.training_figures:
         reply = replace(reply, validation_loss=None, validation_auroc=None, **of_validation({}))
     outside = plan.privacy.level != "none" and not site.policy.metrics_outside_privacy

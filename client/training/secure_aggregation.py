@@ -1,10 +1,10 @@
-"""Updates that a site holds back until it has masked them."""
+"""Updates, and score histograms of the test part, that a site holds back until it has masked them."""
 
 import hashlib
 import hmac
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from client.gate.policy_rules import of_reply
@@ -12,11 +12,13 @@ from client.gate.requested_work import RequestedWork
 from client.site.site import Site
 from common.config import Plan, plan_of_text
 from common.errors import quoted
-from common.models.state import arrays_sha256
+from common.metrics.score_histograms import ScoreHistogram, rows_of_counts
+from common.models.state import Head, arrays_sha256
 from common.system.files import write_atomically
 from common.system.seeds import seed_of
-from common.wire.records import Groups, TrainReply, TrainRequest
+from common.wire.records import NO_ARRAYS, EvaluateRequest, Groups, TrainReply, TrainRequest
 from common.wire.secure_aggregation import (
+    TEST_ROUND,
     KeysAnswer,
     KeysRequest,
     MaskedAnswer,
@@ -28,6 +30,7 @@ from common.wire.secure_aggregation import (
 )
 from strategies.base.method import Method
 from strategies.privacy.discrete_gaussian import KEY_BYTES
+from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.masked_rounds import MaskedRounds
 from strategies.privacy.secure_aggregation.noise_shares import NoiseShares, shares_of
 from strategies.privacy.secure_aggregation.site import Asked, MaskingRefused, SiteRound, Terms, no_round
@@ -40,14 +43,14 @@ SMALLEST_DIFFERENCE = 2
 
 @dataclass(frozen=True)
 class Held:
-    """An update that waits to be masked.
+    """An update, or counts of test scores, that wait to be masked.
 
     Attributes:
-        left: :meth:`MemoryFolder.digest` of the memory that its training left.
+        left: :meth:`MemoryFolder.digest` of the memory that its training left; None where nothing was trained.
     """
 
     round: SiteRound
-    left: bytes
+    left: bytes | None
 
 
 class Masks:
@@ -79,22 +82,33 @@ class Masks:
         if not verdict.allowed:  # the gate sees this reply without its update, and later only masked numbers
             raise MaskingRefused(f"does not send this: {verdict}")
         shares = shares_of(plan, method)
-        terms = Terms(
-            largest=largest_change(plan, method),
-            alone=site.policy.rows_alone and shares is None,
-            identity=site.identity,
-            peers=site.policy.peers,
-            cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
-            asked=asked_of(site, request, method),
-            masked=masked_rounds_of(site, shares),
-            shares=shares,
-            **({} if shares is None else {"noise": share_keys(site, plan, request.round)}),
-        )
+        terms = replace(_terms(site, request, method, shares), largest=largest_change(plan, method), shares=shares)
+        if shares is not None:
+            terms = replace(terms, noise=share_keys(site, plan, request.round))
         made = SiteRound(request.run, request.round, site.name, reply.update, terms)
         self._held[site.name] = Held(made, site.memory(request.run).digest(request.round))
         if made.cut:
             self._tell(f"round {request.round}: {made.cut} numbers of the update were cut to {terms.largest:g}")
         return replace(reply, update=Groups())
+
+    def hold_histograms(
+        self, site: Site, request: EvaluateRequest, histograms: Mapping[str, ScoreHistogram]
+    ) -> tuple[str, ...]:
+        """Hold the test part's score histograms until they are masked, as head rows are: one row a class.
+
+        Returns:
+            Their classes, sorted.
+        """
+        self.let_go(site)
+        if not histograms:
+            return ()
+        names, counts = rows_of_counts(histograms)
+        terms = replace(_terms(site, request, method_of(plan_of_text(request.plan)), None), counts=True)
+        held = SiteRound(
+            request.run, TEST_ROUND, site.name, Groups(head=Head(names, counts[:, :-1], counts[:, -1])), terms
+        )
+        self._held[site.name] = Held(held, None)
+        return names
 
     def keys(self, site: Site, request: KeysRequest) -> KeysAnswer:
         return self._of(site).round.keys(request)
@@ -105,7 +119,8 @@ class Masks:
         answer = held.shares(request)
         if held.rows_of_few:
             what = "can be seen by the coordinator" if site.policy.rows_alone else "stay masked and are not used"
-            self._tell(f"round {request.round}: too few sites annotate {quoted(held.rows_of_few)}: its rows {what}")
+            where, rows = ("test", "counts") if request.round == TEST_ROUND else (f"round {request.round}", "rows")
+            self._tell(f"{where}: too few sites annotate {quoted(held.rows_of_few)}: its {rows} {what}")
         return answer
 
     def masked(self, site: Site, request: MaskedRequest) -> MaskedAnswer:
@@ -115,13 +130,27 @@ class Masks:
         """Open the sum; only after that the site goes on from what this round left in its memory."""
         held = self._of(site)
         answer = held.round.reveal(request)
-        site.memory(request.run).note_settled(request.round, held.left, held.round.agreed)
+        if held.left is not None:
+            site.memory(request.run).note_settled(request.round, held.left, held.round.agreed)
         return answer
 
     def _of(self, site: Site) -> Held:
         if site.name not in self._held:
             raise no_round(site.name)
         return self._held[site.name]
+
+
+def _terms(site: Site, request: TrainRequest | EvaluateRequest, method: Method, shares: NoiseShares | None) -> Terms:
+    """The terms on which this site takes part in a sum of counts, or, with a bound and noise, of updates."""
+    return Terms(
+        largest=float(ONE),
+        alone=site.policy.rows_alone and shares is None,
+        identity=site.identity,
+        peers=site.policy.peers,
+        cohort=max(site.policy.smallest_cohort, shares.honest if shares else 0),
+        asked=asked_of(site, request, method),
+        masked=masked_rounds_of(site, shares),
+    )
 
 
 def share_keys(site: Site, plan: Plan, server_round: int) -> Callable[[str], bytes]:
@@ -147,7 +176,7 @@ def masked_rounds_of(site: Site, shares: NoiseShares | None = None) -> MaskedRou
     return MaskedRounds(site.folder / "masked", durable=site.durable)
 
 
-def _past(site: Site, request: TrainRequest) -> str:
+def _past(site: Site, request: TrainRequest | EvaluateRequest) -> str:
     """What the sites agreed on in the round whose memory a site trained from, with their own past; empty for none.
 
     With the same model the updates of others could vanish, whose parts are of another model. The number of the round is
@@ -157,22 +186,22 @@ def _past(site: Site, request: TrainRequest) -> str:
     return "" if agreed is None else f"round {request.counted}: {agreed}"
 
 
-def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
+def asked_of(site: Site, request: TrainRequest | EvaluateRequest, method: Method) -> Asked:
     """What a request asks, as the sites of a round compare it before they mask.
 
     The trunk must be the same at all sites. Of head rows, and of what a method's coordinator says of each class, two
     sites compare those of the classes that both receive. What only one of them receives cannot be compared.
     """
     rows = request.class_names if method.traffic.rows == "all" else ()
+    statistics = request.statistics if isinstance(request, TrainRequest) else NO_ARRAYS
+    test = [] if isinstance(request, TrainRequest) else ["test"]
     # By their names too: what a method does not find under its name could make a change of zero.
-    plan = json.dumps([request.plan, request.contract, rows, _past(site, request), sorted(request.statistics)])
+    plan = json.dumps([request.plan, request.contract, rows, _past(site, request), sorted(statistics), *test])
     annotated = request.class_names if rows else site.declaration.canonical
     own = [(row, name) for row, name in enumerate(request.class_names) if name in annotated]
     groups = [array for array in (request.model.trunk, request.model.norm) if array is not None]
-    by_class = {
-        name: array for name, array in request.statistics.items() if array.shape[:1] == (len(request.class_names),)
-    }
-    rest = {name: array for name, array in sorted(request.statistics.items()) if name not in by_class}
+    by_class = {name: array for name, array in statistics.items() if array.shape[:1] == (len(request.class_names),)}
+    rest = {name: array for name, array in sorted(statistics.items()) if name not in by_class}
     shared: dict[str, str] = {}
     if (head := request.model.head) is not None:
         shared = {f'head row of "{name}"': arrays_sha256(head.weight[row], head.bias[row]) for row, name in own}
@@ -187,5 +216,5 @@ def asked_of(site: Site, request: TrainRequest, method: Method) -> Asked:
         plan=hashlib.sha256(plan.encode()).hexdigest(),
         model=arrays_sha256(*groups, *rest.values()),
         shared=shared,
-        start=arrays_sha256(*groups, *start),
+        start="".join(test) + arrays_sha256(*groups, *start),
     )

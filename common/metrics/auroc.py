@@ -7,12 +7,14 @@ the test set holds no positive or no negative of it, is ``None``: neither 0 nor 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from common.errors import Diverged
 from common.metrics.bootstrap import Intervals
+from common.metrics.measured import Measured, mean_of
 from common.metrics.multi_class import MultiClass
 from common.metrics.operating_points import OperatingPoint
 from common.metrics.plugin import Metric, value_of
@@ -29,6 +31,13 @@ GLOBAL_MODEL = "global model"
 """The note of a test of the one model that a run ends with."""
 
 
+SUMS = "test images of all sites together, from the sum of the sites' counts by score"
+"""The note of a test of which the coordinator has a sum over sites alone."""
+
+Figure = Literal["auroc", "average_precision", "balanced_accuracy"]
+FIGURES: tuple[Figure, ...] = get_args(Figure)
+
+
 @dataclass(frozen=True)
 class ClassMetrics:
     """One class on one set of images; ``None`` where there are no positives or no negatives.
@@ -36,6 +45,8 @@ class ClassMetrics:
     Attributes:
         positives, negatives: ``None`` where the site that has the images does not tell.
         more: Metrics of plug-ins by name.
+        errors: By the name of a figure, how far it lies at most from the exact one; no entry for an exact figure. A
+            figure whose error is beyond :data:`~common.metrics.measured.LARGEST_ERROR` is None.
     """
 
     auroc: float | None
@@ -44,6 +55,17 @@ class ClassMetrics:
     positives: int | None
     negatives: int | None
     more: Mapping[str, float | None] = field(default_factory=dict)
+    errors: Mapping[Figure, float] = field(default_factory=dict)
+
+    def measured(self, name: Figure) -> Measured | None:
+        """One figure with its error; None where it is not defined, or its error is too large."""
+        value: float | None = getattr(self, name)
+        return None if value is None else Measured(value, self.errors.get(name, 0.0))
+
+    def exact(self, name: Figure) -> float | None:
+        """One figure where it is exact; else None."""
+        value: float | None = getattr(self, name)
+        return None if name in self.errors else value
 
     @property
     def images(self) -> int | None:
@@ -58,6 +80,12 @@ class ClassGroup:
     mean_auroc: float | None
     sd_auroc: float | None
     classes: tuple[str, ...]
+    error: float = 0.0
+
+    @property
+    def measured(self) -> Measured | None:
+        """The mean with its error."""
+        return None if self.mean_auroc is None else Measured(self.mean_auroc, self.error)
 
 
 @dataclass(frozen=True)
@@ -75,6 +103,8 @@ class Summary:
         pooled: Over the sites' own test parts, where they told how their scores are spread.
         operating_points: Class -> thresholds chosen on the sites' validation images, where they sent their scores.
         sampled: Of how many sites the sites' figures are; None where all were asked.
+        errors: Of the means over classes, as of :class:`ClassMetrics`.
+        withheld: Why there are no figures, where the run's level lets none out; else empty.
     """
 
     mean_auroc: float | None
@@ -92,6 +122,13 @@ class Summary:
     pooled: Pooled | None = None
     operating_points: Mapping[str, tuple[OperatingPoint, ...]] = field(default_factory=dict)
     sampled: SiteSample | None = None
+    errors: Mapping[Figure, float] = field(default_factory=dict)
+    withheld: str = ""
+
+    def measured(self, name: Figure) -> Measured | None:
+        """The mean of a figure over classes, with its error."""
+        value: float | None = getattr(self, f"mean_{name}")
+        return None if value is None else Measured(value, self.errors.get(name, 0.0))
 
 
 def per_class(
@@ -157,6 +194,7 @@ def summarise(
         unique_classes=group(results, unique),
         note=note,
         mean_more=mean_more(results.values()),
+        errors={name: error for name in FIGURES if (error := mean_error(results.values(), name))},
     )
 
 
@@ -182,7 +220,14 @@ def _most(counts: Iterable[int | None]) -> int | None:
 def group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:
     """AUROC over the classes in ``members``, kept in the order of ``results``."""
     classes = tuple(name for name in results if name in members)
-    return ClassGroup(*mean_and_sd(results[name].auroc for name in classes), classes)
+    error = mean_error((results[name] for name in classes), "auroc")
+    return ClassGroup(*mean_and_sd(results[name].auroc for name in classes), classes, error)
+
+
+def mean_error(results: Iterable[ClassMetrics], name: Figure) -> float:
+    """The error of the mean of one figure over the results for which it is defined."""
+    mean = mean_of(one.measured(name) for one in results)
+    return 0.0 if mean is None else mean.error
 
 
 def mean_more(results: Iterable[ClassMetrics]) -> dict[str, float | None]:

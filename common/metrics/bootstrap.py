@@ -251,7 +251,7 @@ def pooled_interval(histogram: ScoreHistogram, generator: np.random.Generator) -
     known = pooled_auroc(histogram)
     assert known is not None, "there are both kinds"
     counts = int(positives.sum()), int(negatives.sum())
-    low, high = score_interval(known.at_least, *counts)[0], score_interval(known.at_most, *counts)[1]
+    low, high = score_interval(max(known.low, 0.0), *counts)[0], score_interval(min(known.high, 1.0), *counts)[1]
     return _around((_interval(won)[0], min(_interval(won + tied)[1], 1.0)), (low, high))
 
 

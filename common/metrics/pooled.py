@@ -1,6 +1,6 @@
 """Several sites' test parts as one, from what their score histograms add up to."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -10,7 +10,16 @@ import numpy as np
 from common.metrics.bootstrap import Interval, pooled_interval
 from common.metrics.calibration import Calibration, Decisions, pooled_calibration, pooled_decisions
 from common.metrics.curves import RankingCurve, curve_of
-from common.metrics.score_histograms import Bounded, ScoreHistogram, pooled_auroc, pooled_average_precision
+from common.metrics.measured import Measured, mean_of
+from common.metrics.score_histograms import ScoreHistogram, pooled_auroc, pooled_average_precision
+
+
+@dataclass(frozen=True)
+class SitesHistogram:
+    """One class: the sum of the histograms of these sites."""
+
+    histogram: ScoreHistogram
+    sites: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -24,8 +33,8 @@ class PooledClass:
         silent: Those that annotate the class and did not: by policy, for too few images, or as they were absent.
     """
 
-    auroc: Bounded | None
-    average_precision: Bounded | None
+    auroc: Measured | None
+    average_precision: Measured | None
     balanced_accuracy: float | None
     positives: int
     negatives: int
@@ -41,24 +50,24 @@ class PooledClass:
 class Pooled:
     """All classes; means are over those with a value. A class that no site reported is not in ``per_class``."""
 
-    mean_auroc: Bounded | None
-    mean_average_precision: Bounded | None
+    mean_auroc: Measured | None
+    mean_average_precision: Measured | None
     per_class: Mapping[str, PooledClass]
 
 
 def pooled(
-    told: Mapping[str, Mapping[str, ScoreHistogram]],
+    sums: Mapping[str, SitesHistogram],
     owners: Mapping[str, Sequence[str]],
     generator: np.random.Generator | None = None,
 ) -> Pooled | None:
-    """Add the sites up; None where none told anything.
+    """Rank the images of all sites together; None where no site told anything.
 
     Args:
-        told: Site -> class -> its histogram.
+        sums: Class -> its histogram.
         owners: Class -> the sites that annotate it, in the order of the run's classes.
         generator: For the intervals; None for none.
     """
-    results = {name: _of_class(found, owners[name], generator) for name, found in _by_class(told, owners).items()}
+    results = {name: _of_class(sums[name], sites, generator) for name, sites in owners.items() if name in sums}
     if not results:
         return None
     each = results.values()
@@ -67,29 +76,21 @@ def pooled(
 
 def summed(
     told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
-) -> dict[str, ScoreHistogram]:
-    """Class -> the sum of its histograms over the sites that annotate it; arguments as of :func:`pooled`."""
-    return {name: reduce(add, found.values()) for name, found in _by_class(told, owners).items()}
+) -> dict[str, SitesHistogram]:
+    """Add up each class over the sites that annotate it; a class of which no site told has no entry.
 
-
-def _by_class(
-    told: Mapping[str, Mapping[str, ScoreHistogram]], owners: Mapping[str, Sequence[str]]
-) -> dict[str, dict[str, ScoreHistogram]]:
-    """Class -> site -> histogram, without classes of which nobody told."""
+    Args:
+        told: Site -> class -> its histogram.
+        owners: As of :func:`pooled`.
+    """
     of_owners = {name: {s: told[s][name] for s in sites if name in told.get(s, {})} for name, sites in owners.items()}
-    return {name: found for name, found in of_owners.items() if found}
+    return {
+        name: SitesHistogram(reduce(add, found.values()), tuple(found)) for name, found in of_owners.items() if found
+    }
 
 
-def mean_of(values: Iterable[Bounded | None]) -> Bounded | None:
-    """The mean over those there are: its bounds are the means of theirs."""
-    rows = [(value.value, value.at_least, value.at_most) for value in values if value is not None]
-    return Bounded(*np.mean(rows, axis=0).tolist()) if rows else None
-
-
-def _of_class(
-    found: Mapping[str, ScoreHistogram], annotating: Sequence[str], generator: np.random.Generator | None
-) -> PooledClass:
-    histogram = reduce(add, found.values())
+def _of_class(found: SitesHistogram, annotating: Sequence[str], generator: np.random.Generator | None) -> PooledClass:
+    histogram = found.histogram
     decided = pooled_decisions(histogram)
     return PooledClass(
         auroc=pooled_auroc(histogram),
@@ -97,8 +98,8 @@ def _of_class(
         balanced_accuracy=decided.balanced_accuracy,
         positives=int(histogram.positives.sum()),
         negatives=int(histogram.negatives.sum()),
-        sites=tuple(found),
-        silent=tuple(site for site in annotating if site not in found),
+        sites=found.sites,
+        silent=tuple(site for site in annotating if site not in found.sites),
         calibration=pooled_calibration(histogram),
         decisions=decided,
         curve=curve_of(histogram),

@@ -4,11 +4,13 @@ Which of two images in one bin scores higher is lost. So AUROC and average preci
 some order inside the bins attains: no scores in these bins lie outside, and nothing narrower is true of all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from common.metrics.measured import Measured
 
 Floats = NDArray[np.floating]
 Counts = NDArray[np.int64]
@@ -37,20 +39,6 @@ EDGES = _edges()
 MIDDLES, HALF_WIDTHS = (EDGES[1:] + EDGES[:-1]) / 2, (EDGES[1:] - EDGES[:-1]) / 2
 DECIDED = int(np.searchsorted(EDGES, THRESHOLD))
 """First bin of the scores above :data:`THRESHOLD`."""
-
-
-@dataclass(frozen=True)
-class Bounded:
-    """What a histogram lets one say of a number: it lies in between, and ``value`` is the middle."""
-
-    value: float
-    at_least: float
-    at_most: float
-
-    @classmethod
-    def between(cls, low: float, high: float) -> "Bounded":
-        low = min(low, high)  # where they are equal but for rounding
-        return cls((low + high) / 2, low, high)
 
 
 @dataclass(frozen=True)
@@ -97,12 +85,22 @@ def histograms_of(classes: Sequence[str], positives: Counts, negatives: Counts) 
     return dict(zip(classes, map(ScoreHistogram, *both), strict=True))
 
 
+def rows_of_counts(histograms: Mapping[str, ScoreHistogram]) -> tuple[tuple[str, ...], NDArray[np.float32]]:
+    """Return the classes, sorted, and one row of counts each: of positives, then of negatives, ``(classes, 2 * BINS)``.
+
+    In float32 counts are exact up to 2**24 images in a bin.
+    """
+    names = tuple(sorted(histograms))
+    rows = [np.concatenate([histograms[name].positives, histograms[name].negatives]) for name in names]
+    return names, np.array(rows, np.float32).reshape(-1, 2 * BINS)
+
+
 def bins_of(scores: Floats) -> Counts:
     """The bin of each score."""
     return np.searchsorted(EDGES[1:-1], np.asarray(scores, np.float64), side="left")
 
 
-def pooled_auroc(histogram: ScoreHistogram) -> Bounded | None:
+def pooled_auroc(histogram: ScoreHistogram) -> Measured | None:
     """Pairs of different bins are decided, those of one bin are not; None without positives or negatives."""
     positives, negatives = histogram.positives, histogram.negatives
     pairs = int(positives.sum()) * int(negatives.sum())
@@ -110,10 +108,10 @@ def pooled_auroc(histogram: ScoreHistogram) -> Bounded | None:
         return None
     below = np.cumsum(negatives)  # negatives up to and with each bin
     won, open_ = int(positives @ (below - negatives)), int(positives @ negatives)
-    return Bounded.between(won / pairs, (won + open_) / pairs)
+    return Measured.between(won / pairs, (won + open_) / pairs)
 
 
-def pooled_average_precision(histogram: ScoreHistogram) -> Bounded | None:
+def pooled_average_precision(histogram: ScoreHistogram) -> Measured | None:
     """Mean over positives of the precision at their score, as scikit-learn's; None without positives or negatives.
 
     It is largest where the positives of each bin share one score above its negatives, smallest where they have scores
@@ -127,4 +125,4 @@ def pooled_average_precision(histogram: ScoreHistogram) -> Bounded | None:
     held = positives > 0
     high = np.sum(positives[held] * right[held] / (right + wrong - negatives)[held]) / total
     low = np.mean(rank / (rank + np.repeat(wrong, positives)))
-    return Bounded.between(float(low), float(high))
+    return Measured.between(float(low), float(high))

@@ -239,6 +239,8 @@ class EvaluateReply:
             part, for choosing thresholds.
         metric_names: Of plug-ins' metrics.
         metric_values: Of each class as many, one class after the other.
+        masked_classes: Those whose scores on the test part the site holds until it masks them, where the plan has
+            secure aggregation; sorted.
     """
 
     run: Text
@@ -263,6 +265,7 @@ class EvaluateReply:
     validation_negative_scores: ScoreCounts = field(default_factory=no_scores)
     metric_names: MetricNames = ()
     metric_values: Figures = ()
+    masked_classes: ClassNames = ()
 
     def __post_init__(self) -> None:
         _check_correct(self.test_images, self.test_correct)
@@ -286,6 +289,8 @@ class EvaluateReply:
             raise WireError("each metric must have one entry a class.")
         if len(set(self.class_names)) < len(self.class_names):
             raise WireError("a class must be tested once.")
+        if list(self.masked_classes) != sorted(set(self.masked_classes)):
+            raise WireError("masked_classes must be sorted, once each.")
 
     def _check_metrics(self) -> None:
         names = self.metric_names

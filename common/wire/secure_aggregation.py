@@ -21,6 +21,8 @@ KEY_LINE = Name(1_000)
 OneASegment = Annotated[tuple[str, ...], Each(10**6, Name())]
 """One entry a site and segment."""
 Numbers = Annotated[int, Range(0, 2**40)]
+TEST_ROUND = 0
+"""The round under whose number a run's test figures are summed: no update is masked in it."""
 
 
 @dataclass(frozen=True)

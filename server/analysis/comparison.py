@@ -201,9 +201,11 @@ def _members(by_method: _ByMethod) -> _Members:
 
 
 def auroc_scores(runs: Iterable[Run]) -> Scores:
-    """AUROC by seed and class."""
+    """AUROC by seed and class; None where it is not exact: a difference of two may be their errors."""
     per_class = {run.summary.seed: run.summary.test.per_class for run in runs}
-    return {(seed, name): result.auroc for seed, results in per_class.items() for name, result in results.items()}
+    return {
+        (seed, name): result.exact("auroc") for seed, results in per_class.items() for name, result in results.items()
+    }
 
 
 def _method_result(label: str, of_seed: Mapping[int, Run], members: _Members) -> MethodResult:
@@ -214,9 +216,9 @@ def _method_result(label: str, of_seed: Mapping[int, Run], members: _Members) ->
         label=label,
         seeds=tuple(tests),
         note=next(iter(tests.values())).note,
-        auroc={subset: _class_mean(tests, members[subset], lambda each: each.auroc) for subset in SUBSETS},
-        average_precision=_class_mean(tests, members["all"], lambda each: each.average_precision),
-        balanced_accuracy=_class_mean(tests, members["all"], lambda each: each.balanced_accuracy),
+        auroc={subset: _class_mean(tests, members[subset], lambda each: each.exact("auroc")) for subset in SUBSETS},
+        average_precision=_class_mean(tests, members["all"], lambda each: each.exact("average_precision")),
+        balanced_accuracy=_class_mean(tests, members["all"], lambda each: each.exact("balanced_accuracy")),
         per_class={name: mean_and_sd(scores.get((seed, name)) for seed in tests)[0] for name in names},
         intervals=_intervals(list(tests.values())),
         measures=_measures([run.summary.measures for run in of_seed.values()]),
@@ -282,6 +284,9 @@ def _cautions(by_method: _ByMethod) -> Iterable[str]:
     reference, *others = by_method
     if any(run.summary.patients_known is False for of_seed in by_method.values() for run in of_seed.values()):
         yield "The data does not say which images belong to one patient: intervals of single runs are over images."
+    every = [run.summary.test for of_seed in by_method.values() for run in of_seed.values()]
+    if any(test.errors for test in every):
+        yield "Figures that are known with an error (±) are not compared."
     yield from _untrained(by_method)
     yield from _lost(by_method)
     if rare := _rare(by_method[reference]):
@@ -297,7 +302,7 @@ def _cautions(by_method: _ByMethod) -> Iterable[str]:
 def _rare(of_seed: Mapping[int, Run]) -> list[str]:
     """Classes with an AUROC that few test images decide."""
     every = [each for run in of_seed.values() for each in run.summary.test.per_class.items()]
-    counts = [(name, (one.positives, one.negatives)) for name, one in every if one.auroc is not None]
+    counts = [(name, (one.positives, one.negatives)) for name, one in every if one.exact("auroc") is not None]
     return sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)})
 
 

@@ -12,12 +12,22 @@ from common.config import Plan
 from common.contract import LabelContract
 from common.data.base.image_set import ImageSet, Splits, are_known
 from common.data.images.pixels import pixels_of
-from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, Summary, mean_metrics, per_class, summarise
+from common.metrics.auroc import (
+    FIGURES,
+    GLOBAL_MODEL,
+    SUMS,
+    ClassMetrics,
+    Summary,
+    mean_metrics,
+    per_class,
+    summarise,
+)
 from common.metrics.bootstrap import auroc_intervals
+from common.metrics.measured import LARGEST_ERROR, Measured
 from common.metrics.multi_class import multi_class
 from common.metrics.operating_points import operating_points
 from common.metrics.plugin import metrics_of
-from common.metrics.pooled import pooled, summed
+from common.metrics.pooled import PooledClass, SitesHistogram, pooled, summed
 from common.metrics.quality import quality
 from common.metrics.score_histograms import ScoreHistogram, score_histogram
 from common.metrics.site_sample import SiteSample, site_sample
@@ -111,9 +121,17 @@ class Outcome:
 
 
 def outcome_of(
-    network: SplitNetwork, strategy: FederatedAveraging, replies: Replies[EvaluateReply], setting: Setting
+    network: SplitNetwork,
+    strategy: FederatedAveraging,
+    replies: Replies[EvaluateReply],
+    setting: Setting,
+    sums: Mapping[str, SitesHistogram],
 ) -> Outcome:
-    """Save the model where there is one, and test it."""
+    """Save the model where there is one, and test it.
+
+    Args:
+        sums: Class -> score histogram of the sites' test parts, in a run with secure aggregation.
+    """
     answers = list(replies.accepted.values())
     setting.folder.absent("test", replies.absent)
     known, coverage = strategy.sites.contract, setting.coverage or strategy.sites.contract
@@ -130,7 +148,9 @@ def outcome_of(
         test = summarise(over_sites, *groups, OWN_MODELS)
     ensemble = _ensemble(coverage, setting) if strategy.shares_nothing else None
     asked = strategy.drawn_to_test
-    test = _with_scores(test, strategy, answers, own, real=setting.site_tests is None)
+    test = _with_scores(test, strategy, answers, own, groups, sums, real=setting.site_tests is None)
+    if test.mean_auroc is None and test.pooled is None and not any(answer.class_names for answer in answers):
+        test = replace(test, withheld=_withheld(strategy.plan))
     test = replace(test, sampled=None if asked is None else _sample(answers, known, asked, test.note))
     per_site = {answer.site: _site_result(answer) for answer in answers}
     return Outcome(test, per_site, sha256, ensemble, _external(network, strategy, coverage, setting))
@@ -152,23 +172,65 @@ def _external(
 
 
 def _with_scores(
-    test: Summary, strategy: FederatedAveraging, answers: Sequence[EvaluateReply], own: Histograms | None, *, real: bool
+    test: Summary,
+    strategy: FederatedAveraging,
+    answers: Sequence[EvaluateReply],
+    own: Histograms | None,
+    groups: tuple[Collection[str], Collection[str]],
+    masked_sums: Mapping[str, SitesHistogram],
+    *,
+    real: bool,
 ) -> Summary:
     """Add what comes of the sites' histograms: pooled values, and decisions by thresholds chosen on validation.
 
+    Where the coordinator has the sum of the histograms and no test images, the pooled values are the test's result.
+
     Args:
         own: Of the coordinator's test images; None where the sites test.
+        groups: The shared and the unique classes.
+        masked_sums: As of :func:`outcome_of`.
         real: Whether each site has test images of its own.
     """
     known, told = strategy.sites.contract, {answer.site: answer.histograms for answer in answers}
     asked = frozenset(known.sites if strategy.drawn_to_test is None else strategy.drawn_to_test)
     owners = {name: [site for site in known.owners(name) if site in asked] for name in known.class_names}
-    chosen_on = summed({answer.site: answer.validation_histograms for answer in answers}, owners)
-    tested = summed(told, owners) if own is None else own
+    validation = summed({answer.site: answer.validation_histograms for answer in answers}, owners)
+    sums = masked_sums or summed(told, owners)
+    chosen_on = {name: one.histogram for name, one in validation.items()}
+    tested = {name: one.histogram for name, one in sums.items()} if own is None else own
     points = operating_points(chosen_on, tested, strategy.plan.evaluation.sensitivity)
     # In a simulation the sites may test on the same images, which are not as many as they seem.
     generator = np.random.default_rng(seed_of(strategy.plan.run.seed, "pooled intervals")) if real else None
-    return replace(test, pooled=pooled(told, owners, generator), operating_points=points)
+    of_all = pooled(sums, owners, generator)
+    if own is None and masked_sums and of_all:
+        test = summarise({name: result_of_sum(of_all.per_class.get(name)) for name in known.class_names}, *groups, SUMS)
+    return replace(test, pooled=of_all, operating_points=points)
+
+
+def result_of_sum(of_class: PooledClass | None) -> ClassMetrics:
+    """A class's result from the sum of its histograms; figures whose error is too large are None."""
+    if of_class is None:
+        return ClassMetrics(None, None, None, None, None)
+    balanced = None if of_class.balanced_accuracy is None else Measured(of_class.balanced_accuracy)
+    figures = dict(zip(FIGURES, (of_class.auroc, of_class.average_precision, balanced), strict=True))
+    auroc, precision, accuracy = (one.value if one and one.error <= LARGEST_ERROR else None for one in figures.values())
+    return ClassMetrics(
+        auroc,
+        precision,
+        accuracy,
+        positives=of_class.positives,
+        negatives=of_class.negatives,
+        errors={name: one.error for name in FIGURES if (one := figures[name]) and one.error},
+    )
+
+
+def _withheld(plan: Plan) -> str:
+    """Why a run has no figures, where its plan lets none out of the sites; empty where it does."""
+    if plan.privacy.level != "none":
+        return "test figures stay at the sites, because the noise of this run covers updates alone"
+    if plan.privacy.secure_aggregation:
+        return "under secure aggregation test figures leave in a sum over sites alone, and none was opened"
+    return ""
 
 
 def _ensemble(contract: LabelContract, setting: Setting) -> dict[str, Any] | None:
@@ -222,7 +284,7 @@ def _mean_over_sites(answers: Sequence[EvaluateReply], contract: LabelContract) 
 def _sample(answers: Sequence[EvaluateReply], contract: LabelContract, asked: Collection[str], note: str) -> SiteSample:
     """How many sites the sites' figures are of, with intervals where the test is a mean over sites."""
     drawn, every = frozenset(asked), len(contract.sites)
-    if note == GLOBAL_MODEL:
+    if note in (GLOBAL_MODEL, SUMS):
         return SiteSample(len(drawn), every)
     values: dict[str, dict[str, float]] = {name: {} for name in contract.class_names}
     for answer in answers:

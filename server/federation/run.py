@@ -28,6 +28,7 @@ from strategies.base.round_record import RunStopped
 from strategies.privacy.accounting import epsilon_of
 from strategies.privacy.protection import protection_of
 from strategies.registry import method_of
+from strategies.rounds.secure_aggregation import summed_test
 from strategies.rounds.strategy import FederatedAveraging
 
 
@@ -55,7 +56,7 @@ def federate(grid: Grid, experiment: Experiment, setting: Setting, watcher: Watc
         strategy.start(grid, array_record(initial), experiment.run.rounds, deadline_s)
         recorder.books.close(strategy.last_validation, strategy.state)
         tested = strategy.test(grid)
-        outcome = outcome_of(network, strategy, tested, setting)
+        outcome = outcome_of(network, strategy, tested, setting, summed_test(strategy, grid, tested))
         benefits = asked_benefits(grid, strategy, initial, tested.accepted, recorder.books)
     except RunStopped as error:
         recorder.stopped(str(error))

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.metrics.auroc import GLOBAL_MODEL, ClassGroup, ClassMetrics, Summary
+from common.metrics.auroc import GLOBAL_MODEL, SUMS, ClassGroup, ClassMetrics, Summary
 from common.metrics.bootstrap import Interval
+from common.metrics.measured import TOO_FEW, figure
 from common.system.formatting import counted, listed, number, spans
 from server.reporting.coverage import owners
 from server.reporting.site_claims import NAMED, better_alone, by_chance
@@ -16,6 +17,7 @@ FEW = 30
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
 """AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
+NOT_OPENED = "fewer sites tested it than a sum needs, so its counts stayed masked"
 UNKNOWN_PATIENTS = (
     "The data does not say which images belong to one patient: images of one patient may be in training and in test "
     "data, so that figures may be too good, and intervals are over images."
@@ -45,10 +47,11 @@ def run_result(run: Run) -> str:
         else ""
     ) + where_tested(summary)
     if test.mean_auroc is None:
-        return f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC.{accuracy}"
+        why = f": {test.withheld}" if test.withheld else ""
+        return f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC{why}.{accuracy}"
     interval = interval_of_mean(summary)
     beside = f" ({interval})" if interval else ""
-    result = f"{training}, the mean AUROC {_scored(test.note)} is {number(test.mean_auroc)}{beside}"
+    result = f"{training}, the mean AUROC {_scored(test.note)} is {figure(test.measured('auroc'))}{beside}"
     result += f" over {how_many_tested(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
     parts = list(_parts(summary))
     result = f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
@@ -98,7 +101,10 @@ def where_tested(summary: RunSummary) -> str:
     if summary.drawn_to_test is None:
         return ""
     own = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
-    tested = sum(bool(result.per_class) for result in summary.per_site.values())
+    summed = (
+        {site for one in summary.test.pooled.per_class.values() for site in one.sites} if summary.test.pooled else ()
+    )
+    tested = len({*summed, *(site for site, result in summary.per_site.items() if result.per_class)})
     silent = len(summary.drawn_to_test) - tested
     more = f"; {silent:,} more that {'was' if silent == 1 else 'were'} drawn told no figures" if silent else ""
     return f" {own} tested at {tested:,} of {counted(len(summary.sites), 'site')}, drawn at random{more}."
@@ -130,7 +136,7 @@ def _parts(summary: RunSummary) -> Iterator[str]:
     )
     for group, who in groups:
         if group.mean_auroc is not None and len(group.classes) < len(summary.classes):
-            yield f"{number(group.mean_auroc)} on {how_many_tested(summary, group.classes, 'the ')} that {who}"
+            yield f"{figure(group.measured)} on {how_many_tested(summary, group.classes, 'the ')} that {who}"
 
 
 def how_many_tested(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
@@ -151,6 +157,8 @@ def why_undefined(result: ClassMetrics | None) -> str:
         return "not among the test set's labels"
     if result.auroc is not None:
         return ""
+    if "auroc" in result.errors:
+        return TOO_FEW
     if result.positives is None:
         return "no site tells: each has too few patients with it, or without, or its policy keeps such figures"
     if not result.positives and not result.negatives:
@@ -163,10 +171,14 @@ def why_undefined(result: ClassMetrics | None) -> str:
 def why_untested(summary: RunSummary, name: str) -> str:
     """The reason why a class of the run has no AUROC, or an empty string if it has one."""
     reason = why_undefined(summary.test.per_class.get(name))
+    if reason and summary.test.withheld:
+        return summary.test.withheld
     if not reason or summary.test.note == GLOBAL_MODEL or not (of_class := set(owners(summary, name))):
         return reason
     if not of_class & set(asked_to_test(summary)):
         return "no site with this class was drawn to test the model"
+    if summary.test.note == SUMS:
+        return reason if name in (summary.test.pooled.per_class if summary.test.pooled else {}) else NOT_OPENED
     return reason if of_class & summary.per_site.keys() else "no site with this class tested the model"
 
 
@@ -295,13 +307,11 @@ def _detects_nothing(run: Run) -> Iterator[str]:
 def _wrong_threshold(run: Run) -> Iterator[str]:
     """Classes that are ranked well and decided badly."""
     results = run.summary.test.per_class.items()
+    pairs = ((name, one.measured("auroc"), one.measured("balanced_accuracy")) for name, one in results)
     if names := [
         name
-        for name, one in results
-        if one.auroc is not None
-        and one.balanced_accuracy is not None
-        and one.auroc >= RANKED_WELL
-        and one.balanced_accuracy <= DECIDED_BADLY
+        for name, ranked, decided in pairs
+        if ranked and decided and ranked.low >= RANKED_WELL and decided.high <= DECIDED_BADLY
     ]:
         figures = f"balanced accuracy {DECIDED_BADLY} or less at an AUROC of {RANKED_WELL} or more"
         yield f"A threshold of 0.5 does not fit {_named(names)}: {figures}."
@@ -403,7 +413,7 @@ def _one_seed(run: Run) -> Iterator[str]:
 
 
 def _not_one_model(run: Run) -> Iterator[str]:
-    if (note := run.summary.test.note) != GLOBAL_MODEL:
+    if (note := run.summary.test.note) not in (GLOBAL_MODEL, SUMS):
         yield f"The score is the {note}, and each count of test images is that of the site with most."
 
 

@@ -9,11 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from common.errors import BadInput
+from common.metrics.measured import Measured
 from common.system.files import is_file
 from server.analysis.comparison import SUBSETS, Comparison, MethodResult, Spread, Subset
 from server.reporting.coverage import class_groups, owners
 from server.reporting.run_claims import limits, run_result
-from server.reporting.wording import MEASURE_NAMES, number, probability, signed, spread
+from server.reporting.wording import MEASURE_NAMES, figure, probability, signed, spread
 from server.runs.reader import Run, RunSummary, read_run
 
 SITES_MARKED = 12  # more sites than this would not fit; they are counted instead
@@ -153,18 +154,22 @@ def _blank(summary: RunSummary) -> list[str]:
     return [""] * len(_site_headings(summary))
 
 
-def _auroc(summary: RunSummary, name: str) -> float | None:
+def _auroc(summary: RunSummary, name: str) -> Measured | None:
     result = summary.test.per_class.get(name)
-    return result.auroc if result else None
+    return result.measured("auroc") if result else None
 
 
-def _means(summaries: Sequence[RunSummary]) -> list[float | None]:
-    return [summary.test.mean_auroc for summary in summaries]
+def _means(summaries: Sequence[RunSummary]) -> list[Measured | None]:
+    return [summary.test.measured("auroc") for summary in summaries]
 
 
-def _best_marked(values: Sequence[float | None]) -> list[Text]:
-    """Numbers, the largest as printed in bold with its mark; nothing is marked where there is one method."""
-    printed = [number(value) for value in values]
+def _best_marked(values: Sequence[Measured | None]) -> list[Text]:
+    """Figures, the largest as printed in bold with its mark.
+
+    Nothing is marked where there is one method, or a figure has an error: the largest may be another one.
+    """
+    printed = [figure(value) for value in values]
     defined = [text for text, value in zip(printed, values, strict=True) if value is not None]
-    best = max(defined) if len(defined) > 1 else None
+    exact = not any(value.error for value in values if value is not None)
+    best = max(defined) if len(defined) > 1 and exact else None
     return [Text(f"{BEST} {text}", style="bold green") if text == best else Text(text) for text in printed]

@@ -4,7 +4,7 @@ import numpy as np
 
 from common.metrics.benefit import WORDS as SITE_MODELS
 from common.metrics.curves import wilson
-from common.metrics.score_histograms import Bounded
+from common.metrics.measured import figure
 from common.system.formatting import (
     NOT_APPLICABLE,
     count,
@@ -26,11 +26,11 @@ __all__ = (
     "MEASURE_NAMES",
     "NOT_APPLICABLE",
     "SITE_MODELS",
-    "bounded",
     "count",
     "counted",
     "deciding_test",
     "duration",
+    "figure",
     "interval",
     "listed",
     "number",
@@ -64,14 +64,6 @@ def told(value: int | None, smallest: int | None) -> str:
 def spread(value: Spread) -> str:
     """Mean and SD over seeds, the mean alone with one seed."""
     return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
-
-
-def bounded(value: Bounded | None) -> str:
-    """The middle and its bounds: ``"0.812 [0.811–0.813]"``; the bounds are left out where they print alike."""
-    if value is None:
-        return NOT_APPLICABLE
-    ends = number(value.at_least), number(value.at_most)
-    return number(value.value) if ends[0] == ends[1] else f"{number(value.value)} [{'–'.join(ends)}]"
 
 
 def share(part: int, whole: int) -> str:

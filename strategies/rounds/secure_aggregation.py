@@ -5,13 +5,17 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import Message, MessageType, RecordDict
+from flwr.serverapp import Grid
 
 from common.config import Plan
+from common.metrics.pooled import SitesHistogram
+from common.metrics.score_histograms import BINS, ScoreHistogram
 from common.models.state import ModelState
 from common.system.plain_text import shown
 from common.wire.codec import R, Record, encode, payload_bytes
-from common.wire.records import TrainReply
+from common.wire.records import EvaluateReply, TrainReply
 from common.wire.secure_aggregation import (
+    TEST_ROUND,
     KeysAnswer,
     KeysRequest,
     MaskedAnswer,
@@ -26,6 +30,7 @@ from strategies.base.method import Method
 from strategies.base.round_record import TooFewSites
 from strategies.base.state import Means
 from strategies.privacy.secure_aggregation.coordinator import MaskingFailed, Summing, SumRequest, UnmaskedSum
+from strategies.privacy.secure_aggregation.fixed_point import ONE
 from strategies.privacy.secure_aggregation.noise_shares import shares_of
 from strategies.privacy.secure_aggregation.segments import SegmentLayout, rows_of
 from strategies.privacy.secure_aggregation.supported import alike, largest_change
@@ -98,6 +103,20 @@ class Questions:
         return "" if came == wanted else shown(f"reply belongs to run, round, site {came}, expected {wanted}")
 
 
+def queries(method: Exchanges, grid: Grid) -> Send:
+    """What sends a query to some sites of the present exchange, and yields the replies with the sites' names."""
+
+    def send(contents: Mapping[str, RecordDict], kind: str, enough: int) -> Iterator[tuple[str, Message]]:
+        requests, deadline_s = method.requests, method.participation.round_deadline_s
+        names = {method.sites.members[site].node_id: site for site in contents}
+        messages = [requests.message(site, kind, content) for site, content in contents.items()]
+        enough = max(enough, min(method.sites.needed(len(requests.expected)), len(messages)))
+        for reply in method.exchanged(grid, messages, "masking", requests.known.round, deadline_s, enough):
+            yield names[reply.metadata.src_node_id], reply
+
+    return send
+
+
 def _encoded(requests: Mapping[str, Record]) -> dict[str, RecordDict]:
     """Encode the requests; one that goes to many sites is written once."""
     contents: dict[int, RecordDict] = {}
@@ -159,6 +178,33 @@ def unmasked_mean(
     kept = {site: reply for site, reply in replies.items() if site in opened.survivors}
     sizes = {site: size + questions.bytes_up.get(site, 0) for site, size in received.bytes_up.items()}
     return Unmasked(Replies(kept, {**received.absent, **gone}, sizes), means_of_sum(opened, model), opened.closed)
+
+
+def summed_test(method: Exchanges, grid: Grid, tested: Replies[EvaluateReply]) -> dict[str, SitesHistogram]:
+    """The sum of the score histograms that the sites hold back, by class; without classes that stay masked.
+
+    Empty in a run without secure aggregation, and where the sum cannot be opened: the callbacks receive why.
+
+    Args:
+        tested: The replies to the test, the exchange before.
+    """
+    rows = {site: reply.masked_classes for site, reply in tested.accepted.items() if reply.masked_classes}
+    if not rows:
+        return {}
+    questions = Questions(method.run, TEST_ROUND, queries(method, grid))
+    classes = tuple(sorted({name for names in rows.values() for name in names}))
+    layout = SegmentLayout(trunk=0, norm=0, features=2 * BINS - 1)
+    try:
+        opened = Summing(SumRequest(questions.run, TEST_ROUND, rows, classes, layout, float(ONE)), questions).opened()
+        counts = opened.vector.reshape(len(classes), 2, BINS).astype(np.int64)
+        sums = {name: ScoreHistogram(*counts[row]) for row, name in enumerate(classes) if name in opened.rows}
+    except (MaskingFailed, ValueError) as error:  # counts below 0 are no sum of histograms
+        reasons = "; ".join(f"{site}: {why}" for site, why in questions.absent.items())
+        method.callbacks.on_absent("sum of test scores", dict.fromkeys(sorted(rows), f"{error} {reasons}".strip()))
+        return {}
+    finally:
+        method.sites.bytes_up.update(questions.bytes_up)
+    return {name: SitesHistogram(histogram, opened.rows[name]) for name, histogram in sums.items()}
 
 
 def means_of_sum(opened: UnmaskedSum, model: ModelState) -> Means:

@@ -7,11 +7,11 @@ one exchange after the last round closes the books. Flower's own loop takes two 
 
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
@@ -29,7 +29,7 @@ from strategies.rounds.ask_sites import Exchanges
 from strategies.rounds.guard.verdict import Judged
 from strategies.rounds.guarded_mean import ModelBroken
 from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
-from strategies.rounds.secure_aggregation import Questions, Unmasked, masked_together, unmasked_mean
+from strategies.rounds.secure_aggregation import Questions, Unmasked, masked_together, queries, unmasked_mean
 
 
 @dataclass(frozen=True)
@@ -283,23 +283,12 @@ class FederatedAveraging(Exchanges):
         """
         contract, asked = self.sites.contract, self.requests.expected
         rows = {site: self.rows_sent(self.rows_of(site, contract), contract.sites[site]) for site in asked}
-        questions = Questions(self.run, server_round, partial(self._queried, server_round))
+        questions = Questions(self.run, server_round, queries(self, self._grid))
         unmasked: Unmasked = unmasked_mean(questions, self, self.plan, self.state.model, came, rows=rows)
         self.sites.bytes_up.update(questions.bytes_up)
         self._refuse_too_few(server_round, unmasked.received)
         arrived = time.monotonic()
         return Decided(unmasked.received, Merged(unmasked.means), arrived, closed_rows=unmasked.closed_rows)
-
-    def _queried(
-        self, server_round: int, contents: Mapping[str, RecordDict], kind: str, enough: int
-    ) -> Iterator[tuple[str, Message]]:
-        """Send a query to some sites of the round; yield the replies with the sites' names."""
-        names = {self.sites.members[site].node_id: site for site in contents}
-        messages = [self.requests.message(site, kind, content) for site, content in contents.items()]
-        enough = max(enough, min(self.sites.needed(len(self.requests.expected)), len(messages)))
-        deadline_s = self.participation.round_deadline_s
-        for reply in self.exchanged(self._grid, messages, "masking", server_round, deadline_s, enough):
-            yield names[reply.metadata.src_node_id], reply
 
     def _moved(self, server_round: int, means: Means) -> tuple[ModelState, Moments]:
         """The global model after these updates."""

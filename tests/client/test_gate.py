@@ -150,7 +150,7 @@ def test_more_rounds_than_were_announced_are_declined(tmp_path: Path) -> None:
 def altered(monkeypatch: pytest.MonkeyPatch, maker: str, change: Callable[[Any], Any]) -> None:
     """A defect, or somebody's change, in what makes a reply."""
     made = getattr(site_app, maker)
-    monkeypatch.setattr(site_app, maker, lambda *arguments: change(made(*arguments)))
+    monkeypatch.setattr(site_app, maker, lambda *arguments, **more: change(made(*arguments, **more)))
 
 
 def too_long(reply: TrainReply) -> TrainReply:

@@ -649,7 +649,8 @@ def test_no_figure_leaves_of_parts_that_no_mask_ever_covered(method: str, told: 
         reply = here.asked(VICTIM, "evaluate", asked, EvaluateReply)
         assert reply is not None, here.refusals
         assert (reply.validation_loss is not None, reply.validation_auroc is not None) == (told, told)
-        assert bool(reply.class_names) == (told and test)
+        assert (reply.class_names, reply.told_classes) == ((), ())
+        assert bool(reply.masked_classes) == (told and test)
 
 
 def test_no_masked_round_is_forgotten_however_many_follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

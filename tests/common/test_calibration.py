@@ -16,7 +16,7 @@ from common.metrics.calibration import (
     pooled_calibration,
     pooled_decisions,
 )
-from common.metrics.pooled import pooled
+from common.metrics.pooled import pooled, summed
 from common.metrics.quality import quality
 from common.metrics.score_histograms import score_histogram
 
@@ -129,7 +129,8 @@ def test_pooling_adds_up_who_told_and_names_who_did_not() -> None:
     scores, labels = random_case(8)
     halves = {"north": slice(0, None, 2), "south": slice(1, None, 2)}
     told = {site: {"mass": score_histogram(scores[rows], labels[rows])} for site, rows in halves.items()}
-    found = pooled(told, {"edema": ("north", "south"), "mass": ("east", "north", "south")})
+    owners = {"edema": ("north", "south"), "mass": ("east", "north", "south")}
+    found = pooled(summed(told, owners), owners)
     assert found
     assert list(found.per_class) == ["mass"]
     of_class = found.per_class["mass"]
@@ -151,7 +152,8 @@ def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value() -> None:
         "hernia": told((0.9, 0))["one"],
         "edema": told((0.3, 1), (0.2, 0), (0.4, 0))["one"],
     }
-    found = pooled({"north": site}, dict.fromkeys(site, ("north",)))  # type: ignore[dict-item]
+    owners = dict.fromkeys(site, ("north",))
+    found = pooled(summed({"north": site}, owners), owners)  # type: ignore[dict-item]
     assert found
     assert found.mean_auroc
     assert found.mean_auroc.value == pytest.approx(0.75)
@@ -159,4 +161,4 @@ def test_the_mean_of_pooled_classes_leaves_out_those_without_a_value() -> None:
 
 
 def test_where_no_site_told_anything_there_is_nothing_pooled() -> None:
-    assert pooled({"north": {}}, {"mass": ("north",)}) is None
+    assert pooled(summed({"north": {}}, {"mass": ("north",)}), {"mass": ("north",)}) is None

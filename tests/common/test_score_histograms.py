@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from common.metrics.measured import Measured
 from common.metrics.score_histograms import (
     BINS,
     DECIDED,
     EDGES,
     MIDDLES,
     TENTHS,
-    Bounded,
     ScoreHistogram,
     bins_of,
     pooled_auroc,
@@ -45,8 +45,8 @@ def test_auroc_and_average_precision_lie_within_their_bounds_in_a_thousand_rando
         exact = roc_auc_score(labels, scores), average_precision_score(labels, scores)
         for bounded, value in zip((pooled_auroc(histogram), pooled_average_precision(histogram)), exact, strict=True):
             assert bounded is not None
-            assert bounded.at_least - ROUNDING <= value <= bounded.at_most + ROUNDING, (seed, bounded, value)
-            assert bounded.value == pytest.approx((bounded.at_least + bounded.at_most) / 2)
+            assert bounded.low - ROUNDING <= value <= bounded.high + ROUNDING, (seed, bounded, value)
+            assert bounded.value == pytest.approx((bounded.low + bounded.high) / 2)
 
 
 @pytest.mark.parametrize(("centre", "spread", "ahead"), [(-4, 1.5, 1.2), (0, 1, 1), (-8, 5, 10), (-14, 6, 14)])
@@ -60,8 +60,8 @@ def test_bounds_are_narrow_for_rare_and_common_findings_and_for_sure_models(
     auroc, precision = pooled_auroc(histogram), pooled_average_precision(histogram)
     assert auroc
     assert precision
-    assert auroc.at_most - auroc.at_least < 0.004
-    assert precision.at_most - precision.at_least < 0.02
+    assert auroc.high - auroc.low < 0.004
+    assert precision.high - precision.low < 0.02
 
 
 bin_counts = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=6).filter(
@@ -85,10 +85,10 @@ def test_both_bounds_are_attained_by_some_order_within_the_bins(rows: list[tuple
     assert auroc
     assert precision
     above, below = placed(rows, 0.3, 0.0), placed(rows, -0.3, 0.01)
-    assert roc_auc_score(above[1], above[0]) == pytest.approx(auroc.at_most)
-    assert roc_auc_score(below[1], below[0]) == pytest.approx(auroc.at_least)
-    assert average_precision_score(above[1], above[0]) == pytest.approx(precision.at_most)
-    assert average_precision_score(below[1], below[0]) == pytest.approx(precision.at_least)
+    assert roc_auc_score(above[1], above[0]) == pytest.approx(auroc.high)
+    assert roc_auc_score(below[1], below[0]) == pytest.approx(auroc.low)
+    assert average_precision_score(above[1], above[0]) == pytest.approx(precision.high)
+    assert average_precision_score(below[1], below[0]) == pytest.approx(precision.low)
 
 
 def test_bounds_worked_by_hand() -> None:
@@ -97,8 +97,8 @@ def test_bounds_worked_by_hand() -> None:
     counts = np.zeros((2, BINS), np.int64)
     counts[:, 7], counts[:, 8] = (1, 2), (1, 0)
     histogram = ScoreHistogram(*counts)
-    assert pooled_auroc(histogram) == Bounded(0.75, 0.5, 1.0)
-    assert pooled_average_precision(histogram) == Bounded(0.875, 0.75, 1.0)
+    assert pooled_auroc(histogram) == Measured(0.75, 0.25)
+    assert pooled_average_precision(histogram) == Measured(0.875, 0.125)
 
 
 def test_histograms_of_sites_add_up_to_that_of_all_their_images() -> None:

@@ -282,3 +282,16 @@ def test_the_coverage_table_marks_owners_and_the_best_method() -> None:
 def test_many_sites_are_counted_instead_of_marked() -> None:
     content = summary("one", 0, {"edema": 0.8}, set(), sites={f"site{n:02}": {"classes": ["edema"]} for n in range(30)})
     assert "30 of 30" in printed(coverage_table(read({"one": content})))
+
+
+def test_figures_with_an_error_are_not_compared(tmp_path: Path) -> None:
+    aurocs = dict.fromkeys(CLASSES, 0.8)
+    content = [summary(name, 0, aurocs, set()) for name in ("exact", "summed")]
+    for one in content[1]["test"]["per_class"].values():
+        one["errors"] = {"auroc": 0.004}
+    content[1]["test"]["errors"] = {"auroc": 0.004}
+    comparison = compared(tmp_path, *content)
+    exact, summed = comparison.methods
+    assert (exact.auroc["all"].mean, summed.auroc["all"].mean) == (pytest.approx(0.8), None)
+    assert comparison.contrast("summed", "all").result.mean_difference is None
+    assert any("error (±) are not compared" in caution for caution in comparison.cautions)

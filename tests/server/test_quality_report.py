@@ -11,14 +11,15 @@ from scipy.stats import binomtest
 
 from common.metrics.auroc import Summary, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
+from common.metrics.measured import Measured
 from common.metrics.multi_class import multi_class
 from common.metrics.operating_points import OperatingPoint, operating_points
-from common.metrics.pooled import pooled
+from common.metrics.pooled import pooled, summed
 from common.metrics.quality import quality
-from common.metrics.score_histograms import Bounded, score_histogram
+from common.metrics.score_histograms import score_histogram
 from server.reporting.pages.quality import mean_of_sites
 from server.reporting.pages.run import write_run_report
-from server.reporting.wording import bounded, span
+from server.reporting.wording import figure, span
 from server.runs.reader import read_run
 from tests.server import test_report as reports
 from tests.server.reports import body_text, write
@@ -72,7 +73,7 @@ def told_by_sites() -> Summary:
     results = per_class(scores, labels, NAMES)
     return replace(
         summarise(results, {"edema"}, set(), "mean over the sites' own test parts"),
-        pooled=pooled(told, owners, np.random.default_rng(4)),
+        pooled=pooled(summed(told, owners), owners, np.random.default_rng(4)),
     )
 
 
@@ -145,7 +146,7 @@ def test_pooled_values_stand_beside_the_mean_of_sites_and_what_no_site_told_is_u
     text = body_text(report(tmp_path / "run", test))
     assert test.pooled
     edema = test.pooled.per_class["edema"]
-    assert f"edema{test.per_class['edema'].auroc:.3f}{bounded(edema.auroc)} {span(edema.interval)}" in text
+    assert f"edema{test.per_class['edema'].auroc:.3f}{figure(edema.auroc)} {span(edema.interval)}" in text
     assert "by chance" not in text
     assert "unknown: no site told" in text
     assert "2 of 2" in text
@@ -173,7 +174,10 @@ def test_a_run_written_before_there_was_any_of_it_still_has_a_report(tmp_path: P
     assert "Calibration and decisions" not in html
 
 
-def test_bounds_that_print_alike_are_left_out() -> None:
-    assert bounded(Bounded(0.75, 0.74, 0.76)) == "0.750 [0.740–0.760]"
-    assert bounded(Bounded(0.75001, 0.75, 0.75002)) == "0.750"
-    assert bounded(None) == "n/a"
+def test_a_figure_has_no_digit_below_its_error_and_the_exact_one_lies_within_what_is_printed() -> None:
+    assert figure(Measured(0.75, 0.01)) == "0.75 ± 0.01"
+    assert figure(Measured(0.7449, 0.01)) == "0.74 ± 0.02"  # 0.7549 is possible
+    assert figure(Measured(0.75001, 0.00001)) == "0.750 ± 0.001"
+    assert figure(Measured(0.75001)) == "0.750"
+    assert figure(Measured(0.9, 0.051)) == "n/a: too few test images for this level"
+    assert figure(None) == "n/a"

@@ -11,7 +11,8 @@ from safetensors.numpy import load_file
 
 from common.errors import BadInput
 from common.wire.codec import decode
-from common.wire.records import TrainReply
+from common.wire.records import EvaluateReply, TrainReply
+from common.wire.secure_aggregation import TEST_ROUND, MaskedAnswer
 from server.simulation.backends import inline as backends
 from strategies.privacy.secure_aggregation.supported import contradictions
 from strategies.registry import method_named
@@ -39,7 +40,8 @@ def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_th
     federation(tmp_path, *ONE_ROUND, MASKED, out="masked")
 
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
-    assert len(replies) == len(of_type(traffic.up, "query.masked_update")) == 3
+    rounds = [decode(content, MaskedAnswer).round for content in of_type(traffic.up, "query.masked_update")]
+    assert len(replies) == rounds.count(1) == rounds.count(TEST_ROUND) == len(rounds) / 2 == 3
     assert all(not reply.update.named() for reply in replies)
 
     plain, masked = model_of(tmp_path, "plain"), model_of(tmp_path, "masked")
@@ -105,3 +107,24 @@ def test_ray_is_refused_as_its_sites_keep_nothing_in_memory(tmp_path: Path) -> N
 
 def test_the_experiment_says_so_to_the_sites(tmp_path: Path) -> None:
     assert experiment(tmp_path, MASKED).experiment.privacy.secure_aggregation
+
+
+@pytest.mark.slow
+def test_test_figures_are_those_of_all_sites_images_together_and_no_reply_holds_one(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    bare = federation(tmp_path, *ONE_ROUND, "partition.shared=10", "run.method=vanilla", out="bare")
+    traffic = overheard(monkeypatch)
+    summary = federation(tmp_path, *ONE_ROUND, "partition.shared=10", "run.method=vanilla", MASKED, out="masked")
+
+    tested = [decode(content, EvaluateReply) for content in of_type(traffic.up, "evaluate")]
+    assert all((one.class_names, one.told_classes, one.validation_classes) == ((), (), ()) for one in tested)
+    assert len([one for one in tested if one.masked_classes]) == 3
+    pooled, plain = summary["test"]["pooled"], bare["test"]["pooled"]
+    assert {name: one["sites"] for name, one in pooled["per_class"].items()} == dict.fromkeys(
+        summary["classes"], ("site-1", "site-2", "site-3")
+    )
+    for name, one in pooled["per_class"].items():
+        same = plain["per_class"][name]  # the same model within 2e-7, and every site tests on the same images here
+        assert (one["positives"], one["negatives"]) == (same["positives"], same["negatives"])
+        assert one["auroc"]["value"] == pytest.approx(same["auroc"]["value"], abs=2e-3)

@@ -78,6 +78,7 @@ BY_FIELD: Mapping[str, Mapping[str, tuple[str, ...] | str]] = {
         "validation_negative_scores": "counts by score that score_histograms allows",
         "metric_names": _GIVEN,
         "metric_values": "of a plug-in that the hospital has read and listed",
+        "masked_classes": _DECLARED,
     },
     "BenefitReply": {
         "run": _GIVEN,

@@ -9,7 +9,9 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from common.metrics.measured import Measured
 from server.analysis.comparison import Contrast, MethodResult
+from server.reporting import wording
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures.svg import (
     BLUE,
@@ -28,7 +30,7 @@ from server.reporting.figures.svg import (
     looks,
     theme,
 )
-from server.reporting.wording import number, signed
+from server.reporting.wording import signed
 from server.runs.reader import RoundLine
 
 CHANCE, NEAR_CHANCE = 0.5, 0.7
@@ -68,7 +70,9 @@ def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Mark
 
 
 def auroc_bars(
-    groups: Sequence[ClassesOfGroup], aurocs: Mapping[str, float | None], intervals: Mapping[str, tuple[float, float]]
+    groups: Sequence[ClassesOfGroup],
+    aurocs: Mapping[str, Measured | None],
+    intervals: Mapping[str, tuple[float, float]],
 ) -> Markup:
     """One bar for each class, drawn from chance (0.5), grouped by who annotates the class, with its interval if any."""
     with theme():
@@ -79,7 +83,7 @@ def auroc_bars(
             for name in group.classes:
                 _bar(axes, positions[name], aurocs.get(name), (color, hatch), intervals.get(name))
         ends = [end for interval in intervals.values() for end in interval]
-        values = [value for value in (*aurocs.values(), *ends) if value is not None]
+        values = [*(one.value for one in aurocs.values() if one is not None), *ends]
         axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
         axes.axvline(CHANCE, color=INK, linewidth=1)
         handles = [
@@ -194,19 +198,22 @@ def _class_rows(axes: Axes, groups: Sequence[ClassesOfGroup]) -> dict[str, float
 
 
 def _bar(
-    axes: Axes, row: float, auroc: float | None, look: tuple[str, str], interval: tuple[float, float] | None
+    axes: Axes, row: float, measured: Measured | None, look: tuple[str, str], interval: tuple[float, float] | None
 ) -> None:
-    if auroc is None:
+    if measured is None:
         axes.annotate("n/a", (CHANCE, row), (6, 0), "data", "offset points", va="center", style="italic")
         return
     color, hatch = look
+    auroc = measured.value
     axes.barh(row, auroc - CHANCE, left=CHANCE, height=0.68, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0)
     low, high = interval or (auroc, auroc)
     if interval:
         axes.plot([low, high], [row, row], color=PAPER, linewidth=4)
         axes.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=7)
     place, side = ((4, high), "left") if auroc >= CHANCE else ((-4, low), "right")
-    axes.annotate(number(auroc), (place[1], row), (place[0], 0), "data", "offset points", va="center", ha=side)
+    axes.annotate(
+        wording.figure(measured), (place[1], row), (place[0], 0), "data", "offset points", va="center", ha=side
+    )
 
 
 def _whisker(axes: Axes, contrast: Contrast, row: float, look: tuple[str, str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from jinja2 import Environment
 from markupsafe import Markup
 
+from common.metrics.measured import Measured, figure
 from common.system import formatting
 from common.system.pages import page_environment
 from server.reporting.live.curves import curves
@@ -122,7 +123,9 @@ def _tiles(seen: Seen, run: Present, done: int) -> list[tuple[str, str]]:
     ]
     test = seen.summary.get("test")
     if isinstance(test, Mapping):
-        tiles.append((formatting.number(test.get("mean_auroc")), "test AUROC, mean over classes"))
+        mean, errors = test.get("mean_auroc"), test.get("errors") or {}
+        shown = None if mean is None else Measured(mean, errors.get("auroc", 0.0))
+        tiles.append((figure(shown), "test AUROC, mean over classes"))
     return tiles
 
 

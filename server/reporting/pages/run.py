@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.config import Experiment
+from common.metrics.auroc import SUMS
 from server.reporting.coverage import ClassesOfGroup, class_groups, owners
 from server.reporting.figures import accuracy, auroc, methods
 from server.reporting.figures.subsets import coverage_of_many
@@ -15,7 +16,7 @@ from server.reporting.pages.page import write_page
 from server.reporting.pages.quality import mean_of_sites, quality_section
 from server.reporting.run_claims import how_many_tested, interval_of_mean, limits, run_result, tested_model
 from server.reporting.site_claims import site_choices
-from server.reporting.wording import count, duration, number, size, spans
+from server.reporting.wording import count, duration, figure, number, size, spans
 from server.runs.reader import Run, RunSummary, SiteRecord, SiteResult, read_run
 from server.runs.settings import flattened
 
@@ -85,6 +86,7 @@ def write_run_report(folder: Path) -> Path:
         bars=_bars(summary, groups),
         quality=quality_section(summary.test, groups),
         beside_pooled=mean_of_sites(summary.test),
+        of_sums=summary.test.note == SUMS,
         participation=_participation(run),
         **_accuracy_figures(run),
         **_method_figures(run),
@@ -121,9 +123,9 @@ def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
     tested = [how_many_tested(summary, group.classes) for group in (shared, unique)]
     return [
         *_measured(summary),
-        (number(test.mean_auroc), "mean AUROC", _beside_mean(summary)),
-        (number(shared.mean_auroc), "AUROC, shared classes", f"{tested[0]} that every site annotates"),
-        (number(unique.mean_auroc), "AUROC, unique classes", f"{tested[1]} that one site annotates"),
+        (figure(test.measured("auroc")), "mean AUROC", _beside_mean(summary)),
+        (figure(shared.measured), "AUROC, shared classes", f"{tested[0]} that every site annotates"),
+        (figure(unique.measured), "AUROC, unique classes", f"{tested[1]} that one site annotates"),
         (count(len(summary.sites)), "sites", f"{count(sum(samples))} training images"),
         (count(summary.rounds), "rounds", best),
         (duration(summary.seconds.get("total")), "wall-clock time", f"{size(sum(traffic))} sent both ways"),
@@ -148,7 +150,7 @@ def _measured(summary: RunSummary) -> Iterator[tuple[str, str, str]]:
 
 def _bars(summary: RunSummary, groups: Sequence[ClassesOfGroup]) -> str:
     intervals = summary.test.intervals or summary.test.sampled
-    aurocs = {name: each.auroc for name, each in summary.test.per_class.items()}
+    aurocs = {name: each.measured("auroc") for name, each in summary.test.per_class.items()}
     return auroc.auroc_bars(groups, aurocs, intervals.per_class if intervals else {})
 
 

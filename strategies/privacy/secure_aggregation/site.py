@@ -92,6 +92,7 @@ class Terms:
 
     Attributes:
         largest: Numbers of its update beyond are cut.
+        counts: Whether the numbers are counts, which are summed as they are: not divided, and without rounding.
         alone: Whether rows that fewer sites of the round own than ``cohort`` may be opened.
         identity: None in simulation.
         peers: Site -> OpenSSH line of the key that its statement must be signed with; empty trusts the coordinator to
@@ -105,6 +106,7 @@ class Terms:
     """
 
     largest: float
+    counts: bool = False
     alone: bool = False
     identity: Identity | None = None
     peers: Mapping[str, str] = field(default_factory=dict)
@@ -312,7 +314,7 @@ class SiteRound:
         self._letters |= {sender: self._opened(sender, letter) for sender, letter in letters}
         self._done = replace(self._done.masking({self.site, *others}), divisor=self._divisor)
         if terms.shares is None:
-            vector = fixed_point(self._update, self._divisor, terms.largest)
+            vector = fixed_point(self._update, 1 if terms.counts else self._divisor, terms.largest)
         else:
             vector = self._with_share(self._update, terms.shares)
         self._note()

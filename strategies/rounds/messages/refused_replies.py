@@ -98,7 +98,8 @@ def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitRep
             or too_many_epochs(record, method, requests.plan)
             or too_long(record, requests.sent_at.get(site))
         )
-    strangers = sorted(set(record.class_names) - set(known.contract.sites[site]))
+    masked = record.masked_classes if isinstance(record, EvaluateReply) else ()
+    strangers = sorted({*record.class_names, *masked} - set(known.contract.sites[site]))
     if strangers:
         return f"tested {quoted(strangers)}, which it does not annotate"
     metrics = record.metric_names if isinstance(record, EvaluateReply) else ()

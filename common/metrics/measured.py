@@ -1,0 +1,58 @@
+"""A figure with its error: how far it lies at most from the exact one of the same images."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from common.system.formatting import NOT_APPLICABLE, number
+
+LARGEST_ERROR = 0.05
+"""A figure with a larger error says nothing: it is not printed, and nothing is computed or concluded from it."""
+TOO_FEW = "too few test images for this level"
+DIGITS = 3
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A figure: the exact one lies within ``value`` ± ``error``; an error of 0 means that ``value`` is exact."""
+
+    value: float
+    error: float = 0.0
+
+    @classmethod
+    def between(cls, low: float, high: float) -> "Measured":
+        """The middle of two bounds, in any order."""
+        return cls((low + high) / 2, abs(high - low) / 2)
+
+    @property
+    def low(self) -> float:
+        return self.value - self.error
+
+    @property
+    def high(self) -> float:
+        return self.value + self.error
+
+
+def mean_of(figures: Iterable[Measured | None]) -> Measured | None:
+    """The mean over those that there are; its error is the mean of theirs."""
+    rows = [(one.value, one.error) for one in figures if one is not None]
+    return Measured(*np.mean(rows, axis=0).tolist()) if rows else None
+
+
+def figure(measured: Measured | None) -> str:
+    """A figure as people read it: ``"0.812"`` where it is exact, else ``"0.81 ± 0.02"``, with no digit below the error.
+
+    The error is rounded up, so that the exact figure lies within the printed numbers too.
+    """
+    if measured is None:
+        return NOT_APPLICABLE
+    if not measured.error:
+        return number(measured.value)
+    if measured.error > LARGEST_ERROR:
+        return f"{NOT_APPLICABLE}: {TOO_FEW}"
+    digits = min(DIGITS, max(1, -math.floor(math.log10(measured.error))))
+    value = round(measured.value, digits)
+    steps = math.ceil(round((measured.error + abs(measured.value - value)) * 10**digits, 9))
+    return f"{value:.{digits}f} ± {steps / 10**digits:.{digits}f}"

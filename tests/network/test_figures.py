@@ -1,0 +1,180 @@
+"""Over the network, at each level: what report, model card and terminal print of three hospitals' image folders."""
+
+import html
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
+
+from client.site.policy import Level
+from client.site.settings import open_site
+from client.site.site_file import read_file_only
+from common.data.images.pixels import pixels_of
+from common.models.inference import label_matrix, scores_of
+from common.models.saved import load_model
+from tests.federations import DIGITS
+from tests.network.real import Coordinator, Site, machine, written
+
+pytestmark = pytest.mark.slow
+
+NAMES, MEAN = ("large", "odd"), "mean over classes"
+HOSPITALS = ("east", "north", "south")
+EXPERIMENT = f"""{DIGITS.split("[data]")[0]}
+[participation]
+min_sites = 3
+"""
+SITE = """name = "{name}"
+
+[data]
+kind = "folder"
+images = "images"
+labels = "labels.csv"
+image_column = "image"
+label_columns = ["large", "odd"]
+split_column = "part"
+image_size = 16
+
+[policy]
+level = "{level}"
+"""
+PLANS: dict[Level, tuple[str, ...]] = {
+    "trusted": (),
+    "masked": ("privacy.secure_aggregation=true", "evaluation.result=last"),
+    "private": ("privacy.level=patient", "privacy.noise_multiplier=8.0", "model.norm=group", "evaluation.result=last"),
+}
+Scored = dict[str, tuple[NDArray[np.floating], NDArray[np.floating]]]
+
+
+def image_folder(folder: Path, level: Level, part: int) -> Path:
+    """A third of 900 digits as pictures: 60 in the test part, of either kind of each class 20 or more."""
+    digits = load_digits()
+    (folder / "images").mkdir(parents=True)
+    lines = ["image,large,odd,part"]
+    for place, index in enumerate(range(part, 900, 3)):
+        Image.fromarray((digits.images[index] * 15).astype(np.uint8)).save(folder / "images" / f"{index}.png")
+        digit, kind = int(digits.target[index]), ("test", "validation", "train", "train", "train")[place % 5]
+        lines.append(f"{index}.png,{int(digit > 4)},{digit % 2},{kind}")
+    (folder / "labels.csv").write_text("\n".join(lines) + "\n")
+    (folder / "site.toml").write_text(SITE.format(name=folder.name, level=level))
+    return folder
+
+
+def scored(site: Site, run: Path) -> Scored:
+    """The site's test images, scored by the run's model: class -> scores and labels."""
+    images = open_site(read_file_only(site.folder)).test
+    network = load_model(run)
+    scores, labels = scores_of(network, pixels_of(images, "cpu"), "float32"), label_matrix(images, NAMES).numpy()
+    order = [network.class_names.index(name) for name in NAMES]
+    return {name: (scores[:, order[c]], labels[:, c]) for c, name in enumerate(NAMES)}
+
+
+def together(each: list[Scored]) -> Scored:
+    return {
+        name: (np.concatenate([s[name][0] for s in each]), np.concatenate([s[name][1] for s in each])) for name in NAMES
+    }
+
+
+def by_scikit_learn(of: Scored) -> dict[str, tuple[float, ...]]:
+    return {
+        name: (
+            float(roc_auc_score(labels, scores)),
+            float(average_precision_score(labels, scores)),
+            float(balanced_accuracy_score(labels, scores > 0.5)),
+        )
+        for name, (scores, labels) in of.items()
+    }
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A run of three hospitals: its folder, what the terminal showed, and the hospitals."""
+
+    folder: Path
+    said: str
+    sites: list[Site]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return dict(json.loads((self.folder / "summary.json").read_text(encoding="utf-8")))
+
+    @property
+    def report(self) -> str:
+        """The report's text."""
+        return html.unescape(re.sub(r"<[^>]+>", " ", (self.folder / "report.html").read_text(encoding="utf-8")))
+
+    @property
+    def card(self) -> dict[str, list[str]]:
+        """The model card's lines of results: class -> AUROC, average precision and balanced accuracy as printed."""
+        text = (self.folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+        lines = text.split("## How good it is")[1].split("##")[0].splitlines()
+        cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")]
+        return {row[0]: row[1:4] for row in cells if row[0] in (*NAMES, MEAN)}
+
+
+def finished(level: Level, folder: Path) -> Finished:
+    """Three hospitals of one level, over TLS, to the end of a run."""
+    with machine(folder / "machine") as here:
+        coordinator = Coordinator(here)
+        made = [image_folder(folder / "data" / name, level, part) for part, name in enumerate(HOSPITALS)]
+        sites = [coordinator.admit(coordinator.site(one)) for one in made]
+        coordinator.start()
+        for site in sites:
+            site.start()
+        coordinator.sees(*sites)
+        run = coordinator.run(written(EXPERIMENT, folder), folder / "run", *PLANS[level], sites=3, pages=True)
+        assert run.ends() == 0, run.said
+        return Finished(folder / "run", run.said, sites)
+
+
+def means_over(names: Sequence[str], figures: Mapping[str, Sequence[float]]) -> tuple[float, ...]:
+    return tuple(float(np.mean([figures[name][column] for name in names])) for column in range(3))
+
+
+def test_at_trusted_every_printed_figure_is_scikit_learns_to_the_digit(tmp_path: Path) -> None:
+    run = finished("trusted", tmp_path)
+    each = {site.name: by_scikit_learn(scored(site, run.folder)) for site in run.sites}
+    true = {name: means_over(HOSPITALS, {site: each[site][name] for site in HOSPITALS}) for name in NAMES}
+    true[MEAN] = means_over(NAMES, true)
+    assert run.card == {name: [f"{figure:.3f}" for figure in figures] for name, figures in true.items()}
+    assert all(text in run.report for row in run.card.values() for text in row)
+    assert all(row[0] in run.said for row in run.card.values())
+
+
+def test_at_masked_every_printed_figure_lies_within_its_error_and_no_record_holds_one_of_a_single_site(
+    tmp_path: Path,
+) -> None:
+    run = finished("masked", tmp_path)
+    true = by_scikit_learn(together([scored(site, run.folder) for site in run.sites]))
+    true[MEAN] = means_over(NAMES, true)
+    assert run.card.keys() == true.keys()
+    for name, row in run.card.items():
+        for text, figure in zip(row, true[name], strict=True):
+            value, _, error = text.partition(" ± ")
+            assert abs(float(value) - figure) <= float(error or 0.0005)
+            assert text in run.report
+        assert row[0] in run.said
+    summary = run.summary
+    assert 0 < summary["test"]["errors"]["auroc"] < 0.01
+    assert all((one["validation_loss"], one["per_class"]) == (None, {}) for one in summary["per_site"].values())
+    pooled = summary["test"]["pooled"]["per_class"]
+    assert {name: tuple(one["sites"]) for name, one in pooled.items()} == dict.fromkeys(NAMES, HOSPITALS)
+
+
+def test_at_private_no_figure_leaves_and_every_page_gives_the_reason(tmp_path: Path) -> None:
+    run = finished("private", tmp_path)
+    reason = "test figures stay at the sites, because the noise of this run covers updates alone"
+    assert reason in " ".join(run.said.split())
+    assert reason in run.report
+    assert reason in (run.folder / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert {text for row in run.card.values() for text in row} == {"n/a"}
+    assert run.summary["test"]["pooled"] is None
+    assert all((one["validation_loss"], one["per_class"]) == (None, {}) for one in run.summary["per_site"].values())
