@@ -34,6 +34,10 @@ GLOBAL_MODEL = "global model"
 SUMS = "test images of all sites together, from the sum of the sites' counts by score"
 """The note of a test of which the coordinator has a sum over sites alone."""
 
+FEWEST_POSITIVES = 30
+"""Test images that show a class, below which its AUROC is in no headline: with 30 the standard error of an AUROC of 0.8
+is 0.05 to 0.06 (Hanley and McNeil, Radiology 1982, equation 1, with 300 or 30 negatives)."""
+
 Figure = Literal["auroc", "average_precision", "balanced_accuracy"]
 FIGURES: tuple[Figure, ...] = get_args(Figure)
 
@@ -89,6 +93,21 @@ class ClassGroup:
 
 
 @dataclass(frozen=True)
+class Headline:
+    """The mean AUROC over the classes that enough test images show.
+
+    Attributes:
+        mean: None where there is no such class.
+        classes: Those that it counts.
+        left_out: Classes that have an AUROC and do not count, with the number of test images that show them.
+    """
+
+    mean: Measured | None
+    classes: tuple[str, ...]
+    left_out: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Summary:
     """The ``test`` part of ``summary.json``; ``dataclasses.asdict`` gives its JSON.
 
@@ -129,6 +148,23 @@ class Summary:
         """The mean of a figure over classes, with its error."""
         value: float | None = getattr(self, f"mean_{name}")
         return None if value is None else Measured(value, self.errors.get(name, 0.0))
+
+    def headline(self, members: Collection[str] | None = None) -> Headline:
+        """The mean AUROC that stands for the model: over classes that enough test images show.
+
+        Args:
+            members: Only these classes; all where None.
+        """
+        names = [name for name, each in self.per_class.items() if each.auroc is not None]
+        shown = {name: self._positives(name) for name in names if members is None or name in members}
+        counted = tuple(name for name, positives in shown.items() if positives >= FEWEST_POSITIVES)
+        left_out = {name: positives for name, positives in shown.items() if positives < FEWEST_POSITIVES}
+        return Headline(mean_of(self.per_class[name].measured("auroc") for name in counted), counted, left_out)
+
+    def _positives(self, name: str) -> int:
+        """Test images that show a class: of all sites where their counts were added up, else as its result says."""
+        of_all = self.pooled.per_class.get(name) if self.pooled else None
+        return of_all.positives if of_all else self.per_class[name].positives or 0
 
 
 def per_class(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from common.metrics.auroc import GLOBAL_MODEL, SUMS, ClassGroup, ClassMetrics, Summary
+from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassGroup, ClassMetrics, Summary
 from common.metrics.bootstrap import Interval
 from common.metrics.measured import TOO_FEW, figure
 from common.system.formatting import counted, listed, number, spans
@@ -12,7 +12,7 @@ from server.reporting.site_claims import NAMED, better_alone, by_chance
 from server.reporting.wording import span
 from server.runs.reader import Run, RunSummary
 
-FEW = 30
+FEW = FEWEST_POSITIVES
 """Positive or negative test images below which an AUROC is said to rest on few."""
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
@@ -49,10 +49,16 @@ def run_result(run: Run) -> str:
     if test.mean_auroc is None:
         why = f": {test.withheld}" if test.withheld else ""
         return f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC{why}.{accuracy}"
+    headline = test.headline()
+    if headline.mean is None:
+        most = counted(max(headline.left_out.values()), "test image")
+        shows = "shows" if most.startswith("1 ") else "show"
+        why = f"at most {most} {shows} a class, and a mean counts classes that {FEWEST_POSITIVES} show"
+        return f"{training}, no mean AUROC can be given: {why}.{accuracy}"
     interval = interval_of_mean(summary)
     beside = f" ({interval})" if interval else ""
-    result = f"{training}, the mean AUROC {_scored(test.note)} is {figure(test.measured('auroc'))}{beside}"
-    result += f" over {how_many_tested(summary, tuple(dict.fromkeys((*summary.classes, *test.per_class))))}"
+    result = f"{training}, the mean AUROC {_scored(test.note)} is {figure(headline.mean)}{beside}"
+    result += f" over {over_which_classes(summary)}"
     parts = list(_parts(summary))
     result = f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
     return " ".join(filter(None, (result, external_result(summary))))
@@ -89,6 +95,8 @@ def tested_model(summary: RunSummary) -> str:
 def interval_of_mean(summary: RunSummary) -> str:
     """The interval of the mean AUROC, and for what it holds; empty where there is none."""
     intervals, sampled = summary.test.intervals, summary.test.sampled
+    if summary.test.headline().left_out:
+        return ""  # both are of the mean over all classes
     if intervals and intervals.mean_auroc:
         return f"95 % interval {span(intervals.mean_auroc)}"
     if sampled and sampled.mean_auroc:
@@ -135,20 +143,26 @@ def _parts(summary: RunSummary) -> Iterator[str]:
         (summary.test.unique_classes, "only one site annotates"),
     )
     for group, who in groups:
-        if group.mean_auroc is not None and len(group.classes) < len(summary.classes):
-            yield f"{figure(group.measured)} on {how_many_tested(summary, group.classes, 'the ')} that {who}"
+        mean = summary.test.headline(group.classes).mean
+        if mean is not None and len(group.classes) < len(summary.classes):
+            yield f"{figure(mean)} on {how_many_counted(summary, group.classes, 'the ')} that {who}"
 
 
-def how_many_tested(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
-    """How many of the classes have an AUROC: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
-    tested = sum(_auroc(summary, name) is not None for name in names)
+def over_which_classes(summary: RunSummary) -> str:
+    """Over which classes the mean is, and which it leaves out: ``"3 of 5 classes; left out: A (12 test images)"``."""
+    names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
+    left_out = summary.test.headline().left_out
+    if not left_out:
+        return how_many_counted(summary, names)
+    few = listed([f"{name} ({count:,})" for name, count in left_out.items()])
+    return f"{how_many_counted(summary, names)} that {FEWEST_POSITIVES} test images or more show, without {few}"
+
+
+def how_many_counted(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
+    """How many of the classes the mean counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
+    number_of = len(summary.test.headline(names).classes)
     every = counted(len(names), "class", "classes")
-    return f"{article}{every}" if tested == len(names) else f"{tested} of {article}{every}"
-
-
-def _auroc(summary: RunSummary, name: str) -> float | None:
-    result = summary.test.per_class.get(name)
-    return result.auroc if result else None
+    return f"{article}{every}" if number_of == len(names) else f"{number_of} of {article}{every}"
 
 
 def why_undefined(result: ClassMetrics | None) -> str:

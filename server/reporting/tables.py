@@ -160,7 +160,7 @@ def _auroc(summary: RunSummary, name: str) -> Measured | None:
 
 
 def _means(summaries: Sequence[RunSummary]) -> list[Measured | None]:
-    return [summary.test.measured("auroc") for summary in summaries]
+    return [summary.test.headline().mean for summary in summaries]
 
 
 def _best_marked(values: Sequence[Measured | None]) -> list[Text]:

@@ -45,8 +45,7 @@ def class_results(draw: st.DrawFn) -> ClassMetrics:
     positives = draw(st.sampled_from([None, 0, 1, FEW - 1, FEW, 400]))
     negatives = None if positives is None else draw(st.sampled_from([0, 1, FEW - 1, FEW, 900]))
     if not positives or not negatives:
-        auroc = draw(AUROCS | st.none()) if positives is None else None
-        return ClassMetrics(auroc, auroc, auroc, positives, negatives)
+        return ClassMetrics(None, None, None, positives, negatives)
     auroc = draw(AUROCS)
     return ClassMetrics(auroc, auroc, draw(AUROCS), positives, negatives)
 
@@ -135,26 +134,36 @@ def aurocs(run: Run, names: Iterable[str] | None = None) -> list[float]:
 @MANY
 @given(runs())
 def test_the_result_counts_the_classes_that_were_tested_and_no_others(run: Run) -> None:
-    sentence, every = run_result(run), aurocs(run)
+    sentence, tested = run_result(run), aurocs(run)
+    enough = {name for name, each in run.summary.test.per_class.items() if (each.positives or 0) >= FEW}
+    every = aurocs(run, enough)
     taking = {site for each in run.rounds for site in each.sites}
     some = f"{len(taking)} of " if run.rounds and len(taking) < len(run.summary.sites) else ""
     assert re.match(rf"After {len(run.rounds)} rounds? with {some}{len(run.summary.sites)} site", sentence)
-    if not every:
+    if not tested:
         assert f"none of {len(run.summary.classes)} class" in sentence
+        return
+    if not every:
+        assert "no mean AUROC can be given: at most" in sentence
+        assert not re.search(r"\d\.\d{3}", sentence.split("Accuracy")[0])
         return
     whole = re.search(r"is (\d\.\d{3})(?: \(95 % interval [^)]*\))? over (?:(\d+) of )?(\d+) class", sentence)
     assert whole is not None, sentence
     assert float(whole[1]) == pytest.approx(mean(every), abs=PRINTED)
     assert int(whole[2] or whole[3]) == len(every)
     assert int(whole[3]) == len(run.summary.classes)
+    few = {name: each.positives for name, each in run.summary.test.per_class.items() if each.auroc is not None}
+    few = {name: count for name, count in few.items() if name not in enough}
+    assert all(f"{name} ({count})" in sentence for name, count in few.items())
+    assert not few or "95 % interval" not in sentence
     parts = re.findall(r"(\d\.\d{3}) on (?:(\d+) of )?the (\d+) class(?:es)? that (every|only one) site", sentence)
-    for value, tested, of_all, who in parts:
+    for value, counts, of_all, who in parts:
         owners = {n: sum(n in s.classes for s in run.summary.sites.values()) for n in run.summary.classes}
         wanted = len(run.summary.sites) if who == "every" else 1
         names = [name for name, count in owners.items() if count == wanted]
         assert int(of_all) == len(names)
-        assert int(tested or of_all) == len(aurocs(run, names))
-        assert float(value) == pytest.approx(mean(aurocs(run, names)), abs=PRINTED)
+        assert int(counts or of_all) == len(aurocs(run, enough & set(names)))
+        assert float(value) == pytest.approx(mean(aurocs(run, enough & set(names))), abs=PRINTED)
 
 
 @MANY
@@ -219,7 +228,7 @@ def test_a_result_of_a_sample_of_sites_says_of_how_many_and_what_stands_for_all(
     for_all = re.search(r"95 % interval \S+ for all (\d+) site", sentence)
     assert bool(counts) == (summary.drawn_to_test is not None)
     sampled = summary.test.sampled
-    tested = bool(aurocs(run))
+    tested = bool(aurocs(run)) and not summary.test.headline().left_out
     assert bool(for_all) == bool(tested and not summary.test.intervals and sampled and sampled.mean_auroc)
     if counts:
         told = sum(bool(one.per_class) for one in summary.per_site.values())

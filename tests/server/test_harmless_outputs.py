@@ -86,7 +86,15 @@ def test_tables_pages_of_status_and_plain_lines_hold_none(console: Console, scre
     table.add_row(ALL.replace("[", "("))
     run = Present("/run", ALL, left_out={"north": ALL}, far={"east": ALL}, last_error=ALL, last_error_time="now")
     present = {**vars(run), "sites": ["north"]}
-    found = {"name": ALL, "address": "a:1", "superlink": "up", "certificate_days": 3, "sites": {}, "run": present}
+    found = {
+        "name": ALL,
+        "address": "a:1",
+        "superlink": "up",
+        "certificate_days": 3,
+        "sites": {},
+        "run": present,
+        "release": ALL,
+    }
     for shown in (table, ALL, status.in_words({**found, "time": 0.0})):
         console.print(shown, markup=False)
     assert raw_in(screen.getvalue()) == set()

@@ -27,6 +27,7 @@ from cryptography.x509 import load_pem_x509_certificate
 from rich.console import Console
 
 from common.errors import BadInput
+from common.metrics.auroc import ClassMetrics, summarise
 from server.coordinator.connections import note_connections
 from server.coordinator.folder import Coordinator, read_coordinator
 from server.reporting.live.connections import MOST_CONNECTIONS
@@ -258,14 +259,19 @@ def test_whatever_a_run_or_a_site_is_called_stays_text(tmp_path: Path, running: 
         ({}, ["running", "2 of 5", "Waiting for east, north", "sites take part, 1 lost"]),
         ({"state": "stopped", "last_error": "1 of 2 sites"}, ["stopped", "2 of 5", "1 of 2 sites"]),
         ({"pid": 2**22 + 1}, ["interrupted: --resume goes on"]),
-        ({"state": "done", "phase": "test", "round": 5, "last_error": "by-gone"}, ["done", "5 of 5", "0.812"]),
+        (
+            {"state": "done", "phase": "test", "round": 5, "last_error": "by-gone"},
+            ["done", "5 of 5", "0.812", "1 of 2 classes"],
+        ),
     ],
 )
 def test_the_page_says_how_the_run_goes(
     tmp_path: Path, running: Present, change: dict[str, Any], words: list[str]
 ) -> None:
     noted(tmp_path, replace(running, **change))
-    (tmp_path / "run" / "summary.json").write_text('{"test": {"mean_auroc": 0.8123}}')
+    results = {"edema": ClassMetrics(0.8123, 0.5, 0.5, 40, 60), "mass": ClassMetrics(0.2, 0.5, 0.5, 9, 60)}
+    summary = {"test": asdict(summarise(results, (), ()))}
+    (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
     text = page(Eye(Where("trial", tmp_path)).look())
     assert [word for word in words if word not in text] == []
     assert ("0.812" in text) == (change.get("state") == "done")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from jinja2 import Environment
 from markupsafe import Markup
+from pydantic import TypeAdapter
 
-from common.metrics.measured import Measured, figure
+from common.metrics.auroc import Summary
+from common.metrics.measured import figure
 from common.system import formatting
 from common.system.pages import page_environment
 from server.reporting.live.curves import curves
@@ -27,6 +29,8 @@ _STATES = {
     "stopped": "stopped",
     "interrupted": "interrupted: --resume goes on",
 }
+
+_SUMMARY = TypeAdapter(Summary)
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,9 @@ def _tiles(seen: Seen, run: Present, done: int) -> list[tuple[str, str]]:
     ]
     test = seen.summary.get("test")
     if isinstance(test, Mapping):
-        mean, errors = test.get("mean_auroc"), test.get("errors") or {}
-        shown = None if mean is None else Measured(mean, errors.get("auroc", 0.0))
-        tiles.append((figure(shown), "test AUROC, mean over classes"))
+        headline = _SUMMARY.validate_python(test).headline()
+        over = f"{len(headline.classes)} of {len(headline.classes) + len(headline.left_out)} classes"
+        tiles.append((figure(headline.mean), f"test AUROC, mean over {over}"))
     return tiles
 
 

@@ -14,7 +14,14 @@ from server.reporting.figures import accuracy, auroc, methods
 from server.reporting.figures.subsets import coverage_of_many
 from server.reporting.pages.page import write_page
 from server.reporting.pages.quality import mean_of_sites, quality_section
-from server.reporting.run_claims import how_many_tested, interval_of_mean, limits, run_result, tested_model
+from server.reporting.run_claims import (
+    how_many_counted,
+    interval_of_mean,
+    limits,
+    over_which_classes,
+    run_result,
+    tested_model,
+)
 from server.reporting.site_claims import site_choices
 from server.reporting.wording import count, duration, figure, number, size, spans
 from server.runs.reader import Run, RunSummary, SiteRecord, SiteResult, read_run
@@ -120,12 +127,12 @@ def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
     samples = [site.train_samples for site in summary.sites.values() if site.train_samples is not None]
     best = f"the model is {tested_model(summary)}"
     shared, unique = test.shared_classes, test.unique_classes
-    tested = [how_many_tested(summary, group.classes) for group in (shared, unique)]
+    over = [how_many_counted(summary, group.classes) for group in (shared, unique)]
     return [
         *_measured(summary),
-        (figure(test.measured("auroc")), "mean AUROC", _beside_mean(summary)),
-        (figure(shared.measured), "AUROC, shared classes", f"{tested[0]} that every site annotates"),
-        (figure(unique.measured), "AUROC, unique classes", f"{tested[1]} that one site annotates"),
+        (figure(test.headline().mean), "mean AUROC", _beside_mean(summary)),
+        (figure(test.headline(shared.classes).mean), "AUROC, shared classes", f"{over[0]} that every site annotates"),
+        (figure(test.headline(unique.classes).mean), "AUROC, unique classes", f"{over[1]} that one site annotates"),
         (count(len(summary.sites)), "sites", f"{count(sum(samples))} training images"),
         (count(summary.rounds), "rounds", best),
         (duration(summary.seconds.get("total")), "wall-clock time", f"{size(sum(traffic))} sent both ways"),
@@ -134,7 +141,7 @@ def _key_figures(summary: RunSummary) -> list[tuple[str, str, str]]:
 
 def _beside_mean(summary: RunSummary) -> str:
     """The interval of the mean, or over which classes it is where there is none."""
-    return interval_of_mean(summary) or f"over {how_many_tested(summary, summary.classes)}; no interval"
+    return interval_of_mean(summary) or f"over {over_which_classes(summary)}; no interval"
 
 
 def _measured(summary: RunSummary) -> Iterator[tuple[str, str, str]]:
