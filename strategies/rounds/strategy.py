@@ -81,7 +81,8 @@ class FederatedAveraging(Exchanges):
         Args:
             grid: Flower's connection to the sites.
             initial_arrays: The initial model: of :func:`array_record`, or the ``state_dict`` of a network that
-                :func:`common.models.network.build` made for the run's classes.
+                :func:`common.models.network.build` made for the run's classes. Hospitals train in round 1 from no
+                other than that of the plan's seed and weights file.
             num_rounds: Rounds in all, those before a resumed state included.
             timeout: Seconds for each exchange.
 
