@@ -115,8 +115,8 @@ def round_of(architecture: str, folder: Path) -> Round:
     plan = Plan.model_validate(tables)
     network = build(plan.model, CLASSES, 0)
     groups = Groups.of_model(read_state(network))
-    request = TrainRequest("run", 1, plan.model_dump_json(), "contract", CLASSES, 0, -1, "", groups)
-    reply = TrainReply("run", 1, "north", 100, 0.5, 0.5, 0.5, 1.0, groups)
+    request = TrainRequest("run", 2, plan.model_dump_json(), "contract", CLASSES, 0, -1, "", groups)
+    reply = TrainReply("run", 2, "north", 100, 0.5, 0.5, 0.5, 1.0, groups)
     return Round(plan, layout_of(network), request, reply, folder)
 
 

@@ -50,14 +50,15 @@ class Incoming:
         verdict = of_request(self._policy, asked)
         if verdict.allowed:
             verdict = self._as_announced()
-        trains = self._fields.get("wire.record") == TrainRequest.__name__
         # In a simulation, who writes the plan owns the machine.
-        if verdict.allowed and trains and begins_with_it(asked) and not self._site.simulated:
+        if verdict.allowed and not self._site.simulated and begins_with_it(asked):
             verdict = self._with_its_first_model(asked)
         return asked, verdict
 
     def _with_its_first_model(self, asked: RequestedWork) -> Verdict:
-        """Whether this is the model that a run of this plan begins with."""
+        """Whether this is the model that a run of this plan begins with; any other kind of request passes."""
+        if self._fields.get("wire.record") != TrainRequest.__name__:
+            return ALLOWED
         try:
             request = decode(self._content, TrainRequest)
         except WireError:

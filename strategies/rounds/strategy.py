@@ -80,8 +80,8 @@ class FederatedAveraging(Exchanges):
 
         Args:
             grid: Flower's connection to the sites.
-            initial_arrays: The initial model: of :func:`array_record`, or the ``state_dict`` of a network that
-                :func:`common.models.network.build` made for the run's classes.
+            initial_arrays: The plan's first model, which hospitals compare: of :func:`array_record`, or the
+                ``state_dict`` of a network that :func:`common.models.network.build` made for the run's classes.
             num_rounds: Rounds in all, those before a resumed state included.
             timeout: Seconds for each exchange.
 

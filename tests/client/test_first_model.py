@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.torch import save_file
+from torch import nn
 
 from client.gate.first_model import ABSOLUTE
 from client.site.site import Site
@@ -18,6 +19,7 @@ from common.config import Plan
 from common.models.frozen import FrozenPart
 from common.models.network import build
 from common.models.state import ModelState, read_state
+from common.plugins import MODELS, PLUGIN, offered, stamp_of
 from common.wire.codec import encode
 from common.wire.flower_objects import act_as
 from common.wire.records import Groups, TrainRequest
@@ -93,10 +95,9 @@ def test_one_number_may_differ_in_its_last_bit(tmp_path: Path) -> None:
     assert refusal(site(tmp_path), request(SURGICAL, replace(model, trunk=trunk))) == ""
 
 
-@pytest.mark.parametrize("architecture", ["efficientnet_lite0", "resnet18"])
-def test_the_first_model_of_a_coordinator_without_avx2_is_trained(architecture: str, tmp_path: Path) -> None:
+def test_the_first_model_of_a_coordinator_without_avx2_is_trained(tmp_path: Path) -> None:
     """torch draws normal numbers otherwise there, in the last bits; ATEN_CPU_CAPABILITY stands for such a machine."""
-    spec = SURGICAL.model.model_copy(update={"architecture": architecture, "image_size": 32})
+    spec = SURGICAL.model.model_copy(update={"architecture": "efficientnet_lite0", "image_size": 32})
     of = SURGICAL.model_copy(update={"model": spec})
     program = (
         "import sys, numpy; from common.config import plan_of_text; from tests.client.rounds import beginning; "
@@ -121,9 +122,10 @@ def test_head_rows_go_by_their_names_in_any_order(tmp_path: Path) -> None:
 
 
 def test_what_it_does_not_stop(tmp_path: Path) -> None:
-    """A crafted model in a request that says round 2, also to a site that was asked for nothing before; a pass."""
+    """A model in a request that says a later round, also to a site that was asked for nothing before; a pass."""
     crafted = moved(beginning(SURGICAL), 1.0)
-    assert refusal(site(tmp_path / "later"), request(SURGICAL, crafted, 2)) == ""
+    for server_round, model in ((2, crafted), (5, crafted), (2, beginning(SURGICAL))):
+        assert refusal(site(tmp_path / "later"), request(SURGICAL, model, server_round)) == ""
     passed = plan("fedseq", {})
     assert refusal(site(tmp_path / "passed"), request(passed, moved(beginning(passed), 1.0))) == ""
 
@@ -185,3 +187,18 @@ def test_a_frozen_part_is_a_part_of_the_first_model(tmp_path: Path) -> None:
     assert refusal(kept, replace(honest, run="second", frozen=Groups())) == ""
     crafted = FrozenPart(honest.frozen.trunk * np.float32(2))
     assert "numbers of the model" in refusal(site(tmp_path / "crafted"), headed(crafted)[1])
+
+
+def drawn_elsewhere(channels: int, image_size: int) -> nn.Module:
+    """A network whose values are of no seed."""
+    dense = nn.Linear(channels * image_size**2, 4)
+    nn.init.constant_(dense.weight, np.random.default_rng().normal())
+    return nn.Sequential(nn.Flatten(), dense)
+
+
+def test_a_plug_in_that_draws_its_network_elsewhere_than_from_torch_is_refused(tmp_path: Path) -> None:
+    name = offered(MODELS, drawn_elsewhere)
+    spec = SURGICAL.model.model_copy(update={"architecture": PLUGIN + name})
+    of = SURGICAL.model_copy(update={"model": spec, "plugins": (stamp_of(MODELS, name),)})
+    at = site(tmp_path, networks=(PLUGIN + name,))
+    assert "numbers of the model" in refusal(at, request(of, beginning(of)))

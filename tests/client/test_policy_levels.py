@@ -62,7 +62,7 @@ def counts_from_losses(at: Site, of: Plan) -> list[tuple[int, int]]:
     """Positives of each class among training images, as found and as they are."""
     found, n = [], len(at.train)
     for row, name in enumerate(OWN):
-        reply = told(asked(at, "train", encode(request(of, sure_of(of, row)))), TrainReply)
+        reply = told(asked(at, "train", encode(request(of, sure_of(of, row), 2))), TrainReply)
         if reply is None or reply.train_loss is None:
             continue
         # The mean over two classes: ln 2 for the other one, 30 for each image without this one.

@@ -1,6 +1,7 @@
 """A coordinator whose program sends a first model of its own making, over real sockets."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,19 @@ def test_every_hospital_refuses_a_crafted_first_model_and_nothing_of_its_images_
         assert denied["reason"] in site.program.said
 
 
-def test_the_same_run_by_the_published_program_is_trained(federation: Federation, tmp_path: Path) -> None:
-    run = federation.run(tmp_path / "run", *NETWORK, "run.rounds=1", once=True)
+def test_a_run_that_begins_with_a_weights_file_is_compared_where_the_hospital_has_it(
+    federation: Federation, tmp_path: Path
+) -> None:
+    """The first of the two runs is one of the published program without a file, of the same network."""
+    first = federation.run(tmp_path / "first", *NETWORK, "run.rounds=1", once=True)
+    assert first.ends() == 0, first.said
+    file = tmp_path / "first" / "model.safetensors"
+    folder = federation.south.folder / "weights"
+    folder.mkdir()
+    shutil.copy(file, folder / "trunk.safetensors")
+    before = {site.name: site.program.said.count("is taken as it came") for site in federation.sites}
+    run = federation.run(tmp_path / "run", *NETWORK, "run.rounds=2", f"model.weights={file}", once=True)
     assert run.ends() == 0, run.said
+    shutil.rmtree(folder)
+    lines = {site.name: site.program.said.count("is taken as it came") for site in federation.sites}
+    assert {name: lines[name] - count for name, count in before.items()} == {"east": 1, "north": 1, "south": 0}
