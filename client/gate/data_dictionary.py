@@ -25,17 +25,20 @@ SENT = (
 )
 """The records that a site sends; besides, errors: a reason in words."""
 
+OF_EACH = ("run", "round", "site")
+"""Fields of each record, which the page explains once."""
+
 _RUN = "the run's identifier, as the coordinator gave it"
 _SITE = "this site's name"
 _ROUND = "the round's number, as the coordinator gave it"
 _TRAIN_SAMPLES = (
-    "how many training images there are (`round_counts_to`), without those that are left out for showing hidden "
-    "classes alone"
+    "how many training images there are (`round_counts_to`), without those that show hidden classes alone where these "
+    "are left out"
 )
 _VALIDATION_LOSS = (
-    "how wrong the model as received is on this site's validation images: one exact number (`training_figures`)"
+    "the loss of the received model on this site's validation images, exact (`training_figures`)"
 )
-_VALIDATION_AUROC = "how well it ranks them, mean over this site's classes: one exact number (`training_figures`)"
+_VALIDATION_AUROC = "its AUROC on them, mean over this site's classes, exact (`training_figures`)"
 _TEST_IMAGES = "how many test images there are, where the experiment counts right ones each round (`test_metrics`)"
 _TEST_CORRECT = "how many of them the model puts into the right class (`test_metrics`)"
 
@@ -54,7 +57,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "positives": "how many training images show each class; only where the method asks and `label_counts` allows "
         "it, -1 for a class kept back by `smallest_count`",
         "negatives": "how many training images do not show each class; under the rules of `positives`",
-        "smallest_count": "this site's `smallest_count`, so that others can write “hidden (fewer than 10 patients)”",
+        "smallest_count": "this site's `smallest_count`",
         "holds_frozen": "whether the frozen part of the plan's model is on this site's disk, so that it need not be "
         "sent",
     },
@@ -63,23 +66,20 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "round": _ROUND,
         "site": _SITE,
         "train_samples": _TRAIN_SAMPLES,
-        "train_loss": "how wrong the network was on the training images in the last epoch, on average: one number; "
-        "exact (`training_figures`); not in a run with privacy, like every loss and test result "
-        "(`metrics_outside_privacy`)",
+        "train_loss": "the mean loss on the training images in the last epoch (`training_figures`); not in a run with "
+        "noise, like every loss and test result (`metrics_outside_privacy`)",
         "validation_loss": _VALIDATION_LOSS,
         "validation_auroc": _VALIDATION_AUROC,
         "seconds": "how long the round took; 0 in a run with privacy and under secure aggregation",
-        "update": "how training changed the numbers of the network: `trunk`, `norm` (batch normalisation: also means "
-        "and spreads of features) and `head` (a row a class), as far as the method averages them and `parts` allows it",
-        "epochs": "how many times it went over the training images; in `unifed` until the validation loss settled "
-        "(where no validation figure leaves, the training loss)",
+        "update": "how training changed the numbers of the network: `trunk`, `norm` (with means and variances of "
+        "features) and `head` (a row a class), as far as the method averages them and `parts` allows it",
+        "epochs": "how many times it went over the training images",
         "statistics": "the method's statistics, by name; see below",
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
         "epsilon": "what the run has cost this site so far, in a run with privacy",
-        "arithmetic": "the format of the numbers that it trained with and their order in memory, such as `float32, "
-        "channels_last`, and the number of GPUs where each batch is split across several: where the plan asks for the "
-        "fastest, it tells whether this CPU has bfloat16",
+        "arithmetic": "the format of numbers and memory, such as `float32, channels_last`, and the number of GPUs where "
+        "there are several",
     },
     "EvaluateReply": {
         "run": _RUN,
@@ -91,19 +91,16 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "auroc": "the exact AUROC of each class on the test images",
         "average_precision": "the exact average precision of each class on the test images",
         "balanced_accuracy": "the exact balanced accuracy of each class on the test images",
-        "positives": "how many test images show each class; -1, and no figure, for a class kept back by "
-        "`smallest_count`",
+        "positives": "how many test images show each class; -1, and no figure, for one kept back by `smallest_count`",
         "negatives": "how many test images do not show each class; -1 under the same rule",
         "model_sha256": "a hash of the network that was tested",
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
-        "told_classes": "the classes of `positive_scores` and `negative_scores`; only where the experiment asks and "
-        "`score_histograms` allows it, and none kept back by `smallest_count`",
-        "positive_scores": "for each of `told_classes` a histogram of scores in 1,024 bins: of the test images "
-        "that show it",
-        "negative_scores": "the same histogram of the test images that do not show it",
-        "validation_classes": "the classes of the two histograms of validation images, on which the coordinator "
-        "chooses thresholds; under the rules of `told_classes`, and `training_figures` must allow it, too",
+        "told_classes": "the classes of the two histograms, where the experiment asks and `score_histograms` allows "
+        "it; none kept back by `smallest_count`",
+        "positive_scores": "for each of `told_classes` the scores of test images that show it, in 1,024 bins",
+        "negative_scores": "the same of test images that do not",
+        "validation_classes": "like `told_classes`, for choosing thresholds; `training_figures` must allow it, too",
         "validation_positive_scores": "like `positive_scores`, of the validation images",
         "validation_negative_scores": "like `negative_scores`, of the validation images",
         "metric_names": "metrics of plug-ins, where the experiment asks for them and `metrics` allows them",
@@ -116,9 +113,9 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "run": _RUN,
         "round": _ROUND,
         "site": _SITE,
-        "class_names": "where the experiment asks for `evaluation.alone`: the classes that four models were compared "
-        "on, one trained here alone, the federated one, that one fine-tuned here, and the first two together; none "
-        "kept back by `smallest_count`, and none at all without `test_metrics`",
+        "class_names": "where the experiment asks for `evaluation.alone`: the classes on which four models were "
+        "compared (trained here alone, federated, that one fine-tuned here, the first two together); none kept back "
+        "by `smallest_count`, and none without `test_metrics`",
         "auroc": "the exact AUROC of each model and class on the test images",
         "mean": "the mean of these AUROCs for each model",
         "mean_low": "where the 95 % interval of each mean begins",
@@ -136,11 +133,9 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "run": _RUN,
         "round": _ROUND,
         "site": _SITE,
-        "statement": "under secure aggregation: two public keys made for this round, the classes whose head rows this "
-        "site sends, whether rows that few sites have may be seen (`rows_alone`), what it divides its update by "
-        "(how many sites were asked), its `smallest_cohort`, among whom it masks, whose sum it opened in an "
-        "earlier attempt at the round, and hashes of what it was asked: plan, trunk, head rows; the other "
-        "sites read it too",
+        "statement": "under secure aggregation, for the other sites too: two public keys made for this round, the "
+        "classes whose head rows this site sends, `rows_alone`, its divisor, `smallest_cohort`, among whom it masks, "
+        "whose sum it opened before, and hashes of what it was asked",
         "signature": "of that statement, by the key that this site is admitted with",
         "identity": "the public half of that key",
     },
@@ -182,14 +177,14 @@ def meaning(record: str, field: str) -> str:
     return MEANING[record].get(name.partition(".")[0], "how the program packs its records")
 
 
-def tables() -> str:
-    """The page's tables, in Markdown."""
+def fields_in_words() -> str:
+    """The page's lists, in Markdown; what each record has stands above them."""
     lines: list[str] = []
     for record in SENT:
         name = record.__name__
-        lines += [f"### {name}", "", "| field | what it is |", "| --- | --- |"]
-        lines += [f"| `{field}` | {MEANING[name][field]} |" for field in field_names(record)]
+        lines += [f"### {name}", ""]
+        lines += [f"- `{field}`: {MEANING[name][field]}" for field in field_names(record) if field not in OF_EACH]
         lines.append("")
-    lines += ["### Statistics", "", "| name | what it is |", "| --- | --- |"]
-    lines += [f"| `{name}` | {text} |" for name, text in STATISTICS.items()]
+    lines += ["### Statistics", ""]
+    lines += [f"- `{name}`: {text}" for name, text in STATISTICS.items()]
     return "\n".join(lines) + "\n"

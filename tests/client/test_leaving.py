@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from client.gate.data_dictionary import MEANING, SENT, STATISTICS, tables
+from client.gate.data_dictionary import MEANING, SENT, STATISTICS, fields_in_words
 from client.gate.gate import ANSWERS
 from client.site.policy import Policy
 from common.wire.codec import field_names
@@ -21,12 +21,12 @@ def test_every_field_that_can_leave_is_explained_and_no_other() -> None:
 
 
 def test_the_page_says_the_same() -> None:
-    assert tables() in PAGE.read_text(encoding="utf-8")
+    assert fields_in_words() in PAGE.read_text(encoding="utf-8")
 
 
 def test_the_page_has_every_key_of_the_policy_and_hospital_it_too() -> None:
     policy = PAGE.read_text(encoding="utf-8").partition("## The policy")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", policy, re.MULTILINE)) == set(Policy.model_fields)
+    assert set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]+)\|", policy, re.MULTILINE)))) == set(Policy.model_fields)
     site_toml = (
         (PAGE.parent / "hospital-it.md").read_text(encoding="utf-8").partition("[policy]")[2].partition("```")[0]
     )
