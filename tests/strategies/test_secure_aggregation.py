@@ -37,7 +37,7 @@ def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_th
 ) -> None:
     federation(tmp_path, *ONE_ROUND, out="plain")
     traffic = overheard(monkeypatch)
-    federation(tmp_path, *ONE_ROUND, MASKED, out="masked")
+    summary = federation(tmp_path, *ONE_ROUND, MASKED, out="masked")
 
     replies = [decode(content, TrainReply) for content in of_type(traffic.up, "train")]
     rounds = [decode(content, MaskedAnswer).round for content in of_type(traffic.up, "query.masked_update")]
@@ -48,6 +48,7 @@ def test_the_model_is_the_plain_one_within_the_resolution_and_no_update_is_on_th
     alone = rows_that_stayed(tmp_path / "masked")
     rows = [row for row in range(10) if str(row) not in alone]
     assert 0 < len(rows) < 10  # the experiment has classes of one owner and of more
+    assert sorted(summary["test"]["pooled"]["per_class"]) == [str(row) for row in rows]  # nor are their counts opened
     heads = {name for name in plain if len(plain[name]) == 10 and name.startswith("head")}
     worst = max(float(np.abs(plain[name] - masked[name]).max()) for name in plain.keys() - heads)
     worst_row = max(float(np.abs(plain[name][rows] - masked[name][rows]).max()) for name in heads)
