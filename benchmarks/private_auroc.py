@@ -4,8 +4,8 @@ python benchmarks/private_auroc.py [--seeds 3] [--data nih ham10000] [--hospital
 
 Real images of 28 pixels under ../shared/data, split among hospitals that annotate every class. A head is trained on the
 96 features of a small network whose layers stay as they were drawn: 679 numbers for HAM10000, 1,358 for NIH. Ten rounds
-of one epoch; at `update` three rounds of five, for there only rounds cost. The guard is off, for it rolls noisy rounds
-back. Epsilon is of the whole run, by Renyi divergences at a delta of 1e-5: for one patient (of HAM10000: one lesion) at
+of one epoch; at `update` three rounds of five, for there only rounds cost. No update is shortened.
+Epsilon is of the whole run, by Renyi divergences at a delta of 1e-5: for one patient (of HAM10000: one lesion) at
 `patient`, for one image at `sample`, for all data of a hospital at `update`. Distributed noise rests on two thirds of
 the hospitals adding their share.
 """
@@ -43,7 +43,7 @@ accountant = "rdp"
 [evaluation]
 result = "last"
 [participation]
-guard = "off"
+clip = "off"
 [simulation]
 backend = "inline"
 [data]
