@@ -12,6 +12,8 @@ Batch normalisation is shortened towards the model before: its running variances
 that are. Of fewer than three sites the median says nothing about which one is long; then nothing is shortened.
 """
 
+import math
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -20,10 +22,14 @@ from numpy.typing import NDArray
 
 from common.models.head import Head
 from common.wire.records import Groups
-from strategies.aggregation.mean import BLOCK, Float32, running_sum
+from strategies.aggregation.mean import Float32, running_sum
 
 Float64 = NDArray[np.float64]
 
+BLOCK = 2**13
+"""Numbers of which squares are added at a time: BLAS adds so few on one thread, in one order."""
+LEAST = 1e-20
+"""Sum of squares from which float32 holds each that matters: to six digits, which is enough for a length."""
 FEWEST = 3
 """Sites whose lengths make a median."""
 TRUNK, NORM, ROW = "trunk", "batch normalisation", "head row"
@@ -48,7 +54,7 @@ def medians_of(lengths: Iterable[Lengths]) -> dict[str, float]:
     for of_site in lengths:
         for part, length in of_site.items():
             sent.setdefault(part, []).append(length)
-    return {part: float(np.median(values)) for part, values in sent.items() if len(values) >= FEWEST}
+    return {part: statistics.median(values) for part, values in sent.items() if len(values) >= FEWEST}
 
 
 def shortened(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -> tuple[Groups, str]:
@@ -69,7 +75,7 @@ def shortened(update: Groups, lengths: Lengths, medians: Lengths, clip: float) -
 def times_of(lengths: Lengths, medians: Lengths) -> dict[str, float]:
     """Part -> how many medians long it is, for parts that have one."""
     return {
-        part: length / medians[part] if medians[part] else (np.inf if length else 0.0)
+        part: length / medians[part] if medians[part] else (math.inf if length else 0.0)
         for part, length in lengths.items()
         if part in medians
     }
@@ -89,10 +95,15 @@ def _shortened_rows(head: Head, bound: float) -> Head:
 
 
 def _row_lengths(head: Head) -> Float64:
-    squares = np.square(head.weight, dtype=np.float64).sum(axis=1) + np.square(head.bias, dtype=np.float64)
+    weight = head.weight.astype(np.float64)
+    squares = np.einsum("cf,cf->c", weight, weight) + np.square(head.bias, dtype=np.float64)
     return np.asarray(np.sqrt(squares), np.float64)  # (classes,)
 
 
 def _length(values: Float32) -> float:
-    blocks = (values[start : start + BLOCK].astype(np.float64) for start in range(0, len(values), BLOCK))
-    return float(np.sqrt(running_sum(float(block @ block) for block in blocks)))
+    blocks = [values[start : start + BLOCK] for start in range(0, len(values), BLOCK)]
+    with np.errstate(over="ignore"):
+        total = running_sum(float(block @ block) for block in blocks)
+    if not LEAST <= total < math.inf:  # a square that a float32 does not hold
+        total = running_sum(float(np.square(block, dtype=np.float64).sum()) for block in blocks)
+    return math.sqrt(total)
