@@ -1,7 +1,7 @@
 """What one or two harmful hospitals do to a model, and what each rule of the coordinator makes of it.
 
-PYTHONPATH=. python benchmarks/harm.py backdoors [--rules NAME ...] [--methods surgical ...] [--sites 5,10]
-PYTHONPATH=. python benchmarks/harm.py liars [--rules NAME ...] [--methods surgical ...] [--sites 3,4,10]
+PYTHONPATH=. python benchmarks/harm.py backdoors [--rules NAME ...] [--methods NAME ...] [--sites 5,10] [--shared 10]
+PYTHONPATH=. python benchmarks/harm.py liars [--rules NAME ...] [--methods NAME ...] [--sites 3,4,10]
 PYTHONPATH=. python benchmarks/harm.py honest [--runs 40]
 PYTHONPATH=. python benchmarks/harm.py seconds [--sites 1000]
 
@@ -146,19 +146,19 @@ def _filled(setting: str, words: Mapping[str, str]) -> str:
     return setting
 
 
-def backdoors(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], seeds: int) -> Table:
-    """Clean AUROC, and success of each attack, for one and two attackers."""
+def backdoors(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], asked: argparse.Namespace) -> Table:
+    """Clean AUROC, and success of each attack."""
     table = Table("method", "sites", "attackers", "rule", "honest AUROC", *BACKDOORS)
     for method in methods:
         for sites in counts:
             of_run = (f"run.method={method}", f"run.rounds={ROUNDS}", f"partition.sites={sites}")
-            base = (*of_run, "partition.shared=10", "participation.min_sites=3", "evaluation.result=last")
-            for attackers in (1, 2):
+            base = (*of_run, f"partition.shared={asked.shared}", "participation.min_sites=3", "evaluation.result=last")
+            for attackers in map(int, asked.attackers.split(",")):
                 for rule in rules:
                     names = [name_of(2 + number, sites) for number in range(attackers)]
                     settings = base + choices_of(rule, sites, attackers)
-                    honest = over_seeds(seeds, settings, {})
-                    cells = [over_seeds(seeds, settings, dict.fromkeys(names, one)) for one in BACKDOORS.values()]
+                    honest = over_seeds(asked.seeds, settings, {})
+                    cells = [over_seeds(asked.seeds, settings, dict.fromkeys(names, one)) for one in BACKDOORS.values()]
                     words = [f"{cell.success:.3f} ({cell.auroc:.3f})" for cell in cells]
                     words = [f"{word} {' '.join(cell.excluded)}" for word, cell in zip(words, cells, strict=True)]
                     clean = f"{honest.auroc:.3f} ({honest.success:.3f})"
@@ -283,6 +283,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kinds", nargs="*", default=[])
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--attackers", default="1,2")
+    parser.add_argument("--shared", type=int, default=10, help="classes that all sites annotate, of ten")
     parser.add_argument("--runs", type=int, default=40)
     asked = parser.parse_args()
     np.seterr(all="ignore")
@@ -296,7 +298,7 @@ def main() -> None:
         table = liars(asked.rules or ["clip 3.0"], asked.methods, list(counts), asked.rounds, asked.kinds)
     else:
         counts = map(int, (asked.sites or "5,10").split(","))
-        table = backdoors(asked.rules or RULES, asked.methods, list(counts), asked.seeds)
+        table = backdoors(asked.rules or RULES, asked.methods, list(counts), asked)
     Console(width=200).print(table)
 
 
