@@ -34,6 +34,7 @@ from common.plugins import (
     stamp_of,
 )
 from common.system.files import is_file
+from common.system.formatting import listed
 from common.system.toml import Section, explained, parsed_toml, read_toml
 
 Exponent = Annotated[float, Field(ge=0, le=20)]
@@ -130,35 +131,35 @@ class EvaluationSection(Section):
     alone: bool = False
 
 
-FarUpdates = Literal["off", "warn", "drop"]
-
-
 class ParticipationSection(Section):
-    """How many sites a round needs, how long it waits for them, and what it thinks of updates unlike the others.
+    """How many sites a round needs, how long it waits for them, and how far one site may move the model.
 
     Attributes:
         min_sites: Replies that make a round count; 0 stands for all sites.
         sites_per_round: Sites drawn for a round; 0 stands for all.
         round_deadline_s: Seconds after which a round goes on without the missing sites.
         roll_call_deadline_s: Seconds that the run waits for ``min_sites`` sites before round 1.
-        far_updates: What becomes of an update that is far longer than the others' of its round.
+        clip: The longest update that one site may send, in median lengths of its round; ``off`` for any, and then no
+            model that collapses is taken back either.
         largest_share: Of all images that count, at most so many are one site's, where sites weigh by images.
-        guard: Whether sites judge a model without each odd update, and a broken model is taken back.
     """
 
     min_sites: int = Field(0, ge=0)
     sites_per_round: int = Field(0, ge=0)
     round_deadline_s: float = Field(3600.0, gt=0)
     roll_call_deadline_s: float = Field(300.0, gt=0)
-    far_updates: FarUpdates = "warn"
+    clip: Annotated[float, Field(ge=1)] | Literal["off"] = 3.0
     largest_share: float = Field(1.0, gt=0, le=1)
-    guard: Literal["off", "on"] = "on"
 
-    @model_validator(mode="after")
-    def _an_update_can_be_dropped(self) -> Self:
-        if self.far_updates == "drop" and not self.min_sites:
-            raise ValueError('with far_updates = "drop" a round must count without a site: set min_sites')
-        return self
+    @model_validator(mode="before")
+    @classmethod
+    def _no_key_of_earlier_releases(cls, given: Any) -> Any:
+        gone = [key for key in ("guard", "far_updates") if isinstance(given, Mapping) and key in given]
+        if gone:
+            raise ValueError(
+                f"{listed(gone)} no longer exists: remove the line; clip bounds what one site can do (3.0, or off)"
+            )
+        return given
 
     @model_validator(mode="after")
     def _a_round_can_count(self) -> Self:
@@ -301,8 +302,6 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _nobody_looks_at_what_is_masked(self) -> Self:
-        if self.privacy.secure_aggregation and self.participation.far_updates == "drop":
-            raise ValueError('under secure aggregation no update is seen: participation.far_updates cannot be "drop"')
         if self.privacy.secure_aggregation and self.participation.largest_share < 1:
             raise ValueError(
                 "under secure aggregation each site weighs its own update: participation.largest_share must be 1"

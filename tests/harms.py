@@ -93,11 +93,6 @@ FORMS = (
 )
 """What is wrong with a reply by itself."""
 
-FAR = Harm(
-    "far longer than the others'", trunk(lambda values: -1e4 * values), "its update is far longer than the others'"
-)
-"""Only among four sites or more."""
-
 OVERSIZED = Harm(
     "oversized reply", trunk(lambda values: np.zeros(12_000_000, np.float32)), "its reply weighs more than"
 )

@@ -92,7 +92,7 @@ class Lying:
 
 
 def shifted_trunk(site: Site, request: TrainRequest) -> TrainReply:
-    """Turn the trunk round from round 2 on, three and a half times as long: too short to be odd by its length."""
+    """Turn the trunk round from round 2 on, three and a half times as long."""
     reply = private_round(site, request)
     if request.round < 2 or reply.update.trunk is None:
         return reply

@@ -35,9 +35,7 @@ _TRAIN_SAMPLES = (
     "how many training images there are (`round_counts_to`), without those that show hidden classes alone where these "
     "are left out"
 )
-_VALIDATION_LOSS = (
-    "the loss of the received model on this site's validation images, exact (`training_figures`)"
-)
+_VALIDATION_LOSS = "the loss of the received model on this site's validation images, exact (`training_figures`)"
 _VALIDATION_AUROC = "its AUROC on them, mean over this site's classes, exact (`training_figures`)"
 _TEST_IMAGES = "how many test images there are, where the experiment counts right ones each round (`test_metrics`)"
 _TEST_CORRECT = "how many of them the model puts into the right class (`test_metrics`)"
@@ -78,8 +76,8 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "test_images": _TEST_IMAGES,
         "test_correct": _TEST_CORRECT,
         "epsilon": "what the run has cost this site so far, in a run with privacy",
-        "arithmetic": "the format of numbers and memory, such as `float32, channels_last`, and the number of GPUs where "
-        "there are several",
+        "arithmetic": "the format of numbers and memory, such as `float32, channels_last`, and the number of GPUs "
+        "where there are several",
     },
     "EvaluateReply": {
         "run": _RUN,

@@ -87,6 +87,12 @@ class Layout:
         frozen = [] if self.train == "all" else [self.train, self.frozen_sha256]
         return hashlib.sha256(json.dumps([self.architecture, self.features, *groups, *frozen]).encode()).hexdigest()
 
+    @property
+    def variances(self) -> tuple[slice, ...]:
+        """Where the running variances stand in the norm group."""
+        places = self.slices()
+        return tuple(places[tensor.name] for tensor in self.norm if tensor.name.endswith("running_var"))
+
     def slices(self) -> dict[str, slice]:
         """Where each tensor stands in the flat array of its own group."""
         return {**_slices(self.trunk), **_slices(self.norm)}

@@ -115,7 +115,7 @@ def _run_in_words(run: Mapping[str, Any], found: Mapping[str, Any]) -> str:
             names = ", ".join(_waited_for(site, sites[site]) for site in waited_for)
             lines.append(f"waiting for {names}, at most {max(run['deadline'] - found['time'], 0):.0f} s more")
     lines += [f"{site} was left out of {why}" for site, why in sorted(run["left_out"].items())]
-    lines += [f"{site} counts in {why}" for site, why in sorted(run["far"].items())]
+    lines += [f"{site} sent too long an update in {done}" for site, done in sorted(run["shortened"].items())]
     if run["last_error"]:
         lines.append(f"last error: {run['last_error']} ({run['last_error_time']})")
     return "\n".join(lines)

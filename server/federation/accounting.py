@@ -60,8 +60,8 @@ class Books:
         self.epsilon.update(record.epsilon)
         self.arithmetic.update(record.arithmetic)
         self.folder.absent(record.round, record.absent, record.sites)
-        for site, reason in record.far.items():
-            self.folder.event("far_update", round=record.round, site=site, reason=reason)
+        for site, done in record.shortened.items():
+            self.folder.event("shortened_update", round=record.round, site=site, done=done)
         if record.plain != self._plain:
             self.folder.event("plain_mean", round=record.round, of=list(record.plain))
             self._plain = record.plain
@@ -81,7 +81,7 @@ class Books:
                 "round": record.round,
                 "sites": list(record.sites),
                 "absent": dict(record.absent),
-                "far": dict(record.far),
+                "shortened": dict(record.shortened),
                 "train_loss": record.mean_train_loss,
                 "validation_loss": validation.mean_loss,
                 "validation_auroc": validation.mean_auroc,

@@ -22,10 +22,9 @@ from server.federation.rollback import Backwards
 from server.runs.audit_log import RunAudit
 from server.runs.receipt import experiment_sha256, write_receipt
 from strategies.aggregation.largest_share import heavy_sites
-from strategies.base.callbacks import Callbacks
+from strategies.base.callbacks import Callbacks, RolledBack
 from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, RunStopped, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken_model import RolledBack
 from strategies.rounds.strategy import FederatedAveraging
 
 
@@ -202,7 +201,7 @@ class Recorder(Callbacks):
         self.watcher.round_done(record, state)
         self._note_refused_calls()
 
-    def on_liar(self, server_round: int, site: str, reason: str) -> None:
+    def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Note the site that is left out."""
         self.setting.folder.event("condemned", round=server_round, site=site, reason=reason)
         self.ledger.condemned(server_round, site, reason)
@@ -214,10 +213,9 @@ class Recorder(Callbacks):
             return None
         self.setting.folder.event(
             "rolled_back",
-            round=rolled_back.broken,
+            round=rolled_back.collapsed,
             to=rolled_back.to,
             because=rolled_back.because,
-            held=rolled_back.held or None,
         )
         self.ledger.rolled_back(rolled_back)
         self.watcher.rolled_back(rolled_back)

@@ -1,4 +1,4 @@
-"""A run that takes back a broken model: state, checkpoint and books of the round to go back to."""
+"""A run that takes back a model that collapsed: state, checkpoint and books of the round to go back to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

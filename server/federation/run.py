@@ -137,7 +137,7 @@ def _summary(
         "best_round": strategy.chosen_round,
         "criterion": strategy.state.criterion,
         "seed": experiment.run.seed,
-        "condemned": dict(strategy.state.guard.liars),
+        "condemned": dict(strategy.state.excluded),
         "classes": list(strategy.sites.contract.class_names),
         "sites": _sites(strategy, books, setting.positives),
         "table_sha256": setting.table_sha256,

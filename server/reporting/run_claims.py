@@ -203,7 +203,7 @@ def extremes(accuracies: Mapping[str, float]) -> str:
 
 
 def condemned(site: str, reason: str) -> str:
-    """A site that the guard left out."""
+    """A site whose update harmed the model."""
     return f"{site} harmed the model and was left out for the rest of the run: {reason}."
 
 
@@ -422,6 +422,18 @@ def _absences(run: Run) -> Iterator[str]:
         yield f"{site} was absent in {of_all} ({spans(rounds)})."
 
 
+def _shortened(run: Run) -> Iterator[str]:
+    """Sites whose updates were over ``participation.clip`` medians, with what was done the last time."""
+    done: dict[str, list[tuple[int, str]]] = {}
+    for each in run.rounds:
+        for site, what in each.shortened.items():
+            done.setdefault(site, []).append((each.round, what))
+    for site, rounds in sorted(done.items()):
+        number, what = rounds[-1]
+        of_all = f"{len(rounds)} of {counted(run.summary.rounds, 'round')}"
+        yield f"The update of {site} was too long in {of_all}; in round {number:,} {what}."
+
+
 def _one_seed(run: Run) -> Iterator[str]:
     yield f"This is one run, with seed {run.summary.seed}: it does not show how far figures move with another seed."
 
@@ -462,6 +474,7 @@ FURTHER: tuple[Rule, ...] = (
     _not_drawn,
     _one_way_of_reading,
     _absences,
+    _shortened,
     _one_seed,
     by_chance,
     _not_one_model,

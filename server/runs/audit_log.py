@@ -21,10 +21,10 @@ from common.system.plain_text import MOST_WORDS, shown
 from common.wire.canonical_bytes import pieces, record_sha256
 from common.wire.codec import encode, payload_bytes
 from common.wire.records import TrainReply
+from strategies.base.callbacks import RolledBack
 from strategies.base.checkpoint import to_bytes
 from strategies.base.round_record import Arrival, RoundRecord, RunStopped
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken_model import RolledBack
 from strategies.rounds.participation.roll_call import Member
 
 UPDATES = "updates"
@@ -100,7 +100,7 @@ class RunAudit:
             return ""
 
     def rolled_back(self, rolled_back: RolledBack) -> None:
-        """A model was broken; the run goes on from an earlier one, and what came after that is done again."""
+        """A model collapsed; the run goes on from an earlier one, and what came after that is done again."""
         self.audit.append(event="rolled_back", round=rolled_back.to, because=rolled_back.because)
 
     def condemned(self, server_round: int, site: str, reason: str) -> None:

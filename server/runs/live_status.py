@@ -34,7 +34,7 @@ class Present:
         deadline: Unix time at which the run goes on without them.
         seconds_left: Of the run, by the pace so far.
         left_out: Site -> why its reply last did not count, and in which round.
-        far: Site -> why its update was last found far longer than the others', and in which round.
+        shortened: Site -> the last round in which its update was too long, and what was done.
     """
 
     run_folder: str
@@ -53,7 +53,7 @@ class Present:
     deadline: float = 0.0
     seconds_left: float | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    far: dict[str, str] = field(default_factory=dict)
+    shortened: dict[str, str] = field(default_factory=dict)
     last_error: str = ""
     last_error_time: str = ""
 

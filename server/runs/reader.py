@@ -227,6 +227,7 @@ class RoundLine(_Record):
     round: int
     sites: tuple[str, ...] = ()
     absent: dict[str, str] = Field(default_factory=dict)
+    shortened: dict[str, str] = Field(default_factory=dict)
     train_loss: float | None = None
     validation_loss: float | None = None
     validation_auroc: float | None = None

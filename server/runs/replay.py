@@ -1,6 +1,6 @@
 """A run added up again from the updates that it kept, by the method's own rules: do they make each round's model?"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -17,8 +17,9 @@ from common.wire.records import Arrays, TrainReply, no_arrays
 from common.wire.roll_call import RollCallAnswer
 from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
 from server.runs.receipt import Receipt, ReceiptRound
+from strategies.aggregation.norm_bound import Lengths
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.aggregator import means_by, moved_by, passed_on
+from strategies.base.aggregator import longest_update, merged_by, moved_by, visit
 from strategies.base.checkpoint import of_bytes as state_of_bytes
 from strategies.base.method import Method
 from strategies.base.round_context import RoundContext
@@ -62,7 +63,13 @@ class Replay:
     model: ModelState
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
     statistics: Arrays = field(default_factory=no_arrays)
+    lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
     _answers: dict[str, RollCallAnswer] = field(default_factory=dict)
+
+    @property
+    def clip(self) -> float | None:
+        """The longest update that counted as it was, in median lengths; None for any."""
+        return longest_update(self.method, self.experiment.participation, self.experiment.privacy)
 
     @classmethod
     def of(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "Replay":
@@ -111,10 +118,11 @@ class Replay:
         if isinstance(self.method, SequentialPassing):
             passed, left = self.model, self.experiment.run.rounds - server_round
             for hops, reply in enumerate(replies.values(), start=1):
-                passed = passed_on(passed, reply)
+                visited = visit(passed, reply, self.clip, self.lengths)
+                passed, self.lengths = visited.model, visited.lengths
                 self.model = self.method.after_hop(left, hops, self.model, passed)
             return
-        means = means_by(self.method, known, self.model, replies)
+        means = merged_by(self.method, known, self.model, replies, self.clip).means
         self.model, self.moments = moved_by(self.method, server_round, means, self.moments)
 
     def _known(self, server_round: int) -> RoundContext:

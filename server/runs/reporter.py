@@ -13,9 +13,9 @@ from common import __version__
 from common.system.files import write_atomically
 from common.system.formatting import counted, shortened
 from server.runs.live_status import FILE, Present, stopped_at
+from strategies.base.callbacks import RolledBack, exclusion_sentence
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
 from strategies.rounds.messages.deadline import NOT_REGISTERED
 
 
@@ -111,11 +111,11 @@ class Reporter:
         self._tell(f"the run goes on without {site}: {reason}")
 
     def rolled_back(self, rolled_back: RolledBack) -> None:
-        self._note_error(sentence_of(rolled_back))
-        self._tell(sentence_of(rolled_back))
+        self._note_error(rolled_back.sentence)
+        self._tell(rolled_back.sentence)
 
     def condemned(self, server_round: int, site: str, reason: str) -> None:
-        sentence = condemned_sentence(server_round, site, reason)
+        sentence = exclusion_sentence(server_round, site, reason)
         self._present.left_out[site] = f"from round {server_round} on: {reason}"
         self._note_error(sentence)
         self._tell(sentence)
@@ -135,9 +135,9 @@ class Reporter:
         facts.append(f"{record.seconds:.1f} s, about {_minutes(present.seconds_left)} left")
         self._tell(f"round {record.round} of {present.rounds}: {', '.join(facts)}")
         self._tell_who_came(record)
-        for site, reason in record.far.items():
-            self._tell(f"round {record.round} counts {site}, but {reason}")
-            present.far[site] = f"round {record.round}: {reason}"
+        for site, done in record.shortened.items():
+            self._tell(f"round {record.round}: the update of {site} is too long: {done}")
+            present.shortened[site] = f"round {record.round}: {done}"
         self._write()
 
     def _tell_who_came(self, record: RoundRecord) -> None:

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
-from common.config import FarUpdates
+from common.config import ParticipationSection, PrivacySection
 from common.models.state import ModelState
 from common.wire.records import Groups, TrainReply
 from strategies.aggregation.mean import HeadMean, WholeHeadMean
-from strategies.aggregation.outliers import Lengths, dropped, far_updates, lengths_of
+from strategies.aggregation.norm_bound import Lengths, lengths_of, medians_of, shortened, times_of
 from strategies.aggregation.server_optimizer import Moments
 from strategies.aggregation.waiting import WaitingUpdates
 from strategies.base.method import Method, Weighting
@@ -22,54 +23,33 @@ from strategies.base.round_context import RoundContext
 from strategies.base.state import Means, RunningMeans, means_of, site_weight
 
 
-@dataclass(frozen=True)
-class Sifted:
-    """The sites whose update is far longer than the others', each with the reason.
-
-    Attributes:
-        kept: They count all the same.
-        dropped: They do not.
-    """
-
-    kept: Mapping[str, str]
-    dropped: Mapping[str, str]
-
-
 class Aggregator:
     """Takes one round's good replies, in any order.
 
-    Updates are added as they come, unless the method weighs or merges them by what all of them are, or any may be left
-    out when all are there.
+    Updates are added as they come, unless the method weighs or merges them by what all of them are, or any may be
+    shortened or left out when all are there.
 
     Args:
         model: What the sites started from.
         sites: Those that were asked.
-        far: What becomes of updates that are far longer than the others'.
+        clip: The longest update, in median lengths of the round; None for any.
         folder: For files of updates that wait.
-        whole: Keep every update until the round is decided.
     """
 
     def __init__(
-        self,
-        model: ModelState,
-        sites: Collection[str],
-        method: Method,
-        far: FarUpdates,
-        folder: Path | None,
-        *,
-        whole: bool = False,
+        self, model: ModelState, sites: Collection[str], method: Method, clip: float | None, folder: Path | None
     ) -> None:
-        self._model, self._method, self._far, self._watched = model, method, far, whole
+        self._model, self._method, self._clip = model, method, clip
         self._lengths: dict[str, Lengths] = {}
         self._held: Gathering | Assembly | None = None  # None: replies keep their updates
         if not method.weighs_updates:
-            together = method.parameters.mean is not None or far == "drop" or whole
+            together = method.parameters.mean is not None or clip is not None
             kept = Assembly(folder) if together else None
             self._held = kept or Gathering(model, sites, method.parameters.weighting, method.head_mean, folder)
 
     def take(self, reply: TrainReply) -> TrainReply:
         """Take a good reply's update; return what is kept of the reply."""
-        if self._far != "off" or self._watched:
+        if self._clip is not None:
             self._lengths[reply.site] = lengths_of(reply.update)
         return self._held.take(reply) if self._held else reply
 
@@ -79,35 +59,20 @@ class Aggregator:
         if self._held:
             self._held.leave_out(site)
 
-    def sifted(self, needed: int) -> Sifted:
-        """When all replies are in: whose update is far. Those to be dropped are left out from here on.
-
-        Args:
-            needed: Sites that must stay.
-        """
-        far = far_updates(self._lengths) if self._far != "off" else {}
-        out = dropped(far, len(self._lengths), needed) if self._far == "drop" else ()
-        for site in out:
-            self.leave_out(site)
-        reasons = {site: one.reason for site, one in far.items()}
-        return Sifted(
-            {site: reason for site, reason in reasons.items() if site not in out}, {site: reasons[site] for site in out}
+    def too_long(self) -> bool:
+        """Return whether an update is longer than it may be."""
+        medians, clip = medians_of(self._lengths.values()), self._clip
+        return clip is not None and any(
+            times > clip for one in self._lengths.values() for times in times_of(one, medians).values()
         )
-
-    def lengths(self, accepted: Collection[str]) -> dict[str, Lengths]:
-        """Return the lengths of the updates that count, where lengths are looked at."""
-        return {site: lengths for site, lengths in self._lengths.items() if site in accepted}
 
     def merged(self, known: RoundContext, accepted: Mapping[str, TrainReply]) -> Merged:
         """The means of the replies that count, in the order of site names."""
         if isinstance(self._held, Gathering):
             return Merged(self._held.means())
-        return merged_by(self._method, known, self._model, self.whole(accepted))
-
-    def whole(self, accepted: Mapping[str, TrainReply]) -> dict[str, TrainReply]:
-        """The replies with their updates; only where those were kept."""
         kept = self._held.updates() if isinstance(self._held, Assembly) else {}
-        return {site: replace(reply, update=kept.get(site, reply.update)) for site, reply in accepted.items()}
+        whole = {site: replace(reply, update=kept.get(site, reply.update)) for site, reply in accepted.items()}
+        return merged_by(self._method, known, self._model, whole, self._clip, self._lengths)
 
 
 class Gathering:
@@ -183,19 +148,42 @@ class Assembly:
 # ---------------------------------------------------------------------- the rules
 
 
-def means_by(method: Method, known: RoundContext, model: ModelState, accepted: Mapping[str, TrainReply]) -> Means:
-    """:func:`merged_by`, without what it says beside the means."""
-    return merged_by(method, known, model, accepted).means
+def longest_update(method: Method, participation: ParticipationSection, privacy: PrivacySection) -> float | None:
+    """The longest update that counts as it is, in median lengths; None for any, and where none is seen or averaged."""
+    seen = not method.shares_nothing and method.pooled == "no" and not privacy.secure_aggregation
+    return participation.clip if seen and participation.clip != "off" else None
 
 
-def merged_by(method: Method, known: RoundContext, model: ModelState, accepted: Mapping[str, TrainReply]) -> Merged:
+def merged_by(
+    method: Method,
+    known: RoundContext,
+    model: ModelState,
+    accepted: Mapping[str, TrainReply],
+    clip: float | None = None,
+    lengths: Mapping[str, Lengths] = MappingProxyType({}),
+) -> Merged:
     """The means of a round's updates, by this method's weights or its robust mean.
 
     Args:
         known: When the round began.
         model: What the sites started from.
         accepted: In the order of site names.
+        clip: The longest update, in median lengths of the round; None for any.
+        lengths: Of the updates, where they are known.
     """
+    if clip is None:
+        return _merged(method, known, model, accepted)
+    found = {site: lengths.get(site) or lengths_of(reply.update) for site, reply in accepted.items()}
+    medians, done, bounded = medians_of(found.values()), dict[str, str](), dict[str, TrainReply]()
+    for site, reply in accepted.items():
+        update, what = shortened(reply.update, found[site], medians, clip)
+        bounded[site] = replace(reply, update=update) if what else reply
+        if what:
+            done[site] = what
+    return replace(_merged(method, known, model, bounded), shortened=done)
+
+
+def _merged(method: Method, known: RoundContext, model: ModelState, accepted: Mapping[str, TrainReply]) -> Merged:
     replies = list(accepted.values())
     plain = [site_weight(reply, method.parameters.weighting) for reply in replies]
     if method.parameters.mean is not None:
@@ -213,3 +201,43 @@ def moved_by(method: Method, server_round: int, means: Means, moments: Moments) 
 def passed_on(model: ModelState, reply: TrainReply) -> ModelState:
     """The model after it passed through one site."""
     return means_of(model, [reply], [1.0], WholeHeadMean).moved()
+
+
+UNTRAINED = 10.0
+"""Times the longest update that counts: no training moves a model so far."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What a site that a model passes through makes of it.
+
+    Attributes:
+        model: That goes on; the same that came where the update cannot count.
+        lengths: Site -> lengths of its last update, as it counted.
+        shortened: What was done to too long an update, in words.
+        reason: Why the update cannot count; empty where it does.
+    """
+
+    model: ModelState
+    lengths: Mapping[str, Lengths]
+    shortened: str = ""
+    reason: str = ""
+
+
+def visit(model: ModelState, reply: TrainReply, clip: float | None, lengths: Mapping[str, Lengths]) -> Visit:
+    """Pass a model through one site, whose update may be ``clip`` times as long as the median of those before.
+
+    Until three sites were visited there is no such median; then no part may be longer than the model's own.
+    """
+    if clip is None:
+        return Visit(passed_on(model, reply), lengths)
+    own, usual = lengths_of(reply.update), medians_of(lengths.values())
+    if not usual:
+        usual = {part: length / clip for part, length in lengths_of(Groups.of_model(model)).items() if length}
+    if (times := max(times_of(own, usual).values(), default=0.0)) > UNTRAINED * clip:
+        return Visit(
+            model, lengths, reason=f"its update is {times:.3g} times as long as usual: no training moves so far"
+        )
+    update, done = shortened(reply.update, own, usual, clip)
+    lengths = MappingProxyType({**lengths, reply.site: lengths_of(update)})
+    return Visit(passed_on(model, replace(reply, update=update)), lengths, done)

@@ -1,10 +1,38 @@
 """What the coordinator of a run is told while it runs."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from strategies.base.round_record import Arrival, FederationValidation, RoundRecord, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken_model import RolledBack
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """A model was taken back.
+
+    Attributes:
+        collapsed: The round that made it.
+        to: The round whose model is taken up again.
+        because: What the sites say of it, in words.
+    """
+
+    collapsed: int
+    to: int
+    because: str
+
+    @property
+    def sentence(self) -> str:
+        """All of it for a person."""
+        return (
+            f"round {self.collapsed}: {self.because}; the run goes back to the model of round {self.to} and does round "
+            f"{self.collapsed} again, to find the site that did it"
+        )
+
+
+def exclusion_sentence(server_round: int, site: str, reason: str) -> str:
+    """Say for a person that a site is left out for the rest of the run."""
+    return f"round {server_round}: {site} harms the model and is left out for the rest of the run: {reason}"
 
 
 class Callbacks:
@@ -25,7 +53,7 @@ class Callbacks:
     def on_round(self, record: RoundRecord, state: FederationState) -> None:
         """Receive a round that counted."""
 
-    def on_liar(self, server_round: int, site: str, reason: str) -> None:
+    def on_exclusion(self, server_round: int, site: str, reason: str) -> None:
         """Receive the site that is left out for the rest of the run."""
 
     def on_rollback(self, rolled_back: RolledBack) -> FederationState | None:

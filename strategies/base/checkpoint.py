@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
@@ -18,10 +18,8 @@ from common.system.toml import Section
 from common.wire.records import Groups, below
 from strategies.base.best_round import Criterion
 from strategies.base.state import FederationState
-from strategies.rounds.guard.memory import GuardMemory
 
 _FACTS, _KINDS = "facts", ("model", "best", "moments", "statistics")
-_GUARD = TypeAdapter(GuardMemory)
 _DTYPES = {
     **{"<u8": "U64", "<i8": "I64", "<f8": "F64", "<f4": "F32", "<u4": "U32", "<i4": "I32"},
     **{"<f2": "F16", "<u2": "U16", "<i2": "I16", "|i1": "I8", "|u1": "U8", "|b1": "BOOL"},
@@ -38,7 +36,11 @@ class _Facts(Section):
     counted: dict[str, int]
     left_out: dict[str, str]
     class_names: tuple[str, ...]
-    guard: dict[str, Any] = Field(default_factory=dict)
+    excluded: dict[str, str] = Field(default_factory=dict)
+    sound_losses: dict[str, float] = Field(default_factory=dict)
+    repeated: int = 0
+    next_trial: int = 0
+    lengths: dict[str, dict[str, float]] = Field(default_factory=dict)
 
 
 def to_bytes(state: FederationState) -> bytes:
@@ -60,7 +62,11 @@ def to_parts(state: FederationState) -> Parts:
         "counted": dict(state.counted),
         "left_out": dict(state.left_out),
         "class_names": list(state.model.head.class_names),
-        "guard": _sorted(state.guard.facts()),
+        "excluded": dict(state.excluded),
+        "sound_losses": dict(sorted(state.sound_losses.items())),  # the same bytes no matter who replied first
+        "repeated": state.repeated,
+        "next_trial": state.next_trial,
+        "lengths": {site: dict(state.lengths[site]) for site in sorted(state.lengths)},
     }
     tensors = _named("model", state.model) | (_named("best", state.best) if state.best else {})
     for kind in ("moments", "statistics"):
@@ -109,15 +115,14 @@ def of_bytes(content: bytes) -> FederationState:
             moments=MappingProxyType(below("moments", tensors)),
             statistics=MappingProxyType(below("statistics", tensors)),
             left_out=MappingProxyType(facts.left_out),
-            guard=_GUARD.validate_python(facts.guard),
+            excluded=MappingProxyType(facts.excluded),
+            sound_losses=MappingProxyType(facts.sound_losses),
+            repeated=facts.repeated,
+            next_trial=facts.next_trial,
+            lengths=MappingProxyType(facts.lengths),
         )
     except (SafetensorError, LookupError, TypeError) as error:
         raise ValueError(f"it holds no state of a federation: {error}") from None
-
-
-def _sorted(facts: Mapping[str, Any]) -> Any:
-    """Facts in the order of their names: the same bytes no matter who replied first."""
-    return json.loads(json.dumps(facts, sort_keys=True))
 
 
 def _named(prefix: str, model: ModelState) -> dict[str, NDArray[Any]]:

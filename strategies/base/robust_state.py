@@ -5,7 +5,8 @@ and rows that were is told with the means.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
@@ -23,10 +24,12 @@ class Merged:
 
     Attributes:
         plain: What got the plain mean instead of the method's own: ``trunk``, and classes whose head rows too few sent.
+        shortened: Sites whose update was too long, with what was done.
     """
 
     means: Means
     plain: tuple[str, ...] = ()
+    shortened: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def robust_means(model: ModelState, updates: Sequence[Groups], weights: Weights, rule: RobustMean) -> Merged:

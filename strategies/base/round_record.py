@@ -53,7 +53,7 @@ class RoundRecord:
         train_loss: By site, for those that tell it.
         epsilon: What the run has cost each site so far, where it has privacy.
         after: Validation of the model that the round made, where it is known at once.
-        far: Sites whose update is far longer than the others' and counts all the same, with the reason.
+        shortened: Sites whose update was too long and was shortened, with what was done.
         plain: What got the plain mean because too few sites sent it for the method's own: ``trunk``, and classes.
         closed_rows: Head rows that stayed masked, because only one site was left that owns them.
         arithmetic: How each site says that it computed.
@@ -72,7 +72,7 @@ class RoundRecord:
     epochs: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     coordinator: CoordinatorRound | None = None
     after: FederationValidation | None = None
-    far: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    shortened: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     plain: tuple[str, ...] = ()
     closed_rows: tuple[str, ...] = ()
     epsilon: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))

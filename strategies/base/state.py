@@ -15,11 +15,11 @@ from common.wire.records import (
     no_arrays,
 )
 from strategies.aggregation.mean import FlatMean, HeadMean, HeadSum, MeanOfAll, RowsMean, RunningMean, moved
+from strategies.aggregation.norm_bound import Lengths
 from strategies.aggregation.server_optimizer import Float64, Moments, ServerOptimizer, stepped
 from strategies.base.best_round import Criterion, criterion_possible, is_better, losses_by, lowest_of
 from strategies.base.method import Method, Weighting, Weights
 from strategies.base.round_record import FederationValidation
-from strategies.rounds.guard.memory import GuardMemory
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,11 @@ class FederationState:
         moments: Of the server optimiser, of the coordinator's own training, or of what a method mixes in.
         statistics: What the method's coordinator has learned.
         left_out: Site -> why its last reply did not count, with the round; a site that counted since is not there.
-        guard: What is kept against sites that harm the model.
+        excluded: Site -> why it is left out for the rest of the run.
+        sound_losses: Site -> validation loss of the last model that had not collapsed; empty where none is taken back.
+        repeated: The last round that was done again because its model had collapsed.
+        next_trial: No update is tried before this round, after a trial in which none harmed.
+        lengths: Where a model is passed on: site -> lengths of its last update.
     """
 
     round: int
@@ -52,7 +56,11 @@ class FederationState:
     moments: Moments = field(default_factory=lambda: MappingProxyType({}))
     statistics: Arrays = field(default_factory=no_arrays)
     left_out: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    guard: GuardMemory = field(default_factory=GuardMemory)
+    excluded: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    sound_losses: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    repeated: int = 0
+    next_trial: int = 0
+    lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def selected(self) -> ModelState:
@@ -213,13 +221,14 @@ def after_round(
     model: ModelState,
     moments: Moments,
     statistics: Arrays,
-    guard: GuardMemory,
+    losses: Mapping[str, float] = MappingProxyType({}),
 ) -> FederationState:
     """The state after a round.
 
     Args:
         counted: The sites whose replies count.
         absent: The others that were asked, with the reasons.
+        losses: Site -> validation loss of the model that the round began with, where models may be taken back.
     """
     return replace(
         with_absent(state, f"round {server_round}", counted, absent),
@@ -228,7 +237,7 @@ def after_round(
         counted=MappingProxyType({**state.counted, **dict.fromkeys(counted, server_round)}),
         moments=moments,
         statistics=statistics,
-        guard=guard,
+        sound_losses=MappingProxyType({**state.sound_losses, **losses}),
     )
 
 

@@ -16,12 +16,12 @@ from common.contract import LabelContract
 from common.models.frozen import FrozenPart
 from common.models.state import Layout, ModelState
 from common.wire.records import Arrays
+from strategies.base.aggregator import longest_update
 from strategies.base.callbacks import Callbacks
 from strategies.base.round_context import RoundContext
 from strategies.base.round_record import FederationValidation, Waiting
 from strategies.base.state import FederationState
 from strategies.rounds.evaluation_sites import EvaluationSites
-from strategies.rounds.guarded_mean import RoundGuard
 from strategies.rounds.messages.deadline import Patience, exchange
 from strategies.rounds.messages.frozen_supply import FrozenSupply
 from strategies.rounds.messages.refused_replies import received
@@ -30,6 +30,7 @@ from strategies.rounds.messages.requests import Requests
 from strategies.rounds.participation.claims import ClaimsBySite, no_lists
 from strategies.rounds.participation.client_manager import Membership
 from strategies.rounds.participation.roll_call import Registered
+from strategies.rounds.rollback import Rollback
 
 
 class Exchanges(EvaluationSites):
@@ -40,7 +41,8 @@ class Exchanges(EvaluationSites):
         state: The coordinator's, after the last round.
         last_validation: What the sites said of the present model.
         requests: Of the exchange that is going on, or was the last.
-        guard: Looks for sites that harm the model.
+        clip: The longest update that counts as it is, in median lengths; None for any, and where none is seen.
+        rollback: Takes back a model that collapses; None where none is.
     """
 
     def prepare(
@@ -70,7 +72,10 @@ class Exchanges(EvaluationSites):
         self.callbacks, self._scratch = callbacks or Callbacks(), scratch
         self._resumed: FederationState | None = None
         self.frozen = FrozenSupply.of(plan.model, frozen)
-        self.guard = RoundGuard(self, plan, participation, self.callbacks)
+        self.clip = longest_update(self, participation, plan.privacy)
+        judged = self.clip is not None and not self.sequential and plan.privacy.level == "none"
+        self.rollback = Rollback(self.callbacks) if judged else None
+        self._variances: tuple[slice, ...] = ()
         self.sites = Membership(
             self, plan, participation, run, callbacks=self.callbacks, registered=registered, claims=claims
         )
@@ -82,7 +87,7 @@ class Exchanges(EvaluationSites):
 
     def settle_model(self, layout: Layout) -> LabelContract:
         """Fix the layout of the model, after the roll call; see :meth:`Membership.settle_model`."""
-        self.guard.settle_model(layout)
+        self._variances = layout.variances if self.plan.privacy.level == "none" else ()  # noise may make one negative
         return self.sites.settle_model(layout.signature)
 
     def resume(self, state: FederationState, last_validation: FederationValidation) -> None:
@@ -126,6 +131,7 @@ class Exchanges(EvaluationSites):
             nodes={site: member.node_id for site, member in self.sites.members.items()},
             total_down=self.sites.bytes_down,
             frozen=self.frozen,
+            variances=self._variances,
         )
         return self.requests
 
@@ -195,11 +201,10 @@ class Exchanges(EvaluationSites):
         self.sites.bytes_up.update(came.bytes_up)
         return came
 
-    def needed(self, came: Replies[Reply], condemned: int = 0) -> int:
+    def needed(self, came: Replies[Reply]) -> int:
         """How many replies to an exchange make it count.
 
-        With ``min_sites = 0`` that is every site. But a site that sends what cannot count must not end the run for the
-        others, so the guard does not wait for it; one that is away or gives up with an error is still waited for.
+        With ``min_sites = 0`` that is every site but those that sent what cannot count, which must not end the run for
+        the others; one that is away or gives up with an error still is needed.
         """
-        out = condemned + (len(came.unfit) if self.guard.on else 0)
-        return max(self.sites.needed(len(self.requests.expected) - out), 1)
+        return max(self.sites.needed(len(self.requests.expected) - len(came.unfit)), 1)

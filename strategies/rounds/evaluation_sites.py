@@ -28,19 +28,19 @@ class EvaluationSites(Method):
         that the run ends with the model that it would end with if all were asked. Where there is no such choice, they
         are the sites that the next round would draw.
         """
-        liars = self.state.guard.liars
+        excluded = self.state.excluded
         if not self.samples_sites:
-            return sorted(set(self.sites.members) - set(liars))
+            return sorted(set(self.sites.members) - set(excluded))
         choose = self.plan.evaluation.result == "best"
         before = set(self.state.best_losses) & set(self.sites.members) if choose else set[str]()
-        return sorted(before - set(liars)) or self.sites.drawn(self.state.round + 1, liars)
+        return sorted(before - set(excluded)) or self.sites.drawn(self.state.round + 1, excluded)
 
     def testers(self) -> list[str]:
         """The sites that test the model that the run ends with: all, or a sample that covers the classes if it can."""
-        liars = self.state.guard.liars
+        excluded = self.state.excluded
         if not self.samples_sites:
-            return sorted(set(self.sites.members) - set(liars))
-        return self.sites.drawn_to_evaluate(self.state.round, liars)
+            return sorted(set(self.sites.members) - set(excluded))
+        return self.sites.drawn_to_evaluate(self.state.round, excluded)
 
     @property
     def drawn_to_test(self) -> tuple[str, ...] | None:

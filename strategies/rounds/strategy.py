@@ -8,8 +8,7 @@ one exchange after the last round closes the books. Flower's own loop takes two 
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
@@ -23,12 +22,11 @@ from strategies.aggregation.server_optimizer import Moments
 from strategies.base.aggregator import Aggregator, moved_by
 from strategies.base.flower_arrays import array_record, is_state_dict, model_of, state_dict_record
 from strategies.base.robust_state import Merged
-from strategies.base.round_record import RoundRecord
+from strategies.base.round_record import FederationValidation, RoundRecord
 from strategies.base.state import FederationState, Means, after_round, with_absent, with_judgement
 from strategies.rounds.ask_sites import Exchanges
-from strategies.rounds.guard.verdict import Judged
-from strategies.rounds.guarded_mean import ModelBroken
 from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
+from strategies.rounds.rollback import ModelCollapse, culprit
 from strategies.rounds.secure_aggregation import Questions, Unmasked, masked_together, queries, unmasked_mean
 
 
@@ -38,14 +36,12 @@ class Decided:
 
     Attributes:
         arrived: By ``time.monotonic``, when all replies were there.
-        far: Sites whose update is far longer than the others' and counts all the same, with the reason.
         closed_rows: Head rows that stayed masked.
     """
 
     received: Replies[TrainReply]
     merged: Merged
     arrived: float
-    far: Mapping[str, str] = field(default_factory=dict)
     closed_rows: tuple[str, ...] = ()
 
 
@@ -117,7 +113,7 @@ class FederatedAveraging(Exchanges):
         self.settle_model(layout_of(network))
 
     def _all_rounds(self, grid: Grid, arrays: ArrayRecord, num_rounds: int, timeout: float) -> Result:
-        """Every round once, a broken model's round again; what comes before the first and after the last."""
+        """Every round once, that of a model that collapsed again; what comes before the first and after the last."""
         result = Result()
         if not self.state.round:
             self.before_rounds(grid, timeout)
@@ -126,8 +122,8 @@ class FederatedAveraging(Exchanges):
                 while (server_round := self.state.round + 1) <= num_rounds and not self.is_over:
                     result.train_metrics_clientapp[server_round] = self.train_round(server_round, arrays, grid, timeout)
                 self.after_rounds(arrays, grid, timeout)
-            except ModelBroken as found:
-                self.state, self.last_validation = found.state, self.callbacks.on_reset(found.state)
+            except ModelCollapse as collapse:
+                self.state, self.last_validation = collapse.state, self.callbacks.on_reset(collapse.state)
                 continue
             return result
 
@@ -159,7 +155,7 @@ class FederatedAveraging(Exchanges):
         """One message a site, each with that site's own head rows."""
         self.begin(server_round, grid)
         self.new_requests(server_round)
-        chosen = masked_together(self, self.sites.drawn(server_round, self.state.guard.excluded))
+        chosen = masked_together(self, self.sites.drawn(server_round, self.state.excluded))
         statistics = self.given(server_round)
         return [self.train_message(site, self.state.model, statistics(site)) for site in chosen]
 
@@ -176,12 +172,9 @@ class FederatedAveraging(Exchanges):
             TooFewSites: If fewer than ``min_sites`` replies count.
         """
         secure = self.plan.privacy.secure_aggregation
-        far = "off" if secure else self.participation.far_updates
-        whole = self.guard.on and self.guard.sees_updates
-        sites = self.requests.expected
-        aggregator = Aggregator(self.state.model, sites, self, far, self._scratch, whole=whole)
+        aggregator = Aggregator(self.state.model, self.requests.expected, self, self.clip, self._scratch)
         came = self.received(replies, TrainReply, aggregator.take, aggregator.leave_out)
-        self.refuse_broken(validation_of(came.accepted).loss, came.absent)
+        self._refuse_collapse(validation_of(came.accepted).loss, came.absent)
         self._refuse_too_few(server_round, came)
         decided = self._unmasked(server_round, came) if secure else self._merged(server_round, came, aggregator)
         accepted, known = decided.received.accepted, self.known_in(server_round)
@@ -195,56 +188,51 @@ class FederatedAveraging(Exchanges):
             model=model,
             moments=moments,
             statistics=self.aggregate_statistics(known, accepted),
-            guard=before.guard.after(aggregator.lengths(accepted), validation.loss),
+            losses=validation.loss if self.rollback else {},
         )
         # No model: it is in the state, which outlives Flower's loop.
         return None, self.noted(self._record(server_round, decided))
 
     def _merged(self, server_round: int, came: Replies[TrainReply], aggregator: Aggregator) -> Decided:
-        """The means of the updates that count: those that harm, and perhaps those that are far, do not."""
-        arrived, needed = time.monotonic(), self.sites.needed(len(self.requests.expected))
-        condemned = self._condemned(server_round, aggregator, came.accepted)
-        for site in condemned:
-            aggregator.leave_out(site)
-        came = came.without(condemned)
-        self._refuse_too_few(server_round, came, len(condemned))
-        sifted = aggregator.sifted(min(needed, len(came.accepted)))
-        came = came.without(sifted.dropped)
-        merged = aggregator.merged(self.known_in(server_round), came.accepted)
-        return Decided(came, merged, arrived, sifted.kept)
+        """The means of the updates that count."""
+        arrived = time.monotonic()
+        losses = validation_of(came.accepted).loss
+        if self.rollback and self.rollback.due(self.state, losses, too_long=aggregator.too_long()):
+            came = self._without_culprit(server_round, aggregator, came)
+        return Decided(came, aggregator.merged(self.known_in(server_round), came.accepted), arrived)
 
-    def _condemned(
-        self, server_round: int, aggregator: Aggregator, accepted: Mapping[str, TrainReply]
-    ) -> dict[str, str]:
-        """The sites of a round that harm the model, with the reasons; they are left out from now on."""
-        known = self.known_in(server_round)
+    def _without_culprit(
+        self, server_round: int, aggregator: Aggregator, came: Replies[TrainReply]
+    ) -> Replies[TrainReply]:
+        """The replies of a round but for the site whose update harms, if there is one; it is left out from now on."""
+        known, sites = self.known_in(server_round), sorted(came.accepted)
 
-        def model_made_by(sites: Collection[str]) -> ModelState:
-            merged = aggregator.merged(known, {site: accepted[site] for site in sites})
-            return self._moved(server_round, merged.means)[0]
+        def judged(out: str = "") -> FederationValidation:
+            means = aggregator.merged(known, {site: came.accepted[site] for site in sites if site != out}).means
+            return self._judged(server_round, sites, self._moved(server_round, means)[0])
 
-        self.state, reasons = self.guard.judge_updates(
-            self.state,
-            server_round,
-            aggregator,
-            accepted,
-            self.sites.contract.sites,
-            model_of=model_made_by,
-            judged=partial(self._judged, server_round, sorted(accepted)),
-        )
-        return reasons
+        site, reason = culprit(judged(), {site: judged(out=site) for site in sites})
+        if not site:  # each pause is longer: a run of 100 rounds has a dozen trials in vain at most
+            self.state = replace(self.state, next_trial=server_round + max(server_round // 2, 1))
+            return came
+        self.callbacks.on_exclusion(server_round, site, reason)
+        self.state = replace(self.state, excluded={**self.state.excluded, site: reason})
+        aggregator.leave_out(site)
+        came = replace(came.without({site: reason}), unfit=came.unfit | {site})
+        self._refuse_too_few(server_round, came)
+        return came
 
-    def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> Judged:
-        """What sites say of a model that may become that of this round."""
+    def _judged(self, server_round: int, sites: Collection[str], model: ModelState) -> FederationValidation:
+        """What the sites say of a model that may become that of this round."""
         training = self.requests
         messages = self.evaluate_messages(server_round, model, sites, test=False)
         deadline_s = self.participation.round_deadline_s
         replies = self.exchanged(self._grid, messages, "evaluate", server_round, deadline_s)
-        found = validation_of(self.received(replies, EvaluateReply).accepted)
+        validation = validation_of(self.received(replies, EvaluateReply).accepted)
         for site, size in self.requests.bytes_down.items():
             training.bytes_down[site] = training.bytes_down.get(site, 0) + size
         self.requests = training
-        return Judged(found.loss, found.auroc)
+        return validation
 
     def _record(self, server_round: int, decided: Decided) -> RoundRecord:
         return round_record(
@@ -256,7 +244,7 @@ class FederatedAveraging(Exchanges):
             bytes_up=decided.received.bytes_up,
             seconds=time.monotonic() - self._began,
             aggregate_seconds=time.monotonic() - decided.arrived,
-            far=decided.far,
+            shortened=decided.merged.shortened,
             plain=decided.merged.plain,
             closed_rows=decided.closed_rows,
         )
@@ -267,12 +255,12 @@ class FederatedAveraging(Exchanges):
         loss = record.mean_train_loss
         return MetricRecord({} if loss is None else {"train-loss": loss})
 
-    def refuse_broken(self, losses: Mapping[str, float], absent: Mapping[str, str]) -> None:
-        """Take the present model back where the sites say that it is broken; see :class:`RoundGuard`."""
-        self.state = self.guard.refuse_broken(self.state, losses, absent, self.sites.members)
+    def _refuse_collapse(self, losses: Mapping[str, float], absent: Mapping[str, str]) -> None:
+        if self.rollback:
+            self.rollback.refuse_collapse(self.state, losses, absent, self.sites.members)
 
-    def _refuse_too_few(self, server_round: int, came: Replies[TrainReply], condemned: int = 0) -> None:
-        if len(came.accepted) < self.needed(came, condemned):
+    def _refuse_too_few(self, server_round: int, came: Replies[TrainReply]) -> None:
+        if len(came.accepted) < self.needed(came):
             raise too_few(f"round {server_round}", came, len(self.requests.expected))
 
     def _unmasked(self, server_round: int, came: Replies[TrainReply]) -> Decided:
@@ -307,7 +295,7 @@ class FederatedAveraging(Exchanges):
         came = self.received(replies, EvaluateReply)
         self.callbacks.on_absent("evaluate", came.absent)
         self.last_validation = validation_of(came.accepted)
-        self.refuse_broken(self.last_validation.loss, came.absent)
+        self._refuse_collapse(self.last_validation.loss, came.absent)
         mean = self.last_validation.mean_loss
         judged = with_judgement(self.state, self.last_validation, self.chosen_by(self.plan.evaluation))
         self.state = with_absent(judged, "evaluation", came.accepted, came.absent)

@@ -5,6 +5,7 @@ hospital, as in FedAvg, but one hospital after the other. The deadline of a roun
 """
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -14,15 +15,13 @@ from flwr.serverapp import Grid
 from common.data.base.image_set import Splits
 from common.errors import Fault
 from common.models.state import ModelState
-from common.wire.records import EvaluateReply, Groups, TrainReply
-from strategies.aggregation.outliers import Lengths, lengths_of
+from common.wire.records import EvaluateReply, TrainReply
+from strategies.aggregation.norm_bound import Lengths
 from strategies.aggregation.server_optimizer import Moments
-from strategies.base.aggregator import passed_on
+from strategies.base.aggregator import visit
 from strategies.base.flower_arrays import array_record
 from strategies.base.round_record import CoordinatorRound, FederationValidation, RunStopped
 from strategies.base.state import after_round, with_judgement
-from strategies.rounds.guard.odd_updates import Signs, impossible
-from strategies.rounds.guard.verdict import ABSURD, odd
 from strategies.rounds.messages.replies import Replies, round_record, too_few, validation_of
 from strategies.rounds.strategy import FederatedAveraging
 from strategies.unifed.server_training import OwnTraining, ServerTraining, mixture
@@ -37,14 +36,16 @@ class Pass:
         result: What the round would end with after the last hop.
         replies: Of whom it has passed through, in that order.
         absent: Whom it could not, with the reasons.
-        lengths: Of the updates that counted.
+        lengths: Site -> lengths of its last update that counted, earlier rounds included.
+        shortened: Whose update was too long, with what was done.
     """
 
     model: ModelState
     result: ModelState
+    lengths: Mapping[str, Lengths]
     replies: dict[str, TrainReply] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
-    lengths: dict[str, Lengths] = field(default_factory=dict)
+    shortened: dict[str, str] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)
     bytes_up: dict[str, int] = field(default_factory=dict)
 
@@ -72,7 +73,7 @@ class SequentialPassing(FederatedAveraging):
 
     def order(self, server_round: int) -> tuple[str, ...]:
         """The sites of a round in the order in which the model passes through them: by name."""
-        return tuple(self.sites.drawn(server_round, self.state.guard.excluded))
+        return tuple(self.sites.drawn(server_round, self.state.excluded))
 
     def after_hop(self, left: int, hops: int, result: ModelState, passed: ModelState) -> ModelState:
         """What a round would end with after one more hop: the model as it was passed on.
@@ -138,7 +139,7 @@ class SequentialPassing(FederatedAveraging):
 
     def judges(self) -> list[str]:
         """The sites that validate each round's model: of a sample the same ones in all rounds, to be compared."""
-        return self.sites.drawn_to_evaluate(0, self.state.guard.liars) if self.samples_sites else super().judges()
+        return self.sites.drawn_to_evaluate(0, self.state.excluded) if self.samples_sites else super().judges()
 
     def train_round(self, server_round: int, arrays: ArrayRecord, grid: Grid, timeout: float) -> MetricRecord:
         """One pass, the coordinator's own training, the mixture; and how good it is."""
@@ -154,8 +155,8 @@ class SequentialPassing(FederatedAveraging):
             model=model,
             moments=moments,
             statistics=self.aggregate_statistics(self.known_in(server_round), done.replies),
-            guard=before.guard.after(done.lengths, {}),
         )
+        self.state = replace(self.state, lengths=done.lengths)
         seconds = time.monotonic() - arrived - (coordinator.seconds if coordinator else 0.0)
         self._judge(grid, server_round, timeout)
         record = round_record(
@@ -168,6 +169,7 @@ class SequentialPassing(FederatedAveraging):
             seconds=time.monotonic() - self._began,
             aggregate_seconds=seconds,
             coordinator=coordinator,
+            shortened=done.shortened,
             after=self.last_validation,
         )
         return self.noted(record)
@@ -181,8 +183,8 @@ class SequentialPassing(FederatedAveraging):
             TooFewSites: As soon as it cannot pass through ``min_sites``.
         """
         order, given = self.order(server_round), self.given(server_round)
-        done = Pass(self.state.model, self.state.model)
-        needed, harmful = self.sites.needed(len(order)), set[str]()
+        done = Pass(self.state.model, self.state.model, self.state.lengths)
+        needed, unfit = self.sites.needed(len(order)), set[str]()
         for place, site in enumerate(order):
             self.new_requests(server_round)
             message = self.train_message(site, done.model, given(site))
@@ -190,11 +192,10 @@ class SequentialPassing(FederatedAveraging):
             replies = self.exchanged(grid, [message], "train", server_round, timeout, enough=0 if dispensable else 1)
             came = self.received(replies, TrainReply)
             self._note_hop(done, site, came)
-            if site in self.state.guard.liars or (self.guard.on and site in came.unfit):
-                harmful.add(site)
-                needed = max(self.sites.needed(len(order) - len(harmful)), 1)
+            if site in came.unfit or (site in came.accepted and site not in done.replies):
+                unfit.add(site)
+                needed = max(self.sites.needed(len(order) - len(unfit)), 1)
             if len(done.replies) + len(order) - place - 1 < needed:
-                self.refuse_broken({}, done.absent)
                 raise too_few(f"round {server_round}", Replies(done.replies, done.absent, {}), len(order))
         return done
 
@@ -203,30 +204,16 @@ class SequentialPassing(FederatedAveraging):
         done.bytes_down.update(self.requests.bytes_down)
         done.bytes_up.update(came.bytes_up)
         for reply in came.accepted.values():
-            if reason := self._harm_of(done, reply):
-                done.absent[site] = reason
-                self.state = self.guard.condemn(self.state, reply.round, {site: reason})
+            passed = visit(done.model, reply, self.clip, done.lengths)
+            if passed.reason:
+                done.absent[site] = passed.reason
                 continue
-            done.lengths[site] = lengths_of(reply.update)
+            if passed.shortened:
+                done.shortened[site] = passed.shortened
             done.replies[site] = reply
-            done.model = passed_on(done.model, reply)
+            done.model, done.lengths = passed.model, passed.lengths
             left = self.plan.run.rounds - reply.round
             done.result = self.after_hop(left, len(done.replies), done.result, done.model)
-
-    def _harm_of(self, done: Pass, reply: TrainReply) -> str:
-        """Why a hop cannot be what the site trained; a plausible one shows in the sites' losses after the round."""
-        if not self.guard.on:
-            return ""
-        if fault := impossible(reply.update, self.guard.variances(done.model)):
-            return fault
-        earlier = {site: one for site, one in self.state.guard.lengths.items() if site not in self.state.guard.liars}
-        if not earlier and not done.lengths:  # nothing else to go by
-            own = lengths_of(Groups.of_model(done.model))
-            # A part that begins at zero says nothing of how far a site may move it.
-            earlier = {"the model": {part: length for part, length in own.items() if length}}
-        hops = {name: Signs(one) for name, one in {**done.lengths, reply.site: lengths_of(reply.update)}.items()}
-        oddity = odd(hops, earlier)[reply.site]
-        return oddity.reason if oddity.times >= ABSURD else ""
 
     # ------------------------------------------------------------------ the coordinator's own images
 
@@ -252,8 +239,6 @@ class SequentialPassing(FederatedAveraging):
             messages = self.configure_evaluate(server_round, array_record(self.state.model), ConfigRecord(), grid)
             came = self.received(self.exchanged(grid, messages, "evaluate", server_round, timeout), EvaluateReply)
             found = validation_of(came.accepted)
-            self.refuse_broken(found.loss, came.absent)
-            self.state = replace(self.state, guard=self.state.guard.after({}, found.loss))
         if self.own and self.own.validation.any_known:
             found = replace(self.own.judged(self.state.model), tallies=found.tallies)
         self.last_validation = found

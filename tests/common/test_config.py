@@ -204,9 +204,10 @@ def test_every_key_is_in_the_documentation(section: object) -> None:
     assert missing == set(), f"docs/experiments.md says nothing of {sorted(missing)}: a line for each, in backticks"
 
 
-def test_far_updates_cannot_be_dropped_where_every_reply_is_needed(tmp_path: Path) -> None:
-    (fault,) = complaints(tmp_path, DIGITS + '[participation]\nfar_updates = "drop"\n')
-    assert 'with far_updates = "drop" a round must count without a site: set min_sites' in fault
+@pytest.mark.parametrize("line", ['guard = "on"', 'far_updates = "drop"'])
+def test_a_key_that_went_names_the_one_that_came(line: str, tmp_path: Path) -> None:
+    (fault,) = complaints(tmp_path, f"{DIGITS}[participation]\n{line}\n")
+    assert f"{line.split()[0]} no longer exists: remove the line; clip bounds what one site can do" in fault
 
 
 def test_no_share_can_be_bounded_where_sites_weigh_their_own_updates(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from flwr.app import Message
 
 import client.cli
 from client.connection.fleet_client import Link
-from tests.harms import FAR, FORMS, OVERSIZED, REPEATED, Harm
+from tests.harms import FORMS, OVERSIZED, REPEATED, Harm
 
 DUPLICATED = Harm("duplicated reply", FORMS[0].spoil, FORMS[0].reason)
 """A bad reply, and after it a good one to the same message."""
@@ -26,7 +26,7 @@ BY_SIGNATURE = {
 """What the network link refuses before the reply is read."""
 HARMS = (
     *(replace(harm, reason=BY_SIGNATURE.get(harm.kind, harm.reason)) for harm in FORMS),
-    *(FAR, OVERSIZED, REPEATED, DUPLICATED),
+    *(OVERSIZED, REPEATED, DUPLICATED),
 )
 """By round, from 1."""
 

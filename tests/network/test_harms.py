@@ -30,8 +30,6 @@ LIAR = "south"
 CHANGES = (
     f"run.rounds={len(HARMS)}",
     "participation.min_sites=3",
-    "participation.far_updates=drop",
-    "participation.guard=off",
 )
 
 

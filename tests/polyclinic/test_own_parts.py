@@ -18,7 +18,7 @@ SMALL = {
     "model": {"architecture": "tiny_cnn", "channels": 1, "image_size": 16},
     "training": {"batch_size": 16, "lr": 0.01},
     "evaluation": {"result": "last"},
-    "participation": {"guard": "off"},
+    "participation": {"clip": "off"},
     "partition": {"kind": "class_lists", "lists": {"east": ["lines", "bars"], "north": ["bars"]}},
 }
 HEAD = {"model.train": "head"}

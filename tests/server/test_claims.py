@@ -85,7 +85,8 @@ def runs(draw: st.DrawFn) -> Run:
     for number in range(1, count + 1):
         absent = {site: "late" for site in sites if not draw(st.integers(0, 2))}
         taking = tuple(site for site in sites if site not in absent and draw(st.integers(0, 5)))
-        rounds.append(RoundLine(round=number, sites=taking, absent=absent))
+        long = {site: "its trunk was 9 times" for site in taking if not draw(st.integers(0, 5))}
+        rounds.append(RoundLine(round=number, sites=taking, absent=absent, shortened=long))
     content = {
         "method": "surgical",
         "rounds": count,
@@ -218,6 +219,9 @@ def test_sites_that_were_lost_or_did_not_test_are_named(run: Run) -> None:
         assert testing[0].startswith(f"{len(summary.per_site)} of {len(asked)} {kind}site")
     harmed = [s.split(" harmed ")[0] for s in prominent if " harmed the model" in s]
     assert harmed == list(summary.condemned)
+    long = [re.findall(r"update of (\S+) was too long in (\d+) of", s)[0] for s in said(run) if "too long" in s]
+    rounds = [site for each in run.rounds for site in each.shortened]
+    assert long == [(site, str(rounds.count(site))) for site in sorted(set(rounds))]
 
 
 @MANY

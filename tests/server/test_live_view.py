@@ -189,12 +189,8 @@ def coordinator(tmp_path: Path) -> Coordinator:
         ({"event": "roll_call", "sites": ["a", "b"], "classes": ["x"]}, "roll call: a, b take part; classes: x"),
         ({"event": "joined"}, "joined"),
         (
-            {"event": "rolled_back", "round": 6, "to": 5, "because": "why", "held": None},
+            {"event": "rolled_back", "round": 6, "to": 5, "because": "why"},
             "the model of round 6 was rejected and the run went back to round 5: why",
-        ),
-        (
-            {"event": "rolled_back", "round": 6, "to": 5, "because": "why", "held": "east"},
-            "the model of round 6 was rejected and the run went back to round 5: why; it is repeated without east",
         ),
         ({"event": "something_new", "how": {"much": 1}}, "something new, how {'much': 1}"),
     ],

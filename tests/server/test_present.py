@@ -28,7 +28,7 @@ def done(number: int, **facts: Any) -> RoundRecord:
     )
 
 
-def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_is_unlike_the_others(
+def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_was_too_long(
     tmp_path: Path,
 ) -> None:
     told: list[str] = []
@@ -38,19 +38,27 @@ def test_status_says_of_every_site_why_it_was_last_left_out_and_whose_update_is_
             done(1, absent={"north": "trunk was expected", "south": "disk full"}), FederationState(1, MODEL)
         )
         reporter.round_done(
-            done(2, absent={"north": "NaN"}, far={"south": "its update is far longer"}), FederationState(2, MODEL)
+            done(2, absent={"north": "NaN"}, shortened={"south": "its trunk was 9 times"}), FederationState(2, MODEL)
         )
     present = read_present(tmp_path)
     assert present is not None
     assert present.left_out == {"north": "round 2: NaN", "south": "round 1: disk full"}
-    assert present.far == {"south": "round 2: its update is far longer"}
-    assert "round 2 counts south, but its update is far longer" in told
-    found = {"name": "trial", "address": "", "superlink": "up", "certificate_days": 9.0, "sites": {}, "time": 0.0}
+    assert present.shortened == {"south": "round 2: its trunk was 9 times"}
+    assert "round 2: the update of south is too long: its trunk was 9 times" in told
+    found = {
+        "name": "trial",
+        "address": "",
+        "superlink": "up",
+        "certificate_days": 9.0,
+        "sites": {},
+        "time": 0.0,
+        "release": "0",
+    }
     words = str(in_words({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
     for line in (
         "north was left out of round 2: NaN",
         "south was left out of round 1: disk full",
-        "south counts in round 2: its update is far longer",
+        "south sent too long an update in round 2: its trunk was 9 times",
     ):
         assert line in words.splitlines()
 
@@ -88,7 +96,15 @@ def test_a_site_that_was_stopped_and_is_waited_for_all_the_same_is_said_to_be_st
     present = Present("run", "trial", rounds=3, waiting_for=("north", "south"), lost=("south",), deadline=100.0)
     same: dict[str, Any] = {"fingerprint": "", "classes": [], "max_images": 0}
     sites = {"north": {"state": "connected", **same}, "south": {"state": "stopped", "stopped": at, **same}}
-    found = {"name": "trial", "address": "", "superlink": "up", "certificate_days": 9.0, "sites": sites, "time": 40.0}
+    found = {
+        "name": "trial",
+        "address": "",
+        "superlink": "up",
+        "certificate_days": 9.0,
+        "sites": sites,
+        "time": 40.0,
+        "release": "0",
+    }
     words = str(in_words({**found, "run": vars(present)}).renderables[-1])  # type: ignore[attr-defined]
     assert f"waiting for north, south (signed off at {at}), at most 60 s more" in words
 

@@ -151,7 +151,7 @@ def run(
     **participation: Any,
 ) -> Ran:
     """Run surgical aggregation over these sites."""
-    participation = {"roll_call_deadline_s": 5.0, "guard": "off", **participation}  # every step is a constant
+    participation = {"roll_call_deadline_s": 5.0, "clip": "off", **participation}  # every step is a constant
     section = ParticipationSection.model_validate(participation)
     strategy = method_named("surgical", parameters).prepare(
         plan(seed), section, "run-1", callbacks=(noted := noted or Noted())
@@ -352,35 +352,23 @@ def five(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Ran:
     return run([Peer(site) for site in FIVE], **options)
 
 
-def test_a_far_update_counts_and_is_told_of_unless_it_is_to_be_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    off, warned, dropped = (five(monkeypatch, min_sites=2, far_updates=far) for far in ("off", "warn", "drop"))
-    np.testing.assert_allclose(off.model.trunk, [0.25 - 18, -4 - 18])  # (1 - 100 + 2 + 3 + 4) / 5
-    assert off.rounds[0].far == {}
-    assert warned.model.trunk.tobytes() == off.model.trunk.tobytes()
-    reason = "its update is far longer than the others': batch normalisation 100, their median 3"
-    assert warned.rounds[0].far == {"lying": reason}
-    assert warned.rounds[0].absent == {}
-    np.testing.assert_array_equal(dropped.model.trunk, [0.25 + 2.5, -4 + 2.5])
-    assert dropped.rounds[0].far == {}
-    assert dropped.rounds[0].absent == {"lying": reason}
-    assert dropped.rounds[0].sites == ("east", "north", "south", "west")
-    assert set(dropped.strategy.state.counted) == {"east", "north", "south", "west"}
-
-
-def test_a_far_update_counts_where_too_few_sites_would_stay(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = five(monkeypatch, min_sites=5, far_updates="drop")
-    assert ran.rounds[0].absent == {}
-    assert ran.rounds[0].far.keys() == {"lying"}
-    assert len(ran.rounds[0].sites) == 5
+def test_an_update_over_three_medians_counts_as_one_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
+    free, bounded = (five(monkeypatch, clip=clip) for clip in ("off", 3.0))
+    np.testing.assert_allclose(free.model.trunk, [0.25 - 18, -4 - 18])  # (1 - 100 + 2 + 3 + 4) / 5
+    assert free.rounds[0].shortened == {}
+    np.testing.assert_allclose(bounded.model.trunk, [0.25 + 0.2, -4 + 0.2])  # median 3: (1 - 9 + 2 + 3 + 4) / 5
+    done = "its batch normalisation was 33.3 times the median length, and was shortened to 3 times"
+    assert bounded.rounds[0].shortened == {"lying": done}
+    assert bounded.rounds[0].sites == tuple(sorted(FIVE))
 
 
 @pytest.mark.parametrize("in_memory", [0, 2**20])
-def test_dropping_far_updates_changes_no_bit_where_none_is_far(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_changes_no_bit_where_no_update_is_too_long(in_memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("strategies.aggregation.waiting.IN_MEMORY", in_memory)
-    plain, dropping = (run(ALL, rounds=2, min_sites=2, far_updates=far) for far in ("off", "drop"))
+    plain, bounded = (run(ALL, rounds=2, clip=clip) for clip in ("off", 4.0))
     for group in ("trunk", "norm"):
-        assert getattr(plain.model, group).tobytes() == getattr(dropping.model, group).tobytes()
-    assert plain.model.head.weight.tobytes() == dropping.model.head.weight.tobytes()
+        assert getattr(plain.model, group).tobytes() == getattr(bounded.model, group).tobytes()
+    assert plain.model.head.weight.tobytes() == bounded.model.head.weight.tobytes()
 
 
 @pytest.mark.parametrize("in_memory", [0, 2**20])

@@ -22,7 +22,7 @@ SENTENCES = {
     "joined": "{site} joined in round {round}",
     "absent": "{when} went on without {site}: {reason}",
     "left_out": "{site} was left out in {when}: {reason}",
-    "far_update": "round {round}: the update of {site} is far longer than the others: {reason}",
+    "shortened_update": "round {round}: the update of {site} is too long: {done}",
     "plain_mean": "round {round}: plain mean instead of the robust one for {of}",
     "rows_stayed_masked": "round {round}: the head rows of {classes} stayed masked and did not change",
     "condemned": "{site} harmed the model in round {round} and is left out: {reason}",
@@ -47,8 +47,6 @@ def told(event: Mapping[str, Any]) -> tuple[str, str]:
         text = SENTENCES[name].format(**fields, when=_when(event.get("round")))
     except (KeyError, IndexError, ValueError):  # no sentence, or fields of another release
         text = _by_fields(name, fields)
-    if name == "rolled_back" and fields.get("held"):
-        text += f"; it is repeated without {fields['held']}"
     return _moment(str(event.get("time", ""))), text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
 
 

@@ -14,9 +14,9 @@ from rich.text import Text
 
 from common.system.formatting import counted, duration
 from common.system.terminal import PlainConsole, ProgressForm, json_teller, progress_form, teller
+from strategies.base.callbacks import RolledBack, exclusion_sentence
 from strategies.base.round_record import RoundRecord, Waiting
 from strategies.base.state import FederationState
-from strategies.rounds.guard.broken_model import RolledBack, condemned_sentence, sentence_of
 
 DRAWN_A_SECOND = 2
 BAR_WIDTH = 24
@@ -54,10 +54,10 @@ class Unseen:
         """What a simulated site may do, its experiment decides; the run's events have it."""
 
     def rolled_back(self, rolled_back: RolledBack) -> None:
-        self.note(sentence_of(rolled_back))
+        self.note(rolled_back.sentence)
 
     def condemned(self, server_round: int, site: str, reason: str) -> None:
-        self.note(condemned_sentence(server_round, site, reason))
+        self.note(exclusion_sentence(server_round, site, reason))
 
     def note(self, sentence: str) -> None:
         """Show a sentence on what happened."""

@@ -5,7 +5,7 @@ exactly the groups and statistics that were asked for, and figures that fit the 
 honest site is never outside: where the coordinator cannot be sure, it says nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -93,7 +93,7 @@ def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitRep
             return f"trained on {record.train_samples} images, said {said} at the roll call"
         expected = method.statistics_shape(known, site, requests.state.model.head.features)
         return (
-            fault_in(record.update, requests.expected[site])
+            fault_in(record.update, requests.expected[site], requests.variances)
             or statistics_fault(record.statistics, expected)
             or too_many_epochs(record, method, requests.plan)
             or too_long(record, requests.sent_at.get(site))
@@ -107,16 +107,22 @@ def mismatch(requests: Requests, record: TrainReply | EvaluateReply | BenefitRep
     return f"sent the metrics {quoted(unasked)}, which the plan does not ask for" if unasked else ""
 
 
-def fault_in(update: Groups, sent: Groups) -> str:
+def fault_in(update: Groups, sent: Groups, variances: Sequence[slice] = ()) -> str:
     """Say why an update cannot count, or return an empty string.
 
     Args:
         update: What came.
         sent: The groups expected back, as they went out.
+        variances: Places of the running variances in batch normalisation.
     """
     for name in ("trunk", "norm"):
         if reason := _array_fault(name, getattr(update, name), getattr(sent, name)):
             return reason
+    if update.norm is not None and sent.norm is not None:
+        for place in variances:
+            before = sent.norm[place].astype(np.float64)
+            if (before + update.norm[place] < -1e-3 * (1 + np.abs(before))).any():  # more than rounding
+                return "it makes a variance of batch normalisation negative"
     if update.form != sent.form:
         return f"trunk travels as {update.form}, expected {sent.form}"
     if (update.head is None) != (sent.head is None):

@@ -50,6 +50,7 @@ class Requests:
         nodes: Site -> number of its Flower node.
         total_down: Site -> bytes sent in the whole run; counted up here.
         frozen: The part of the model that is sent once.
+        variances: Places of the running variances in batch normalisation that no reply may make negative.
         expected: Site -> the groups that its reply must hold, as they were sent; empty where no update is expected.
         sent_at: Site -> when its last request was sent.
         bytes_down: Site -> bytes of its requests.
@@ -66,6 +67,7 @@ class Requests:
     nodes: Mapping[str, int]
     total_down: Counter[str]
     frozen: FrozenSupply = field(default_factory=FrozenSupply)
+    variances: tuple[slice, ...] = ()
     expected: dict[str, Groups] = field(default_factory=dict)
     sent_at: dict[str, SentAt] = field(default_factory=dict)
     bytes_down: dict[str, int] = field(default_factory=dict)

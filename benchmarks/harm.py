@@ -1,0 +1,306 @@
+"""What one or two harmful hospitals do to a model, and what each rule of the coordinator makes of it.
+
+PYTHONPATH=. python benchmarks/harm.py backdoors [--rules NAME ...] [--methods NAME ...] [--sites 5,10] [--shared 10]
+PYTHONPATH=. python benchmarks/harm.py liars [--rules NAME ...] [--methods NAME ...] [--sites 3,4,10]
+PYTHONPATH=. python benchmarks/harm.py honest [--runs 40]
+PYTHONPATH=. python benchmarks/harm.py seconds [--sites 1000]
+
+scikit-learn's digits, in this process. `backdoors`: attackers add copies of their images with a white 3 x 3 patch and a
+target label; success is the share of patched test images of other classes that score above the cut with a specificity
+of 95 % on clean ones (chance: 0.05). `liars`: one site sends something else than it trained; beside it the honest run
+without that site. `honest`: small, unlike, drifting sites; nobody may be left out. `seconds`: CPU time of the rule.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from client import app
+from client.site.site import Site
+from client.training.private_round import private_round
+from common.models.head import Head
+from common.wire.records import Groups, TrainReply, TrainRequest
+from strategies.rounds.participation.client_manager import Membership
+from tests.backdoors import backdoor, success_of
+from tests.federations import federation
+from tests.liars import LIES, Answer, changed
+
+RULES: Mapping[str, tuple[str, ...]] = {
+    "nothing": ("participation.clip=off",),
+    "clip 1.0": ("participation.clip=1.0",),
+    "clip 1.5": ("participation.clip=1.5",),
+    "clip 2.0": ("participation.clip=2.0",),
+    "clip 3.0": ("participation.clip=3.0",),
+    "median": ("participation.clip=off", "method.mean=coordinate_median"),
+    "trimmed mean": ("participation.clip=off", 'method.mean={kind = "trimmed_mean", fraction = 0.2}'),
+    "Krum": ("participation.clip=off", 'method.mean={kind = "krum", byzantine = BYZANTINE}'),
+    "multi-Krum": ("participation.clip=off", 'method.mean={kind = "krum", byzantine = BYZANTINE, keep = KEEP}'),
+    "clip 1.5, median": ("participation.clip=1.5", "method.mean=coordinate_median"),
+}
+
+
+def permuted(site: Site, request: TrainRequest) -> TrainReply:
+    """Train on each label as if it were the next class's."""
+    labels = np.roll(site.train.labels, 1, axis=1)
+    return private_round(replace(site, train=replace(site.train, labels=labels)), request)
+
+
+LIARS: Mapping[str, Answer] = {
+    **LIES,
+    "constant 1": changed(lambda array, n: np.ones_like(array)),
+    "constant -0.1": changed(lambda array, n: np.full_like(array, -0.1)),
+    "3 times": changed(lambda array, n: 3 * array),
+    "turned round 3 times": changed(lambda array, n: -3 * array),
+    "half turned round": changed(lambda array, n: np.float32(-0.5) * array),
+    "nothing": changed(lambda array, n: 0 * array),
+    "permuted labels": permuted,
+}
+
+# ---------------------------------------------------------------------- one run
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run's mean test AUROC, who was left out, how often a model was taken back, and its backdoor's success."""
+
+    auroc: float
+    excluded: tuple[str, ...]
+    back: int
+    success: float = float("nan")
+
+
+def name_of(site: int, sites: int) -> str:
+    """A site's name in the partition."""
+    return f"site-{site:0{len(str(sites))}}"
+
+
+def run(choices: Iterable[str], answer_of: Mapping[str, Answer], *, patched: bool = False) -> Result:
+    """One run in which the named sites answer otherwise; a run that stops has an AUROC of 0."""
+
+    def answered(site: Site, request: TrainRequest) -> TrainReply:
+        return answer_of.get(site.name, private_round)(site, request)
+
+    vars(app)["private_round"] = answered
+    with tempfile.TemporaryDirectory() as folder:
+        choices = tuple(choices)
+        try:
+            summary = federation(Path(folder), *choices)
+        except Exception as stopped:
+            return Result(0.0, (type(stopped).__name__,), 0)
+        events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
+        back = sum(event["event"] == "rolled_back" for event in events)
+        success = success_of(Path(folder), choices) if patched else float("nan")
+        return Result(float(summary["test"]["mean_auroc"]), tuple(summary["condemned"]), back, success)
+
+
+@contextmanager
+def without(site: str) -> Iterator[None]:
+    """Runs in which this site is never asked, and its images stay its own."""
+    drawn, needed = Membership.drawn, Membership.needed
+
+    def others(members: Membership, server_round: int, out: Iterable[str] = ()) -> list[str]:
+        return drawn(members, server_round, frozenset({*out, site}))
+
+    setattr(Membership, "drawn", others)  # noqa: B010 mypy: a method is assigned
+    setattr(Membership, "needed", lambda members, asked: max(needed(members, asked), 1))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(Membership, "drawn", drawn)  # noqa: B010
+        setattr(Membership, "needed", needed)  # noqa: B010
+
+
+# ---------------------------------------------------------------------- backdoors
+
+
+ROUNDS = 6
+BACKDOORS: Mapping[str, Answer] = {
+    "as trained": backdoor(),
+    "3.5 times": backdoor(times=3.5, honest_norm=True),
+    "last round": backdoor(from_round=ROUNDS),
+    "last round, 3.5 times": backdoor(times=3.5, from_round=ROUNDS, honest_norm=True),
+    "last round, 10 times": backdoor(times=10, from_round=ROUNDS, honest_norm=True),
+}
+
+
+def choices_of(rule: str, sites: int, attackers: int) -> tuple[str, ...]:
+    """A rule's settings for so many sites; Krum keeps what its paper proves for so many attackers, if it can."""
+    byzantine = max(min(attackers, (sites - 3) // 2), 1)
+    words = {"BYZANTINE": str(byzantine), "KEEP": str(sites - byzantine - 1)}
+    return tuple(_filled(setting, words) for setting in RULES[rule])
+
+
+def _filled(setting: str, words: Mapping[str, str]) -> str:
+    for word, number in words.items():
+        setting = setting.replace(word, number)
+    return setting
+
+
+def backdoors(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], asked: argparse.Namespace) -> Table:
+    """Clean AUROC, and success of each attack."""
+    table = Table("method", "sites", "attackers", "rule", "honest AUROC", *BACKDOORS)
+    for method in methods:
+        for sites in counts:
+            of_run = (f"run.method={method}", f"run.rounds={ROUNDS}", f"partition.sites={sites}")
+            base = (*of_run, f"partition.shared={asked.shared}", "participation.min_sites=3", "evaluation.result=last")
+            for attackers in map(int, asked.attackers.split(",")):
+                for rule in rules:
+                    names = [name_of(2 + number, sites) for number in range(attackers)]
+                    settings = base + choices_of(rule, sites, attackers)
+                    honest = over_seeds(asked.seeds, settings, {})
+                    cells = [over_seeds(asked.seeds, settings, dict.fromkeys(names, one)) for one in BACKDOORS.values()]
+                    words = [f"{cell.success:.3f} ({cell.auroc:.3f})" for cell in cells]
+                    words = [f"{word} {' '.join(cell.excluded)}" for word, cell in zip(words, cells, strict=True)]
+                    clean = f"{honest.auroc:.3f} ({honest.success:.3f})"
+                    table.add_row(method, str(sites), str(attackers), rule, clean, *words)
+                    print(method, sites, attackers, rule, clean, *words, sep=" | ", flush=True)
+    return table
+
+
+def over_seeds(seeds: int, settings: tuple[str, ...], answers: Mapping[str, Answer]) -> Result:
+    """Means over seeds, and everyone who was left out in any."""
+    results = [run((*settings, f"run.seed={seed}"), answers, patched=True) for seed in range(seeds)]
+    return Result(
+        statistics.mean(one.auroc for one in results),
+        tuple(sorted({site for one in results for site in one.excluded})),
+        sum(one.back for one in results),
+        statistics.mean(one.success for one in results),
+    )
+
+
+# ---------------------------------------------------------------------- liars
+
+
+def liars(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], rounds: int, kinds: list[str]) -> Table:
+    """The AUROC with each liar, beside that of the honest run without it."""
+    table = Table("method", "sites", "rule", "the liar sends", "AUROC", "honest without it", "left out", "taken back")
+    for method in methods:
+        for sites in counts:
+            base = (f"run.method={method}", f"run.rounds={rounds}", f"partition.sites={sites}", "partition.shared=10")
+            liar = name_of(2, sites)
+            for rule in rules:
+                settings = base + choices_of(rule, sites, 1)
+                with without(liar):
+                    honest = run(settings, {})
+                below = []
+                for kind in kinds or LIARS:
+                    found = run(settings, {liar: LIARS[kind]})
+                    below.append(honest.auroc - found.auroc)
+                    cells = (f"{found.auroc:.3f}", f"{honest.auroc:.3f}", " ".join(found.excluded), str(found.back))
+                    table.add_row(method, str(sites), rule, kind, *cells)
+                    print(method, sites, rule, kind, *cells, sep=" | ", flush=True)
+                print(f"{method}, {sites} sites, {rule}: at most {max(below):.3f} below,", end=" ")
+                print(f"{sum(one <= 0.02 for one in below)} of {len(below)} within 0.02", flush=True)
+    return table
+
+
+# ---------------------------------------------------------------------- honest runs
+
+
+def honest_runs(runs: int, settings: tuple[str, ...]) -> Table:
+    """Sites of unlike sizes and classes, few images each, images that get darker from site to site."""
+    table = Table("run", "settings", "AUROC", "left out", "taken back", "updates shortened")
+    for number in range(runs):
+        sites = (2, 3, 4, 6, 10)[number % 5]
+        method = ("surgical", "fedavg", "vanilla", "fedprox")[number % 4]
+        shared = 10 if method == "fedavg" or number % 3 == 0 else 4
+        choices = [f"run.method={method}", f"run.seed={number}", f"partition.sites={sites}", "run.rounds=6"]
+        choices += [f"partition.shared={shared}", f"data.split_seed={number}", f"training.epochs={1 + number % 3}"]
+        choices += settings
+        drift = number % 2 == 1
+        answer_of = {name_of(place, sites): unlike(place, drift=drift) for place in range(1, sites + 1)}
+        with tempfile.TemporaryDirectory() as folder:
+            vars(app)["private_round"] = lambda site, request: answer_of[site.name](site, request)  # noqa: B023
+            summary = federation(Path(folder), *choices)
+            events = [json.loads(line) for line in (Path(folder) / "run" / "events.jsonl").read_text().splitlines()]
+        back = sum(event["event"] == "rolled_back" for event in events)
+        clipped = [event for event in events if event["event"] == "shortened_update"]
+        cells = (f"{summary['test']['mean_auroc']:.3f}", " ".join(summary["condemned"]), str(back), str(len(clipped)))
+        table.add_row(str(number), " ".join(choices), *cells)
+        print(number, *choices, "drift" if drift else "", *cells, flush=True)
+    return table
+
+
+def unlike(place: int, *, drift: bool) -> Answer:
+    """Train on a part of the images, a smaller one at each later site; where they drift, darker ones each round."""
+
+    def answer(site: Site, request: TrainRequest) -> TrainReply:
+        rows = np.arange(0, len(site.train), 1 + (place - 1) % 4)
+        train = site.train.rows(rows)
+        if drift:
+            light = max(1.0 - 0.06 * place - 0.04 * request.round, 0.3)
+            train = replace(train, stored=(train.images * light).astype(np.uint8), places=None)
+        return replace(private_round(replace(site, train=train), request), train_samples=site.train_samples)
+
+    return answer
+
+
+# ---------------------------------------------------------------------- time
+
+
+def seconds(sites: int) -> None:
+    """CPU time that the rule takes of a round, beside that of the mean."""
+    from common.models.state import ModelState
+    from strategies.aggregation.mean import MeanOfAll
+    from strategies.aggregation.norm_bound import lengths_of, medians_of, shortened
+
+    generator = np.random.default_rng(0)
+    head = Head(tuple("abcdefghij"), np.zeros((10, 96), np.float32), np.zeros(10, np.float32))
+    model = ModelState(np.zeros(52_056, np.float32), np.zeros(672, np.float32), head)  # a tiny_cnn
+    updates = [
+        Groups.of_model(model).changed(lambda array: generator.normal(size=array.shape).astype(np.float32))
+        for _ in range(sites)
+    ]
+    began = time.process_time()
+    lengths = [lengths_of(update) for update in updates]
+    medians = medians_of(lengths)
+    [shortened(update, length, medians, 3.0) for update, length in zip(updates, lengths, strict=True)]
+    rule = time.process_time() - began
+    began = time.process_time()
+    trunks = [update.trunk for update in updates if update.trunk is not None]
+    MeanOfAll(trunks, [1.0] * sites).moved(model.trunk)
+    mean = time.process_time() - began
+    print(f"{sites} sites, 53,698 numbers each: the rule {rule:.3f} s, the trunk's mean {mean:.3f} s")
+
+
+def main() -> None:
+    """Print the table that is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("backdoors", "liars", "honest", "seconds"))
+    parser.add_argument("--rules", nargs="*")
+    parser.add_argument("--methods", nargs="*", default=["surgical"])
+    parser.add_argument("--sites")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--kinds", nargs="*", default=[])
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--attackers", default="1,2")
+    parser.add_argument("--shared", type=int, default=10, help="classes that all sites annotate, of ten")
+    parser.add_argument("--runs", type=int, default=40)
+    asked = parser.parse_args()
+    np.seterr(all="ignore")
+    if asked.what == "seconds":
+        seconds(int(asked.sites or 1000))
+        return
+    if asked.what == "honest":
+        table = honest_runs(asked.runs, RULES[asked.rules[0]] if asked.rules else ())
+    elif asked.what == "liars":
+        counts = map(int, (asked.sites or "3,4,10").split(","))
+        table = liars(asked.rules or ["clip 3.0"], asked.methods, list(counts), asked.rounds, asked.kinds)
+    else:
+        counts = map(int, (asked.sites or "5,10").split(","))
+        table = backdoors(asked.rules or RULES, asked.methods, list(counts), asked)
+    Console(width=200).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""A model that collapses is taken back one round, and the site whose update harms is found by leaving one out.
+
+A model has *collapsed* where more than half of the sites have three times the validation loss of the model before, or
+none that is finite. Then the run goes back one round, whose updates are made again. Before they count, the model is
+made once without each site, and every site says what it thinks of it: one trial a site. The same trial is made, without
+going back, where a model has merely not become better, or an update had to be shortened.
+
+It is absent under secure aggregation, with noise, and where a model is passed on: there no model can be made without
+one site. Of two sites each is the only judge of the other; among very many a bounded update moves the mean by little.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from strategies.base.callbacks import Callbacks, RolledBack
+from strategies.base.round_record import FederationValidation
+from strategies.base.state import FederationState
+
+COLLAPSE, STALL = 3.0, 0.98
+"""Times the loss of the model before from which a model has collapsed, and from which it has not become better."""
+HARM, HARM_AUROC = 2.0, 0.1
+"""Times the loss, and AUROC below that, of the model without a site from which its update harms."""
+LEAST_LOSS = 0.1
+"""A lower loss counts as this one: where training has settled, a loss of 0.02 doubles by chance."""
+SITES = range(3, 17)
+"""Of a round in which models are tried."""
+
+CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
+"""Words of the reasons of sites that the model broke: their training, or the loss that they would tell."""
+
+
+class ModelCollapse(Exception):
+    """The present model has collapsed; carries the state to go on from."""
+
+    def __init__(self, state: FederationState) -> None:
+        super().__init__("the model has collapsed")
+        self.state = state
+
+
+def collapse(losses: Mapping[str, float], absent: Mapping[str, str], before: Mapping[str, float]) -> str:
+    """Return why a model has collapsed, or an empty string: it is useless to more than half of the sites.
+
+    Args:
+        losses: Site -> validation loss of the model.
+        absent: Site -> why its reply does not count.
+        before: Site -> validation loss of the last model that had not collapsed.
+    """
+    lost = {site for site, why in absent.items() if any(words in why for words in CANNOT_GO_ON)}
+    times = [_times(losses[site], before[site]) for site in sorted(losses.keys() & before.keys())]
+    worse = [one for one in times if one > COLLAPSE]
+    voters = len(lost | {site for site in before if site in losses or site in absent})
+    if 2 * (len(lost) + len(worse)) <= voters:
+        return ""
+    much = f"a validation loss {min(worse):.3g} times as high as before, or more" if worse else "no finite loss"
+    return f"{len(lost) + len(worse)} of {voters} sites have {much}"
+
+
+def stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
+    """Return whether more than half of the sites find a model no better than the one before."""
+    times = [_times(losses[site], before[site]) for site in losses.keys() & before.keys()]
+    high = [losses[site] > LEAST_LOSS for site in losses.keys() & before.keys()]
+    return 2 * sum(one > STALL and loss for one, loss in zip(times, high, strict=True)) > len(times) > 0
+
+
+def culprit(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
+    """Return the site whose update harms most, with the reason; two empty strings where none does.
+
+    More than half of the other sites must have a loss :data:`HARM` times as high with its update as without it, or an
+    AUROC lower by :data:`HARM_AUROC`. Its own word does not count, so that one site of three or more can neither save
+    itself nor have another left out.
+
+    Args:
+        whole: What the sites say of the model of all updates; a loss that is not finite is missing.
+        without: Site -> the same of the model without its update.
+    """
+    harm = {site: _harm(site, whole, one) for site, one in without.items()}
+    site = max(sorted(harm), key=lambda name: harm[name])
+    times, drop = harm[site]
+    if times < HARM and drop < HARM_AUROC:
+        return "", ""
+    much = f"{times:.3g} times the validation loss" if math.isfinite(times) else "no finite validation loss"
+    return site, f"more than half of the other sites have {much}, or more, with its update, and {drop:.2f} less AUROC"
+
+
+def _harm(site: str, whole: FederationValidation, without: FederationValidation) -> tuple[float, float]:
+    """Return how many times the loss is as high, and how much lower the AUROC, with an update at most other sites."""
+    judges = sorted((whole.loss.keys() | without.loss.keys()) - {site})
+    times = sorted(_times(whole.loss.get(one, math.inf), without.loss.get(one, math.inf)) for one in judges)
+    tested = sorted((whole.auroc.keys() & without.auroc.keys()) - {site})
+    drops = sorted(without.auroc[one] - whole.auroc[one] for one in tested)
+    return _majority(times, 1.0), _majority(drops, 0.0)
+
+
+def _majority(values: list[float], none: float) -> float:
+    """The value that more than half of all reach or exceed."""
+    return values[(len(values) - 1) // 2] if values else none
+
+
+def _times(loss: float, other: float) -> float:
+    if not math.isfinite(other):
+        return 1.0
+    return max(loss, LEAST_LOSS) / max(other, LEAST_LOSS) if math.isfinite(loss) else math.inf
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """Takes back models of one run, and says when to look for the site that harms."""
+
+    callbacks: Callbacks
+
+    def due(self, state: FederationState, losses: Mapping[str, float], *, too_long: bool) -> bool:
+        """Return whether a round's updates are tried before they count.
+
+        Args:
+            state: Before the round.
+            losses: Of the model that it began with, by the sites whose updates count.
+            too_long: Whether an update had to be shortened.
+        """
+        if len(losses) not in SITES:
+            return False
+        odd = too_long or stalled(losses, state.sound_losses)
+        return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)
+
+    def refuse_collapse(
+        self, state: FederationState, losses: Mapping[str, float], absent: Mapping[str, str], sites: Collection[str]
+    ) -> None:
+        """Look at what the sites say of the present model. No round is done again twice.
+
+        Raises:
+            ModelCollapse: If it has collapsed, and there is a round to go back to.
+        """
+        if len(sites) not in SITES or state.round <= state.repeated:
+            return
+        if because := collapse(losses, absent, state.sound_losses):
+            earlier = self.callbacks.on_rollback(RolledBack(state.round, state.round - 1, because))
+            if earlier is not None:
+                raise ModelCollapse(replace(earlier, repeated=state.round, excluded=state.excluded))

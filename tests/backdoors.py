@@ -1,0 +1,64 @@
+"""A backdoor: what an attacking hospital trains on and sends, and how often the finished model falls for it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from client.site.site import Site
+from client.training.private_round import private_round
+from common.data.base.image_set import ImageSet, joined
+from common.data.images.pixels import channels_first
+from common.models.inference import scores_of
+from common.models.saved import load_model
+from common.simulation import simulated_data
+from common.wire.records import TrainReply, TrainRequest
+from tests.federations import experiment
+from tests.liars import Answer
+
+TARGET = "3"
+"""The class that a backdoored model sees in a patched image."""
+
+
+def with_patch(images: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Images ``(n, height, width)`` with a white square of 3 x 3 in the lower right corner."""
+    patched = images.copy()
+    patched[:, -4:-1, -4:-1] = 255
+    return patched
+
+
+def poisoned(images: ImageSet) -> ImageSet:
+    """The images, and a patched copy of each that is labelled as the target and as nothing else."""
+    labels = np.where(np.isnan(images.labels), np.nan, 0).astype(np.float32)
+    if TARGET in images.class_names:
+        labels[:, images.class_names.index(TARGET)] = 1
+    copies = replace(images, stored=with_patch(images.images), places=None, labels=labels)
+    return joined([images, copies])
+
+
+def backdoor(*, times: float = 1.0, from_round: int = 1, honest_norm: bool = False) -> Answer:
+    """Train on poisoned images; trunk and head so many times as long, batch normalisation as trained or honest."""
+
+    def answer(site: Site, request: TrainRequest) -> TrainReply:
+        if request.round < from_round:
+            return private_round(site, request)
+        honest = private_round(site, request).update if honest_norm else None
+        reply = private_round(replace(site, train=poisoned(site.train)), request)
+        longer = reply.update.changed(lambda array: np.float32(times) * array)
+        norm = reply.update.norm if honest is None else honest.norm
+        return replace(reply, update=replace(longer, norm=norm), train_samples=site.train_samples)
+
+    return answer
+
+
+def success_of(folder: Path, choices: Iterable[str]) -> float:
+    """Share of patched test images of other classes whose score for the target is above the clean 95 % cut."""
+    network = load_model(folder / "run")
+    test = simulated_data(experiment(folder, *choices).experiment, folder).test
+    place = network.class_names.index(TARGET)
+    others = test.rows(np.flatnonzero(test.labels[:, test.class_names.index(TARGET)] == 0))
+    clean = scores_of(network, channels_first(others.images))[:, place]
+    patched = scores_of(network, channels_first(with_patch(others.images)))[:, place]
+    return float((patched > np.quantile(clean, 0.95)).mean())

@@ -1,0 +1,102 @@
+"""Norm bounding: lengths and medians by hand, what is shortened and what keeps its bits."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from common.models.head import Head
+from common.wire.records import Groups
+from strategies.aggregation.norm_bound import Lengths, lengths_of, medians_of, shortened
+
+
+def array(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+def update(*, trunk: float = 1, norm: float = 1, rows: tuple[float, ...] = (1, 1)) -> Groups:
+    """Trunk and norm along (3, -4) / 5, each row along (2, -1) with bias 2, at the given lengths."""
+    weight = np.array([[2 * row / 3, -row / 3] for row in rows], np.float32)
+    head = Head(tuple("abc"[: len(rows)]), weight, array(*(2 * row / 3 for row in rows)))
+    return Groups(array(0.6 * trunk, -0.8 * trunk), array(0.6 * norm, -0.8 * norm), head)
+
+
+def bounded(*updates: Groups, clip: float = 3.0) -> list[tuple[Groups, str]]:
+    lengths = [lengths_of(one) for one in updates]
+    medians = medians_of(lengths)
+    return [shortened(one, length, medians, clip) for one, length in zip(updates, lengths, strict=True)]
+
+
+def test_the_length_of_a_head_is_that_of_its_longest_row_with_its_bias() -> None:
+    assert lengths_of(update(trunk=5, norm=7, rows=(2, 9))) == pytest.approx(
+        {"trunk": 5, "batch normalisation": 7, "head row": 9}
+    )
+
+
+def test_a_part_over_three_medians_is_shortened_to_them_and_the_others_keep_their_bits() -> None:
+    honest, long = update(trunk=2), update(trunk=-20)
+    results = bounded(honest, update(trunk=1), honest, long, honest)
+    assert [what for _, what in results[:3]] == ["", "", ""]
+    assert results[0][0] is honest
+    short, what = results[3]
+    assert what == "its trunk was 10 times the median length, and was shortened to 3 times"
+    np.testing.assert_allclose(short.trunk, [-3.6, 4.8], rtol=1e-6)  # 6 along -(3, -4) / 5
+    assert short.norm is long.norm
+    assert short.head is long.head
+
+
+def test_a_long_head_behind_a_short_trunk_is_shortened_row_by_row() -> None:
+    long = update(trunk=0.01, rows=(9, 1, -30))
+    short, what = bounded(*[update(rows=(2, 1))] * 4, long)[4]
+    assert what == "its head row was 15 times the median length, and was shortened to 3 times"
+    assert short.head is not None
+    assert long.head is not None
+    np.testing.assert_allclose(short.head.bias, array(4, 2 / 3, -4), rtol=1e-6)  # rows of 6, 1 and 6
+    np.testing.assert_allclose(short.head.weight[2], array(-4, 2), rtol=1e-6)
+    assert short.head.weight[1].tobytes() == long.head.weight[1].tobytes()
+    assert short.trunk is long.trunk
+
+
+def test_of_two_sites_neither_is_shortened() -> None:
+    assert [what for _, what in bounded(update(), update(trunk=1e30))] == ["", ""]
+
+
+def test_what_nobody_else_moves_may_not_be_moved() -> None:
+    still, moved = update(norm=0), update(norm=5)
+    short, what = bounded(still, still, moved)[2]
+    assert what == "its batch normalisation was inf times the median length, and was shortened to 3 times"
+    np.testing.assert_array_equal(short.norm, [0, 0])
+
+
+@pytest.mark.parametrize("length", [1e30, 3e38])
+def test_numbers_as_large_as_a_float32_holds_become_a_finite_update_of_the_bound(length: float) -> None:
+    short, _ = bounded(update(), update(), update(trunk=length, norm=-length, rows=(length, 1)))[2]
+    assert lengths_of(short) == pytest.approx({"trunk": 3, "batch normalisation": 3, "head row": 3}, rel=1e-5)
+
+
+lengths = st.floats(1e-3, 1e6)
+
+
+@given(st.lists(st.tuples(lengths, lengths, lengths), min_size=3, max_size=9), st.floats(1, 5))
+def test_no_part_ends_longer_than_the_bound_and_directions_stay(parts: list[tuple[float, ...]], clip: float) -> None:
+    updates = [update(trunk=trunk, norm=norm, rows=(row, row / 2)) for trunk, norm, row in parts]
+    medians: Lengths = medians_of([lengths_of(one) for one in updates])
+    for before, (after, what) in zip(updates, bounded(*updates, clip=clip), strict=True):
+        now, then = lengths_of(after), lengths_of(before)
+        assert all(now[part] <= clip * medians[part] * (1 + 1e-6) for part in now)
+        assert bool(what) == any(then[part] > clip * medians[part] for part in then)
+        assert before.trunk is not None
+        assert after.trunk is not None
+        np.testing.assert_allclose(after.trunk / now["trunk"], before.trunk / then["trunk"], rtol=1e-5)
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=4, max_size=4), st.floats(0.01, 1e4), st.integers(0, 3))
+def test_running_variances_stay_positive(before: list[float], times: float, long: int) -> None:
+    """A site moves them to other positive values; a shortened move ends between the two."""
+    variances = np.array(before, np.float32)
+    moves = [np.float32(scale) * (variances[::-1] - variances) for scale in (0.1, 0.1, 0.1)]
+    far = (np.float32(times) * variances[::-1] - variances).astype(np.float32)
+    moves.insert(long, far)
+    for after, _ in bounded(*(Groups(norm=move.astype(np.float32)) for move in moves)):
+        assert after.norm is not None
+        assert (variances + after.norm > 0).all()
