@@ -26,7 +26,8 @@ do less: 0.33 s became 0.6 at a load of 8 on two cores. Torch alone takes 1.9 s.
 first compiles what it imports."""
 TRIES = 3
 YARDSTICK = "import asyncio, ssl, email.message, http.client, xml.dom.minidom, unittest, decimal"
-YARDSTICKS = 4
+YARDSTICKS = 6
+"""A refusal takes up to 5 (0.57 s, where one takes 0.117 s), and 20 or more if it waits for torch."""
 """So many times what Python takes to start with these modules of its own: 0.2 s each, where a refusal takes 0.33 s. On
 a slower machine beside two other tests a refusal took up to 2.9 of them, 1.5 s; torch alone takes ten there."""
 EXPERIMENT = "experiments/digits_surgical.toml"

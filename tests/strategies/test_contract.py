@@ -206,7 +206,8 @@ def test_updates_that_wait_until_all_are_there_make_the_same_model_as_those_adde
     streamed, kept = (
         lead(unlike(method, tmp_path, f"participation.clip={clip}"), tmp_path / clip, 2) for clip in ("off", "1000.0")
     )
-    assert bits(streamed.strategy.state) == bits(kept.strategy.state)
+    as_without_trials = replace(kept.strategy.state, sound_losses={}, next_trial=0)
+    assert bits(streamed.strategy.state) == bits(as_without_trials)
 
 
 @pytest.mark.parametrize("method", sorted(STRATEGIES))
