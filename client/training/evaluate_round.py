@@ -11,6 +11,7 @@ from client.training.figures import (
     NOT_TESTED,
     counts_of_test,
     figures_of_test,
+    histograms_of_sum,
     model_sha256,
     of_test,
     of_validation,
@@ -46,12 +47,14 @@ def evaluate_round(site: Site, request: EvaluateRequest, hold: Hold = hold_nothi
             the exact figures of some sites and the sum of all, those of the others could be worked out.
     """
     work = unpack(site, request)
-    if (reply := or_no_figures(work, partial(_judged, work, request, hold), None)) is not None:
-        return reply
-    return _evaluation(request, site.name, Validation(), {}, model_sha256(work, request))
+    reply = or_no_figures(work, partial(_judged, work, request), None)
+    reply = reply or _evaluation(request, site.name, Validation(), {}, model_sha256(work, request))
+    if request.test and work.plan.privacy.secure_aggregation:
+        return replace(reply, masked_classes=hold(site, request, histograms_of_sum(work)))
+    return reply
 
 
-def _judged(work: Work, request: EvaluateRequest, hold: Hold) -> EvaluateReply:
+def _judged(work: Work, request: EvaluateRequest) -> EvaluateReply:
     """The answer to a request."""
     site, plan, method = work.site, work.plan, work.method
     with reproducible(seed_of(plan.run.seed, request.round, site.name, "test"), plan.training.threads):
@@ -66,8 +69,6 @@ def _judged(work: Work, request: EvaluateRequest, hold: Hold) -> EvaluateReply:
         chosen_on = validation_histograms(work) if request.test else {}
         validation_result = validation_figures(work, result)
     reply = _evaluation(request, site.name, validation_result, metrics, model_sha256(work, request))
-    if plan.privacy.secure_aggregation:
-        return replace(reply, **counts, masked_classes=hold(site, request, spread))
     return replace(reply, **counts, **of_test(spread), **of_validation(chosen_on))
 
 

@@ -107,16 +107,13 @@ def scored(work: Work, part: str) -> tuple[Floats, Floats, tuple[str, ...]]:
 def figures_of_test(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, ScoreHistogram]]:
     """Return each class's metrics on the test part, and how its scores are spread.
 
-    Under secure aggregation there are no metrics: the histograms leave in a sum, and nothing of one site.
+    Under secure aggregation there are none: they leave in a sum (:func:`histograms_of_sum`).
     """
     site, policy, evaluation = work.site, work.site.policy, work.plan.evaluation
-    summed = work.plan.privacy.secure_aggregation
-    allowed = policy.score_histograms and not stays_for_noise(work) if summed else policy.test_metrics
-    if not len(site.test) or not allowed or covers_local_parts(work):
+    withheld = work.plan.privacy.secure_aggregation or covers_local_parts(work)
+    if not len(site.test) or not policy.test_metrics or withheld:
         return {}, {}
     scores, labels, names = scored(work, "test")
-    if summed:
-        return {}, histograms(policy, scores, labels, names, site.hides("test")) if evaluation.pooled else {}
     more = metrics_of(evaluation.metrics)
     if not site.simulated:  # that a metric fails, and how, can depend on one patient's image
         more = {name: or_undefined(name, metric, site.tell) for name, metric in more.items()}
@@ -126,6 +123,22 @@ def figures_of_test(work: Work) -> tuple[dict[str, ClassMetrics], dict[str, Scor
         for name, result in per_class(scores, labels, names, more).items()
     }
     return metrics, histograms(policy, scores, labels, names, hidden) if evaluation.pooled else {}
+
+
+def histograms_of_sum(work: Work) -> dict[str, ScoreHistogram]:
+    """Return how scores on the test part are spread, for a sum over sites.
+
+    Counts of a model that cannot be judged are zero: whether it can may depend on one patient's image.
+    """
+    site, policy = work.site, work.site.policy
+    allowed = policy.score_histograms and work.plan.evaluation.pooled and not stays_for_noise(work)
+    if not len(site.test) or not allowed or covers_local_parts(work):
+        return {}
+    hidden = site.hides("test")
+    names = [name for name in work.network.class_names if name in site.test.class_names and name not in hidden]
+    none = np.zeros(0)
+    nothing = {name: score_histogram(none, none) for name in names}
+    return or_no_figures(work, lambda: histograms(policy, *scored(work, "test"), hidden), nothing) or nothing
 
 
 def validation_histograms(work: Work) -> dict[str, ScoreHistogram]:

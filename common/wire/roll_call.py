@@ -10,6 +10,8 @@ from common.wire.bounds import COUNT_OR_UNKNOWN, ClassNames, Count, Counts, Docu
 from common.wire.errors import WireError
 from common.wire.hello import LONGEST_RELEASE
 
+ROLL_CALL, REFUSAL = "query.roll_call", "query.refusal"
+"""Types of the messages that carry them, of Flower's kind ``query``."""
 REFUSALS = ("name", "version", "labels")
 
 UNKNOWN_COUNT = -1

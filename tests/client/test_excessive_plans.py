@@ -29,9 +29,8 @@ from common.models.zoo.registry import new_backbone
 from common.models.zoo.spec import TRAITS
 from common.wire.codec import WIRE_VERSION, decode, encode
 from common.wire.records import TrainReply
-from common.wire.roll_call import RollCall
+from common.wire.roll_call import ROLL_CALL, RollCall
 from strategies.registry import method_of
-from strategies.rounds.participation.roll_call import ROLL_CALL
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, images, plan, request, site
 

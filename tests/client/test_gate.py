@@ -23,9 +23,8 @@ from common.wire.canonical_bytes import record_sha256
 from common.wire.codec import decode, encode
 from common.wire.errors import WireError
 from common.wire.records import EvaluateReply, TrainReply
-from common.wire.roll_call import RollCall
+from common.wire.roll_call import ROLL_CALL, RollCall
 from strategies.registry import STRATEGIES
-from strategies.rounds.participation.roll_call import ROLL_CALL
 from tests.client.gates import asked, judged, log, trained
 from tests.client.rounds import beginning, plan, request, site
 

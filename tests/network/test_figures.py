@@ -26,7 +26,7 @@ from tests.network.real import Coordinator, Site, machine, written
 
 pytestmark = pytest.mark.slow
 
-NAMES, MEAN = ("large", "odd"), "mean over all classes"
+NAMES, MEAN = ("large", "odd"), "mean of all classes"
 HOSPITALS = ("east", "north", "south")
 EXPERIMENT = f"""{DIGITS.split("[data]")[0]}
 [participation]

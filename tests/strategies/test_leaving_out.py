@@ -10,11 +10,10 @@ from flwr.app import Message
 from common.config import ParticipationSection
 from common.errors import BadInput
 from common.wire.codec import encode
-from common.wire.roll_call import RefusalNoted, RollCallAnswer
+from common.wire.roll_call import REFUSAL, RefusalNoted, RollCallAnswer
 from strategies.registry import method_of
 from strategies.rounds.participation.claims import Claims
 from strategies.rounds.participation.client_manager import Membership
-from strategies.rounds.participation.roll_call import REFUSAL
 from tests.client.rounds import plan
 from tests.strategies.scripted import Answer, Clock, ScriptedGrid, Site
 

@@ -10,6 +10,8 @@ from flwr.app import Message
 from common.errors import Fault
 from common.wire.codec import decode, encode, payload_bytes
 from common.wire.roll_call import (
+    REFUSAL,
+    ROLL_CALL,
     Refusal,
     RefusalNoted,
     RollCall,
@@ -17,8 +19,6 @@ from common.wire.roll_call import (
 )
 from strategies.base.round_record import TooFewSites, Waiting
 from strategies.rounds.participation.roll_call import (
-    REFUSAL,
-    ROLL_CALL,
     Member,
     Roll,
     call_the_roll,

@@ -13,7 +13,13 @@ from server.simulation.backends import inline as backends
 from tests.federations import Traffic, experiment, federation, of_type, overheard
 from tests.server.killing import Killed, kill_at
 
-COHORTS = ("partition.sites=6", "participation.sites_per_round=3", "run.rounds=4", "training.lr=0.02")
+COHORTS = (
+    "partition.sites=6",
+    "participation.sites_per_round=3",
+    "run.rounds=4",
+    "training.lr=0.02",
+    "participation.clip=off",
+)
 TWO = "evaluation.sites=2"
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from flwr.app import Message, MessageType
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from common.contract import Declaration
@@ -13,12 +13,10 @@ from common.errors import Fault, quoted, stop_on
 from common.security.signatures import Signed, stated
 from common.system.timers import REFUSAL_NOTED_S
 from common.wire.codec import encode, payload_bytes
-from common.wire.roll_call import Refusal, RollCall, RollCallAnswer
+from common.wire.roll_call import REFUSAL, ROLL_CALL, Refusal, RollCall, RollCallAnswer
 from strategies.base.round_record import TooFewSites, Waiting
 from strategies.rounds.messages.deadline import NODE_UNAVAILABLE, REVOKED, Patience, Pauses, exchange, pushed
 from strategies.rounds.messages.replies import decoded
-
-ROLL_CALL, REFUSAL = f"{MessageType.QUERY}.roll_call", f"{MessageType.QUERY}.refusal"
 
 TELL_AFTER_S = 1.0
 """Who answers sooner is not said to be waited for."""

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from common.security.signatures import SignatureFault
 from common.wire.fleet_protocol import names_in
 from common.wire.flower_objects import TooLarge, envelope, message_of, name_as, taken_apart, weight_of
+from common.wire.roll_call import ROLL_CALL
 from server.deployment.superlink.control.client import Announced, Control
 from server.deployment.superlink.objects.files import ObjectFiles
 from server.deployment.superlink.objects.reply_bounds import MORE_BYTES, NOTHING, Bound, asked_for
@@ -21,7 +22,6 @@ from server.deployment.superlink.storage.messages import Lack
 from server.runs.live_status import stopped_at
 from strategies.base.round_record import Arrival
 from strategies.rounds.messages.deadline import MESSAGE_GONE, NODE_UNAVAILABLE, NOT_REGISTERED, REFUSED_REPLY, REVOKED
-from strategies.rounds.participation.roll_call import ROLL_CALL
 
 ARRIVING_S, LOOK_S = 0.1, 0.005
 AT_A_TIME = 4
