@@ -181,7 +181,10 @@ def fields_in_words() -> str:
     for record in SENT:
         name = record.__name__
         lines += [f"### {name}", ""]
-        lines += [f"- `{field}`: {MEANING[name][field]}" for field in field_names(record) if field not in OF_EACH]
+        own = [field for field in field_names(record) if field not in OF_EACH]
+        lines += [f"- `{field}`: {MEANING[name][field]}" for field in own] or [
+            "Nothing else: the site has noted a refusal."
+        ]
         lines.append("")
     lines += ["### Statistics", ""]
     lines += [f"- `{name}`: {text}" for name, text in STATISTICS.items()]

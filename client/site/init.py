@@ -70,7 +70,7 @@ level = "trusted"
 # optimizers = []
 # schedules = []
 
-# What a run may cost this machine; a run beyond is declined: docs/hospital-it.md, "What a run may cost"
+# What a run may cost this machine; a run beyond is declined: docs/what-leaves.md, "The policy"
 # maximum_hours = 24            # work on one request; this program stops a longer one
 # maximum_run_hours = 720       # work on one run, all requests together
 # maximum_rounds = 10000
