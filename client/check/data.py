@@ -1,5 +1,6 @@
 """The hospital's data, as far as a machine can judge it: files, pictures, labels, patients."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from client.site.site_file import FILE, Settings
 from common.data.images.syntaxes import in_words as in_words_of
 from common.data.images.syntaxes import is_readable
 from common.errors import BadInput
-from common.system.formatting import counted
+from common.system.formatting import counted, listed
 
 
 @dataclass(frozen=True)
@@ -208,6 +209,9 @@ def _notes(source: Source, classes: Sequence[ClassCounts], policy: Policy) -> It
         problem = f"validation images are of {validation} patients, fewer than policy.smallest_count = {fewest}:"
         yield note(f"{problem} no validation figure leaves, and a run can choose no best round by them.")
     yield note(f'level = "{policy.level}" in [policy]: {TRUST[policy.level]}')
+    if overridden := [f"{key} = {json.dumps(value)}" for key, value in policy.beside_its_level.items()]:
+        problem = f"[policy] overrides that level: {listed(overridden)}."
+        yield note(problem, "Leave these keys out, unless you mean them: the sentence above holds without them.")
     trains = policy.train_hidden_classes or policy.epsilon is not None
     if (hidden := [one.name for one in classes if any(one.small)]) and not trains:
         problem = f"{', '.join(hidden)}: fewer patients than policy.smallest_count show it, or are without it. No label"

@@ -189,6 +189,11 @@ class Policy(Section):
         unfit = {key for key, other in NOT_BESIDE.items() if other in said}
         return {**{key: value for key, value in LEVELS[level].items() if key not in unfit}, **said}
 
+    @property
+    def beside_its_level(self) -> dict[str, Any]:
+        """The keys that have another value than the level sets."""
+        return {key: getattr(self, key) for key, value in LEVELS[self.level].items() if getattr(self, key) != value}
+
     @model_validator(mode="after")
     def _rounding_makes_no_zero(self) -> Self:
         if self.smallest_count % self.round_counts_to or self.round_counts_to > max(self.smallest_count, 1):

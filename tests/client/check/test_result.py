@@ -105,6 +105,21 @@ def test_the_check_says_whom_the_policy_trusts(level: Level, hospital: Hospital)
     hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n[data]')
     problems = [one.problem for one in check_data(read_file_only(hospital.folder), 1).checked.findings]
     assert [one for one in problems if one.endswith(TRUST[level])] == [f'level = "{level}" in [policy]: {TRUST[level]}']
+    assert [one for one in problems if "overrides that level" in one] == []
+
+
+@pytest.mark.parametrize(
+    ("level", "keys", "overridden"),
+    [
+        ("masked", "masked_only = false\nsmallest_cohort = 3", "masked_only = false"),
+        ("private", 'privacy_unit = "image"\nepsilon = 3', 'epsilon = 3.0 and privacy_unit = "image"'),
+        ("private", "smallest_count = 20", "round_counts_to = 1"),
+    ],
+)
+def test_keys_that_override_the_level_are_named(level: Level, keys: str, overridden: str, hospital: Hospital) -> None:
+    hospital.edit("[data]", f'[policy]\nlevel = "{level}"\n{keys}\n[data]')
+    problems = [one.problem for one in check_data(read_file_only(hospital.folder), 1).checked.findings]
+    assert [one for one in problems if "overrides" in one] == [f"[policy] overrides that level: {overridden}."]
 
 
 def test_uncertain_and_blank_cells_are_counted_apart(hospital: Hospital) -> None:
