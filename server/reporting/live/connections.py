@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 MOST_CONNECTIONS = 64
+MOST_CLOSING, CLOSING_S = 32, 0.01
+"""Connections that gave way and hold their descriptors for some turns of the loop more, before the next is accepted;
+seconds between looks at them."""
 REQUEST_S = 10.0
 """For the TLS handshake, and as long again for the headers of a request with the token."""
 PAUSE_S = 0.5
@@ -62,25 +65,35 @@ class Connections:
     """Accepts connections, and closes those that are too many or too slow."""
 
     _accepted: list[Connection] = field(default_factory=list)
+    _closing: list[Connection] = field(default_factory=list)
 
     async def accept(self, listener: socket.socket, protocol: MakeProtocol, tls: ssl.SSLContext | None) -> None:
         """Accept connections until this task is cancelled; each is served by a protocol of its own."""
         listener.setblocking(False)
+        try:
+            while True:
+                await self._accept_one(listener, protocol, tls)
+        finally:
+            for connection in self._accepted:
+                connection.close()
+
+    async def _accept_one(self, listener: socket.socket, protocol: MakeProtocol, tls: ssl.SSLContext | None) -> None:
+        await asyncio.sleep(0)  # sock_accept does not wait while connections queue: let those that close do so
+        while self._are_closing() >= MOST_CLOSING:
+            await asyncio.sleep(CLOSING_S)
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(0)  # sock_accept does not wait while connections queue: let those that close do so
-            try:
-                accepted, address = await loop.sock_accept(listener)
-            except OSError:  # no descriptor is left, or the other end has gone already
-                await asyncio.sleep(PAUSE_S)
-                continue
-            if not self._make_room():
-                accepted.close()
-                continue
-            connection = Connection(address[:2], accepted)
-            connection.handshake = loop.create_task(_shake_hands(connection, protocol, tls))
-            connection.handshake.add_done_callback(partial(_close_unless_served, connection))
-            self._accepted.append(connection)
+        try:
+            accepted, address = await loop.sock_accept(listener)
+        except OSError:  # no descriptor is left, or the other end has gone already
+            await asyncio.sleep(PAUSE_S)
+            return
+        if not self._make_room():
+            accepted.close()
+            return
+        connection = Connection(address[:2], accepted)
+        connection.handshake = loop.create_task(_shake_hands(connection, protocol, tls))
+        connection.handshake.add_done_callback(partial(_close_unless_served, connection))
+        self._accepted.append(connection)
 
     def note_token(self, address: tuple[str, int] | None) -> None:
         """Note that a request with the token has come from this address; its connection no longer gives way."""
@@ -88,10 +101,7 @@ class Connections:
             connection.has_token |= connection.may_give_way and connection.address == address
 
     def _make_room(self) -> bool:
-        """Close the oldest connection without the token if there are too many; return whether there is room.
-
-        What is closed here holds its descriptor for some turns of the loop more.
-        """
+        """Close the oldest connection without the token if there are too many; return whether there is room."""
         self._accepted = [connection for connection in self._accepted if connection.is_open]
         if len(self._accepted) < MOST_CONNECTIONS:
             return True
@@ -99,7 +109,13 @@ class Connections:
         if oldest is not None:
             oldest.close()
             self._accepted.remove(oldest)
+            self._closing.append(oldest)
         return oldest is not None
+
+    def _are_closing(self) -> int:
+        """Count the connections that were closed here and still hold their descriptors."""
+        self._closing = [connection for connection in self._closing if connection.is_open]
+        return len(self._closing)
 
 
 def _close_unless_served(connection: Connection, handshake: asyncio.Task[None]) -> None:
