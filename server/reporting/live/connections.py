@@ -70,12 +70,8 @@ class Connections:
     async def accept(self, listener: socket.socket, protocol: MakeProtocol, tls: ssl.SSLContext | None) -> None:
         """Accept connections until this task is cancelled; each is served by a protocol of its own."""
         listener.setblocking(False)
-        try:
-            while True:
-                await self._accept_one(listener, protocol, tls)
-        finally:
-            for connection in self._accepted:
-                connection.close()
+        while True:
+            await self._accept_one(listener, protocol, tls)
 
     async def _accept_one(self, listener: socket.socket, protocol: MakeProtocol, tls: ssl.SSLContext | None) -> None:
         await asyncio.sleep(0)  # sock_accept does not wait while connections queue: let those that close do so
