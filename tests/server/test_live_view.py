@@ -4,6 +4,7 @@ import ast
 import base64
 import contextlib
 import datetime as dt
+import gc
 import hashlib
 import json
 import os
@@ -343,6 +344,7 @@ def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, r
     ("connections", "seconds"), [(300, 5), pytest.param(4000, 60, marks=pytest.mark.torture)], ids=["short", "full"]
 )
 @pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.torture), True])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_nothing(
     tls: bool, connections: int, seconds: float, coordinator: Coordinator
 ) -> None:
@@ -366,6 +368,7 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
         assert sum(figures["opened"].values()) >= connections
         assert sorted(answers_s)[len(answers_s) // 2] < 2
         eventually(lambda: psutil.Process().num_fds() <= before + 2, "the descriptors are back", 30)
+    gc.collect()  # transports of handshakes that the end of the server's loop cut off complain here, in this test
 
 
 @contextmanager
