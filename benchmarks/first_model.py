@@ -70,10 +70,10 @@ def main() -> None:
         site, honest = training_on(whole, drawn(whole.train, MOST_IMAGES)), plan_of(experiment_of(None, whole))
         for rate in RATES:
             at = LaterAdversary(site, Path(folder) / f"{rate}", honest, rate=rate)
-            found = imprinted(at)
-            rule = found.said.refusals[0].split(": ")[1]
+            result = imprinted(at)
+            rule = result.said.refusals[0].split(": ")[1]
             way = f"{at.distance:.1f}, {at.distance / at.length:.2g} own updates"
-            print(f"| {rate:g} | {rule} | {at.length:.3g} | {way} | {found.recovered} of {found.of} |", flush=True)
+            print(f"| {rate:g} | {rule} | {at.length:.3g} | {way} | {result.recovered} of {result.of} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -194,9 +194,9 @@ def liars(rules: Iterable[str], methods: Iterable[str], counts: Iterable[int], r
                     honest = run(settings, {})
                 below = []
                 for kind in kinds or LIARS:
-                    found = run(settings, {liar: LIARS[kind]})
-                    below.append(honest.auroc - found.auroc)
-                    cells = (f"{found.auroc:.3f}", f"{honest.auroc:.3f}", " ".join(found.excluded), str(found.back))
+                    result = run(settings, {liar: LIARS[kind]})
+                    below.append(honest.auroc - result.auroc)
+                    cells = (f"{result.auroc:.3f}", f"{honest.auroc:.3f}", " ".join(result.excluded), str(result.back))
                     table.add_row(method, str(sites), rule, kind, *cells)
                     print(method, sites, rule, kind, *cells, sep=" | ", flush=True)
                 print(f"{method}, {sites} sites, {rule}: at most {max(below):.3f} below,", end=" ")

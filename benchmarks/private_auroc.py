@@ -108,20 +108,20 @@ def main() -> None:
     parser.add_argument("--data", nargs="+", choices=SETS, default=list(SETS))
     parser.add_argument("--hospitals", nargs="+", type=int, default=[3, 12])
     parser.add_argument("--only", default="", help="rows whose name has this in it")
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     began = time.process_time()
     print("| data | hospitals | level | AUROC, mean and deviation over seeds |\n| --- | ---: | --- | ---: |")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         convert_efficientnet_lite0(folder / "lite0.safetensors")
-        for data in asked.data:
-            for hospitals in asked.hospitals:
+        for data in arguments.data:
+            for hospitals in arguments.hospitals:
                 for form, overrides in forms(hospitals):
-                    if asked.only not in form:
+                    if arguments.only not in form:
                         continue
                     channels = 3 if overrides[0] == FROZEN[0] else CHANNELS[data]
                     fixed = (*SETS[data], f"partition.sites={hospitals}", f"model.channels={channels}", *overrides)
-                    values = [auroc(folder, (*fixed, f"run.seed={seed}")) for seed in range(asked.seeds)]
+                    values = [auroc(folder, (*fixed, f"run.seed={seed}")) for seed in range(arguments.seeds)]
                     spread = statistics.stdev(values) if len(values) > 1 else 0.0
                     result = f"{statistics.mean(values):.3f} ± {spread:.3f}"
                     print(f"| {data} | {hospitals} | {form} | {result} |", flush=True)

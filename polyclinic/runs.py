@@ -269,8 +269,10 @@ class FinishedRun:
         summary, auroc = self.summary, self.mean_auroc
         error = (summary["test"].get("errors") or {}).get("auroc", 0.0)
         shown = None if auroc is None else figure(Measured(auroc, error))
-        said = "no AUROC" if shown is None else f"mean AUROC {shown} on the test images (one seed)"
-        return f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {said}; {self.folder}>"
+        result = "no AUROC" if shown is None else f"mean AUROC {shown} on the test images (one seed)"
+        return (
+            f"<{summary['name']}: {summary['rounds']} rounds, {len(summary['sites'])} sites, {result}; {self.folder}>"
+        )
 
 
 def predict(folder: str | Path, images: NDArray[np.uint8] | str | Path | Sequence[str | Path]) -> pd.DataFrame:

@@ -149,8 +149,7 @@ MEANING: Mapping[str, Mapping[str, str]] = {
         "round": _ROUND,
         "site": _SITE,
         "vector": "how training changed the numbers of the network, or the counts of test scores, under masks: random "
-        "numbers to anyone who does not "
-        "have those of all sites of the round",
+        "numbers to anyone who does not have those of all sites of the round",
     },
     "RevealAnswer": {
         "run": _RUN,

@@ -48,19 +48,19 @@ def first_model_fault(site: Site, asked: RequestedWork, request: TrainRequest) -
         spec, source = spec.model_copy(update={"weights": str(path)}), f"weights file ({path.name} here)"
     try:
         network = build(spec, request.class_names, plan.run.seed)
-        came = request.model.named()
+        received = request.model.named()
         own = Groups.of_model(read_state(network)).named()
         if spec.frozen_sha256 is not None:
             sent = request.frozen.trunk
-            came["frozen"] = site.frozen_parts.read(spec.frozen_sha256).values if sent is None else sent
+            received["frozen"] = site.frozen_parts.read(spec.frozen_sha256).values if sent is None else sent
             own["frozen"] = FrozenPart.of(network).values
     except BadInput as bad:
         return f"it cannot be built here: {bad.faults[0]}".removesuffix(".")
     except WireError:
         return ""  # the frozen part is not here: the handler asks for it
-    if {name: array.shape for name, array in came.items()} != {name: array.shape for name, array in own.items()}:
+    if {name: array.shape for name, array in received.items()} != {name: array.shape for name, array in own.items()}:
         return ""  # of another network: the handler says which part does not fit
-    alike = [np.isclose(came[name], array, rtol=RELATIVE, atol=ABSOLUTE).ravel() for name, array in own.items()]
+    alike = [np.isclose(received[name], array, rtol=RELATIVE, atol=ABSOLUTE).ravel() for name, array in own.items()]
     wrong = ~np.concatenate(alike)
     if not wrong.any():
         return ""

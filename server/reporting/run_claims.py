@@ -51,9 +51,8 @@ def run_result(run: Run) -> str:
         return f"{training}, none of {counted(len(summary.classes), 'class', 'classes')} has an AUROC{why}.{accuracy}"
     headline = test.headline()
     if headline.mean is None:
-        most = counted(max(headline.left_out.values()), "test image")
-        shows = "shows" if most.startswith("1 ") else "show"
-        why = f"at most {most} {shows} a class, and a mean counts classes that {FEWEST_POSITIVES} show"
+        most = max(headline.left_out.values())
+        why = f"at most {most:,} of the test images show a class, and a mean counts those that {FEWEST_POSITIVES} show"
         return f"{training}, no mean AUROC can be given: {why}.{accuracy}"
     interval = interval_of_mean(summary)
     beside = f" ({interval})" if interval else ""
@@ -149,7 +148,7 @@ def _parts(summary: RunSummary) -> Iterator[str]:
 
 
 def over_which_classes(summary: RunSummary) -> str:
-    """Over which classes the mean is, and which it leaves out: ``"3 of 5 classes; left out: A (12 test images)"``."""
+    """Over which classes the mean is: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
     left_out = summary.test.headline().left_out
     if not left_out:

@@ -192,8 +192,8 @@ class NetworkGrid(Grid):
         if announced.missing and not announced.fault:
             reason = f"its reply was cut off: nothing came for {UPLOAD_STALL_S:.0f} s"
             return self._error(name, NODE_UNAVAILABLE, reason)
-        fault, message = announced.fault, None
-        bound = self._asked[name].bound if name in self._asked else NOTHING
+        fault, message, request = announced.fault, None, self._asked.get(name)
+        bound = request.bound if request else NOTHING
         try:
             contents = {one: self._files.view(one) or b"" for one in announced.names} if not fault else {}
             message = message_of(said.message_id, contents, bound.together) if not fault else None
@@ -201,8 +201,7 @@ class NetworkGrid(Grid):
             fault = bound.weighs_more
         except ValueError as error:
             fault = f"its reply cannot be read: {error}"
-        asked = self._asked.get(name)
-        is_answer = asked is not None and asked.message.metadata.message_type == ROLL_CALL
+        is_answer = request is not None and request.message.metadata.message_type == ROLL_CALL
         (self._answers if is_answer else self._fetched).append(said.message_id)
         # An error holds no record, and is not signed: it counts for nothing but words.
         if message is not None and message.has_content():
