@@ -25,6 +25,8 @@ LEAST_LOSS = 0.1
 """A lower loss counts as this one: where training has settled, a loss of 0.02 doubles by chance."""
 SITES = range(3, 17)
 """Of a round in which models are tried."""
+FEWEST_JUDGES = 2
+"""Sites beside the suspect that must state their figures: a single one could have any other left out."""
 
 CANNOT_GO_ON = ("diverged", "not a number", "validation_loss")
 """Words of the reasons of sites that the model broke: their training, or the loss that they would tell."""
@@ -66,9 +68,9 @@ def stalled(losses: Mapping[str, float], before: Mapping[str, float]) -> bool:
 def culprit(whole: FederationValidation, without: Mapping[str, FederationValidation]) -> tuple[str, str]:
     """Return the site whose update harms most, with the reason; two empty strings where none does.
 
-    More than half of the other sites must have a loss :data:`HARM` times as high with its update as without it, or an
-    AUROC lower by :data:`HARM_AUROC`. Its own word does not count, so that one site of three or more can neither save
-    itself nor have another left out.
+    More than half of the other sites that state figures, at least :data:`FEWEST_JUDGES`, must have a loss :data:`HARM`
+    times as high with its update as without it, or an AUROC lower by :data:`HARM_AUROC`. Its own word does not count:
+    one site of three or more can neither save itself, by silence either, nor have another left out.
 
     Args:
         whole: What the sites say of the model of all updates; a loss that is not finite is missing.
@@ -93,8 +95,8 @@ def _harm(site: str, whole: FederationValidation, without: FederationValidation)
 
 
 def _majority(values: list[float], none: float) -> float:
-    """The value that more than half of all reach or exceed."""
-    return values[(len(values) - 1) // 2] if values else none
+    """The value that more than half of all reach or exceed; ``none`` of too few judges."""
+    return values[(len(values) - 1) // 2] if len(values) >= FEWEST_JUDGES else none
 
 
 def _times(loss: float, other: float) -> float:
@@ -109,15 +111,16 @@ class Rollback:
 
     callbacks: Callbacks
 
-    def due(self, state: FederationState, losses: Mapping[str, float], *, too_long: bool) -> bool:
+    def due(self, state: FederationState, losses: Mapping[str, float], updates: int, *, too_long: bool) -> bool:
         """Return whether a round's updates are tried before they count.
 
         Args:
             state: Before the round.
-            losses: Of the model that it began with, by the sites whose updates count.
+            losses: Of the model that it began with, by the sites whose updates count and that state one.
+            updates: How many sites' updates count.
             too_long: Whether an update had to be shortened.
         """
-        if len(losses) not in SITES:
+        if updates not in SITES or len(losses) < FEWEST_JUDGES:
             return False
         odd = too_long or stalled(losses, state.sound_losses)
         return state.repeated == state.round + 1 or (odd and state.round + 1 >= state.next_trial)

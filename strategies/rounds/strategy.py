@@ -197,7 +197,7 @@ class FederatedAveraging(Exchanges):
         """The means of the updates that count."""
         arrived = time.monotonic()
         losses = validation_of(came.accepted).loss
-        if self.rollback and self.rollback.due(self.state, losses, too_long=aggregator.too_long()):
+        if self.rollback and self.rollback.due(self.state, losses, len(came.accepted), too_long=aggregator.too_long()):
             came = self._without_culprit(server_round, aggregator, came)
         return Decided(came, aggregator.merged(self.known_in(server_round), came.accepted), arrived)
 

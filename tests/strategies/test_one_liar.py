@@ -83,6 +83,22 @@ def test_with_one_liar_the_model_is_about_as_good_as_without_it_and_nobody_else_
     assert sum("updates make the model" in line for line in found.right) == 5
 
 
+def silently(answer: Answer) -> Answer:
+    """Send what ``answer`` sends, without a validation figure."""
+    return lambda site, request: replace(answer(site, request), validation_loss=None, validation_auroc=None)
+
+
+@pytest.mark.parametrize("kind", ["1e30", pytest.param("turned round 10 times", marks=pytest.mark.torture)])
+def test_a_liar_that_states_no_validation_figure_is_left_out_too(
+    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expected = without_the_liar(3)
+    lied(monkeypatch, silently(LIES[kind]))
+    summary = federation(tmp_path, *plan(3))
+    assert summary["test"]["mean_auroc"] > expected - 0.02
+    assert set(summary["condemned"]) == {LIAR}
+
+
 def test_a_negative_variance_is_refused_and_the_site_told_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lied(monkeypatch, LIES["negative variances"])
     federation(tmp_path, *plan(3, rounds=1))
@@ -133,8 +149,8 @@ def only_after_a_collapse(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Rollback,
         "due",
-        lambda self, state, losses, too_long: (
-            state.repeated == state.round + 1 and due(self, state, losses, too_long=too_long)
+        lambda self, state, losses, updates, too_long: (
+            state.repeated == state.round + 1 and due(self, state, losses, updates, too_long=too_long)
         ),
     )
     lied(monkeypatch, LIES["1e30"])
