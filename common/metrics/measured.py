@@ -10,7 +10,7 @@ from common.system.formatting import NOT_APPLICABLE, number
 
 LARGEST_ERROR = 0.05
 """A figure with a larger error says nothing: it is not printed, and nothing is computed or concluded from it."""
-TOO_FEW = "too few test images for this level"
+TOO_WIDE = f"error above {LARGEST_ERROR:g}"
 DIGITS = 3
 
 
@@ -51,7 +51,7 @@ def figure(measured: Measured | None) -> str:
     if not measured.error:
         return number(measured.value)
     if measured.error > LARGEST_ERROR:
-        return f"{NOT_APPLICABLE}: {TOO_FEW}"
+        return f"{NOT_APPLICABLE}: {TOO_WIDE}"
     digits = min(DIGITS, max(1, -math.floor(math.log10(measured.error))))
     value = round(measured.value, digits)
     steps = math.ceil(round((measured.error + abs(measured.value - value)) * 10**digits, 9))

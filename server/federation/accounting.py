@@ -82,6 +82,7 @@ class Books:
                 "sites": list(record.sites),
                 "absent": dict(record.absent),
                 "shortened": dict(record.shortened),
+                "closed_rows": list(record.closed_rows),
                 "train_loss": record.mean_train_loss,
                 "validation_loss": validation.mean_loss,
                 "validation_auroc": validation.mean_auroc,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassGroup, ClassMetrics, Summary
 from common.metrics.bootstrap import Interval
-from common.metrics.measured import TOO_FEW, figure
+from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
 from common.system.formatting import counted, listed, number, spans
 from server.reporting.coverage import owners
 from server.reporting.site_claims import NAMED, better_alone, by_chance
@@ -171,7 +171,7 @@ def why_undefined(result: ClassMetrics | None) -> str:
     if result.auroc is not None:
         return ""
     if "auroc" in result.errors:
-        return TOO_FEW
+        return TOO_WIDE
     if result.positives is None:
         return "no site tells: each has too few patients with it, or without, or its policy keeps such figures"
     if not result.positives and not result.negatives:
@@ -331,20 +331,27 @@ def _wrong_threshold(run: Run) -> Iterator[str]:
 
 
 def _no_better_than_chance(run: Run) -> Iterator[str]:
+    """Classes whose interval includes, or lies below, an AUROC of 0.5, wherever in its error the AUROC lies."""
     test = run.summary.test
-    by_class = test.intervals.per_class if test.intervals else _pooled_intervals(test)
-    of_what = "" if test.intervals else " of all sites’ images together"
-    if names := [name for name, (low, high) in by_class.items() if low <= CHANCE <= high]:
+    exact = {name: (interval, 0.0) for name, interval in (test.intervals.per_class if test.intervals else {}).items()}
+    by_class = exact if test.intervals else _pooled_intervals(test)
+    of_what = "" if test.intervals else " of the test images of all sites that report the class"
+    if names := [name for name, ((low, high), error) in by_class.items() if low + error <= CHANCE <= high - error]:
         verb, interval = "is" if len(names) == 1 else "are", f"the 95 % interval{of_what} includes an AUROC of 0.5"
         yield f"{_named(names)} {verb} not detected better than by chance: {interval}."
-    if names := [name for name, (_, high) in by_class.items() if high < CHANCE]:
+    if names := [name for name, ((_, high), error) in by_class.items() if high + error < CHANCE]:
         verb, interval = "is" if len(names) == 1 else "are", f"the 95 % interval{of_what} lies below an AUROC of 0.5"
         yield f"{_named(names)} {verb} detected worse than by chance: {interval}."
 
 
-def _pooled_intervals(test: Summary) -> dict[str, Interval]:
+def _pooled_intervals(test: Summary) -> dict[str, tuple[Interval, float]]:
+    """Return each class's interval with the error of its AUROC, where that is exact enough to be judged."""
     per_class = test.pooled.per_class if test.pooled else {}
-    return {name: each.interval for name, each in per_class.items() if each.interval is not None}
+    return {
+        name: (each.interval, each.auroc.error)
+        for name, each in per_class.items()
+        if each.interval is not None and each.auroc is not None and each.auroc.error <= LARGEST_ERROR
+    }
 
 
 def _left_out(run: Run) -> Iterator[str]:
@@ -354,11 +361,14 @@ def _left_out(run: Run) -> Iterator[str]:
 def _few_images(run: Run) -> Iterator[str]:
     for name in run.summary.classes:
         result = run.summary.test.per_class.get(name)
-        if result is None or result.auroc is None or result.positives is None or result.negatives is None:
+        if result is None or result.auroc is None:
             continue
-        least = min(result.positives, result.negatives)
+        positives, negatives = run.summary.test.counts(name)
+        if positives is None or negatives is None:
+            continue
+        least = min(positives, negatives)
         if least < FEW:
-            kind = "positive" if result.positives == least else "negative"
+            kind = "positive" if positives == least else "negative"
             yield f"The figures for “{name}” rest on {counted(least, f'{kind} test image')}."
 
 
@@ -409,6 +419,16 @@ def _untrained_rows(run: Run) -> Iterator[str]:
         yield f"{few}: where a site's policy has train_hidden_classes = false, {rows} not trained there."
 
 
+def _rows_never_opened(run: Run) -> Iterator[str]:
+    """Classes that secure aggregation never let the model learn."""
+    in_each_round = [set(each.closed_rows) for each in run.rounds]
+    never = set.intersection(*in_each_round) if in_each_round else set[str]()
+    if names := [name for name in run.summary.classes if name in never]:
+        verb, rows = ("was", "its head row") if len(names) == 1 else ("were", "their head rows")
+        few = "fewer hospitals than smallest_cohort sent it"
+        yield f"{_named(names)} {verb} not learned: {rows} stayed masked in every round, because {few}."
+
+
 def _absences(run: Run) -> Iterator[str]:
     missed: dict[str, list[int]] = {}
     for each in run.rounds:
@@ -438,8 +458,10 @@ def _one_seed(run: Run) -> Iterator[str]:
 
 
 def _not_one_model(run: Run) -> Iterator[str]:
-    if (note := run.summary.test.note) not in (GLOBAL_MODEL, SUMS):
-        yield f"The score is the {note}, and each count of test images is that of the site with most."
+    test = run.summary.test
+    if test.note not in (GLOBAL_MODEL, SUMS):
+        most = ", and each count of test images is that of the site with most" if test.pooled is None else ""
+        yield f"The score is the {test.note}{most}."
 
 
 def _named(names: Iterable[str]) -> str:
@@ -461,6 +483,7 @@ PROMINENT: tuple[Rule, ...] = (
     _lost,
     _left_behind,
     _untrained_rows,
+    _rows_never_opened,
     _unknown_patients,
     _no_better_than_chance,
     _detects_nothing,

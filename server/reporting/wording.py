@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from common.metrics.auroc import Summary
 from common.metrics.benefit import WORDS as SITE_MODELS
 from common.metrics.curves import wilson
 from common.metrics.measured import figure
@@ -26,6 +27,7 @@ __all__ = (
     "MEASURE_NAMES",
     "NOT_APPLICABLE",
     "SITE_MODELS",
+    "classes_averaged",
     "count",
     "counted",
     "deciding_test",
@@ -59,6 +61,12 @@ MEASURE_NAMES: dict[Measure, str] = {
 def told(value: int | None, smallest: int | None) -> str:
     """A site's count; where it does not tell one, by which threshold: a hidden count is never 0."""
     return f"hidden (fewer than {smallest} patients)" if value is None and smallest else count(value)
+
+
+def classes_averaged(test: Summary) -> str:
+    """Return which classes a mean is over: ``"all classes"``, ``"4 of 8 classes"`` where the others have no AUROC."""
+    scored = sum(result.auroc is not None for result in test.per_class.values())
+    return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
 
 
 def spread(value: Spread) -> str:

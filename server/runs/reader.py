@@ -228,6 +228,7 @@ class RoundLine(_Record):
     sites: tuple[str, ...] = ()
     absent: dict[str, str] = Field(default_factory=dict)
     shortened: dict[str, str] = Field(default_factory=dict)
+    closed_rows: tuple[str, ...] = ()
     train_loss: float | None = None
     validation_loss: float | None = None
     validation_auroc: float | None = None

@@ -119,5 +119,7 @@ def uncounted(known: RoundContext) -> list[Fault]:
     if not names:
         return []
     problem = f"needs how many images show each class; too few sites tell it of {quoted(names)}."
-    remedy = "A hospital allows it by label_counts = true under [policy] in its site.toml."
+    remedy = (
+        "Hospitals send it with label_counts = true under [policy]; never of a class of few patients (smallest_count)."
+    )
     return [Fault("run.method", problem, remedy)]

@@ -154,7 +154,7 @@ def test_a_hospital_that_has_the_weights_file_builds_from_it_and_refuses_another
     at = replace(site(tmp_path / "north"), weights_folder=tmp_path / "weights")
     assert refusal(at, request(named, model)) == ""
     again = replace(site(tmp_path / "again"), weights_folder=tmp_path / "weights")
-    assert "weights file (trunk.safetensors here)" in refusal(again, request(named, moved(model, 0.01)))
+    assert "weights file. Compare" in refusal(again, request(named, moved(model, 0.01)))
 
 
 def test_a_hospital_without_the_weights_file_is_told_that_nobody_compared(tmp_path: Path) -> None:

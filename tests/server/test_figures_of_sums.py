@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 from common.metrics.auroc import FIGURES, SUMS, ClassMetrics, per_class, summarise
-from common.metrics.measured import LARGEST_ERROR, TOO_FEW, figure
+from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
 from common.metrics.pooled import pooled, summed
 from common.metrics.score_histograms import score_histogram
 from server.federation.evaluation import result_of_sum
@@ -105,4 +105,4 @@ def test_a_figure_that_its_bins_leave_open_is_in_no_mean_and_the_page_gives_the_
     good = ClassMetrics(0.9, 0.8, 0.7, 40, 50)
     test = summarise({"mass": result, "edema": good}, set(), set(), SUMS)
     assert figure(test.measured("auroc")) == "0.900"
-    assert why_undefined(result) == TOO_FEW
+    assert why_undefined(result) == TOO_WIDE

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from common.data.load import load
 from common.data.partition.partition import partition, site_images
 from common.data.partition.spec import ClassListsSpec
 from common.errors import BadInput
+from common.metrics.auroc import mean_metrics
 from common.models.saved import load_model, read_description
 from server.export.prediction import picture_scores
 from server.reporting.pages.model_card import escaped, model_card, write_model_card
@@ -93,13 +95,23 @@ def test_limits_are_those_of_the_run(run: Path) -> None:
     per_class["8"] |= {"positives": 29, "negatives": 300}
     per_class["9"] |= {"positives": 30, "negatives": 300}
     per_class["3"] |= {"positives": 1000, "negatives": 1}
-    card = changed(run, test=said["test"])
+    card = changed(run, test=said["test"] | {"pooled": None})
     assert "- **1 of 10 classes was not tested: “7” (no positive test image).**\n" in card
     assert "- The figures for “8” rest on 29 positive test images.\n" in card
     assert "- The figures for “3” rest on 1 negative test image.\n" in card
     assert "rest on 30" not in card
     assert "- “1”, “2”, “3” and “4” are annotated by north alone: " in card
     assert "“0” is annotated by" not in card
+
+
+def test_of_a_run_that_lets_no_test_figure_out_the_card_has_no_figure_and_no_zero(run: Path) -> None:
+    none = asdict(mean_metrics(()))
+    assert (none["positives"], none["negatives"]) == (None, None)
+    test = summary(run)["test"]
+    withheld = {"per_class": dict.fromkeys(test["per_class"], none), "withheld": "figures stay at the sites"}
+    card = changed(run, test=test | {"pooled": None, "mean_auroc": None} | withheld)
+    assert "Not scored: figures stay at the sites." in card
+    assert "balanced accuracy | test images" not in card
 
 
 def test_absences_and_what_was_scored_are_limits(tmp_path: Path) -> None:
@@ -109,7 +121,7 @@ def test_absences_and_what_was_scored_are_limits(tmp_path: Path) -> None:
     lines[1] |= {"sites": ["site-1", "site-3"], "absent": {"site-2": "late"}}
     (run / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     note = "mean over the sites' own test parts"
-    card = changed(run, backend="network", test=summary(run)["test"] | {"note": note})
+    card = changed(run, backend="network", test=summary(run)["test"] | {"note": note, "pooled": None})
     assert "- site-2 was absent in 1 of 2 rounds (2).\n" in card
     assert f"- The score is the {note}, and each count of test images is that of the site with most.\n" in card
     assert row(card, "site-2")[-1] == "1 of 2"

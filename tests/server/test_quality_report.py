@@ -1,5 +1,6 @@
 """Facts about the report's intervals, calibration, decisions, confusion and pooled values."""
 
+import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binomtest
 
-from common.metrics.auroc import Summary, per_class, summarise
+from common.metrics.auroc import GLOBAL_MODEL, Summary, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
 from common.metrics.measured import Measured
 from common.metrics.multi_class import multi_class
@@ -19,6 +20,7 @@ from common.metrics.quality import quality
 from common.metrics.score_histograms import score_histogram
 from server.reporting.pages.quality import mean_of_sites
 from server.reporting.pages.run import write_run_report
+from server.reporting.run_claims import limits
 from server.reporting.wording import figure, span
 from server.runs.reader import read_run
 from tests.server import test_report as reports
@@ -156,14 +158,27 @@ def test_pooled_values_stand_beside_the_mean_of_sites_and_what_no_site_told_is_u
     assert mean_of_sites(test)[0] == pytest.approx(np.mean([each for each in over if each is not None]))
 
 
-def test_a_class_whose_pooled_interval_includes_chance_is_said_at_the_top(tmp_path: Path) -> None:
+BY_CHANCE = "the 95 % interval of the test images of all sites that report the class includes an AUROC of 0.5"
+
+
+@pytest.mark.parametrize(
+    ("auroc", "interval", "judged"),
+    [
+        (Measured(0.53), (0.45, 0.61), True),
+        (Measured(0.53, 0.02), (0.45, 0.61), True),
+        (Measured(0.60, 0.04), (0.47, 0.73), False),  # 0.03 higher, it lies above 0.5
+        (Measured(0.63, 0.204), (0.36, 0.90), False),  # the page prints no AUROC either
+    ],
+)
+def test_a_pooled_interval_that_includes_chance_is_a_verdict_only_where_the_error_cannot_change_it(
+    auroc: Measured, interval: tuple[float, float], judged: bool, tmp_path: Path
+) -> None:
     test = told_by_sites()
     assert test.pooled
-    guessed = replace(test.pooled.per_class["edema"], interval=(0.45, 0.61))
+    guessed = replace(test.pooled.per_class["edema"], interval=interval, auroc=auroc)
     pooled_too = replace(test.pooled, per_class={**test.pooled.per_class, "edema": guessed})
     text = body_text(report(tmp_path / "run", replace(test, pooled=pooled_too)))
-    said = "“edema” is not detected better than by chance: the 95 % interval of all sites’ images together includes an"
-    assert said in text
+    assert (f"“edema” is not detected better than by chance: {BY_CHANCE}" in text) == judged
 
 
 def test_a_run_written_before_there_was_any_of_it_still_has_a_report(tmp_path: Path) -> None:
@@ -179,5 +194,26 @@ def test_a_figure_has_no_digit_below_its_error_and_the_exact_one_lies_within_wha
     assert figure(Measured(0.7449, 0.01)) == "0.74 ± 0.02"  # 0.7549 is possible
     assert figure(Measured(0.75001, 0.00001)) == "0.750 ± 0.001"
     assert figure(Measured(0.75001)) == "0.750"
-    assert figure(Measured(0.9, 0.051)) == "n/a: too few test images for this level"
+    assert figure(Measured(0.9, 0.051)) == "n/a: error above 0.05"
     assert figure(None) == "n/a"
+
+
+def test_counts_of_test_images_are_added_up_over_sites_only_where_the_score_is_a_mean_over_them() -> None:
+    test = told_by_sites()
+    most = replace(test.per_class["edema"], positives=3, negatives=4)
+    test = replace(test, per_class={**test.per_class, "edema": most})
+    assert test.pooled
+    edema = test.pooled.per_class["edema"]
+    assert test.counts("edema") == (edema.positives, edema.negatives)
+    assert replace(test, note=GLOBAL_MODEL).counts("edema") == (3, 4)
+    assert replace(test, pooled=None).counts("edema") == (3, 4)
+
+
+def test_a_class_whose_head_row_stayed_masked_in_every_round_is_named_as_not_learned(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
+    closed = [["edema", "mass"], *[["mass"]] * (len(lines) - 1)]
+    text = "".join(json.dumps({**line, "closed_rows": rows}) + "\n" for line, rows in zip(lines, closed, strict=True))
+    (folder / "rounds.jsonl").write_text(text, encoding="utf-8")
+    names = "“mass” was not learned: its head row stayed masked in every round"
+    assert any(names in limit.text for limit in limits(read_run(folder)))

@@ -158,6 +158,7 @@ def test_a_class_that_nobody_counts_stops_the_run_with_what_to_do() -> None:
     (fault,) = uncounted(told)
     assert 'too few sites tell it of "b"' in fault.problem
     assert "label_counts = true under [policy]" in fault.remedy
+    assert "smallest_count" in fault.remedy
 
 
 def test_a_class_that_is_told_to_be_nowhere_and_kept_elsewhere_stops_the_run_too() -> None:
