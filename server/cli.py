@@ -28,7 +28,7 @@ from common.system.memory_use import importing, keep_large_buffers
 from common.system.plain_text import json_text
 from common.system.stopping import closed_first, end_with_starter, go_on_with, stopped_at_once
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
-from server.runs.scalars import Track
+from server.runs.tracking import Track
 
 if TYPE_CHECKING:
     from server.coordinator.folder import Coordinator

@@ -34,7 +34,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def typed(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``flwr-sim`` of the wheel, as its script runs it: the working folder is not on the path."""
     environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "200"}
-    code = "import sys; from server.sim_cli import main; main(sys.argv[1:])"
+    code = "import sys; from studies.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-P", "-c", code, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

@@ -18,7 +18,7 @@ from server.export.exported_model import ExportCheck, Pixels, export_model
 from server.export.labelled import data_of_experiment
 from server.export.pictures import read_pictures
 from server.export.prediction import form_for
-from server.reporting.pages.model_card import CARD, model_card
+from server.reporting.model_card import CARD, model_card
 from server.runs.reader import read_run
 
 IMAGES, BATCH = 256, 64

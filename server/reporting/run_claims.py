@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassGroup, ClassMetrics, Summary
+from common.metrics.benefit import Benefit, Choice, benefit_sentence
 from common.metrics.bootstrap import Interval
 from common.metrics.measured import TOO_FEW, figure
-from common.system.formatting import counted, listed, number, spans
-from server.reporting.coverage import owners
-from server.reporting.site_claims import NAMED, better_alone, by_chance
-from server.reporting.wording import span
+from common.system.formatting import counted, listed, number, shortened, span, spans
 from server.runs.reader import Run, RunSummary
 
 FEW = FEWEST_POSITIVES
@@ -17,6 +15,9 @@ FEW = FEWEST_POSITIVES
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
 """AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
+NAMED = 8
+"""Names in one sentence; more are counted."""
+UNTOLD = "its policy tells no such figures, or no class has both a positive and a negative test image there"
 NOT_OPENED = "fewer sites tested it than a sum needs, so its counts stayed masked"
 UNKNOWN_PATIENTS = (
     "The data does not say which images belong to one patient: images of one patient may be in training and in test "
@@ -56,7 +57,8 @@ def run_result(run: Run) -> str:
         return f"{training}, no mean AUROC can be given: {why}.{accuracy}"
     interval = interval_of_mean(summary)
     beside = f" ({interval})" if interval else ""
-    result = f"{training}, the mean AUROC {_scored(test.note)} is {figure(headline.mean)}{beside}"
+    scored = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
+    result = f"{training}, the mean AUROC {scored} is {figure(headline.mean)}{beside}"
     result += f" over {over_which_classes(summary)}"
     parts = list(_parts(summary))
     result = f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
@@ -129,10 +131,6 @@ def sites_taking_part(run: Run) -> str:
     return every if len(taking) == len(run.summary.sites) or not run.rounds else f"{len(taking):,} of {every}"
 
 
-def _scored(note: str) -> str:
-    return "on the test set" if note == GLOBAL_MODEL else f"({note})"
-
-
 def _parts(summary: RunSummary) -> Iterator[str]:
     """The result on shared and on unique classes, where these are not all classes and the test knows all of them."""
     if not summary.test.per_class.keys() >= set(summary.classes):
@@ -186,7 +184,7 @@ def why_untested(summary: RunSummary, name: str) -> str:
     reason = why_undefined(summary.test.per_class.get(name))
     if reason and summary.test.withheld:
         return summary.test.withheld
-    if not reason or summary.test.note == GLOBAL_MODEL or not (of_class := set(owners(summary, name))):
+    if not reason or summary.test.note == GLOBAL_MODEL or not (of_class := set(summary.owners.get(name, ()))):
         return reason
     if not of_class & set(asked_to_test(summary)):
         return "no site with this class was drawn to test the model"
@@ -248,7 +246,7 @@ def _left_behind(run: Run) -> Iterator[str]:
     counted_rounds = [each for each in run.rounds if each.round <= end]
     by_round: dict[int, list[str]] = {}
     for name in summary.classes:
-        of_class = set(owners(summary, name))
+        of_class = set(summary.owners.get(name, ()))
         last = max((each.round for each in counted_rounds if of_class & set(each.sites)), default=0)
         if any(of_class & each.absent.keys() for each in counted_rounds if each.round > last):
             by_round.setdefault(last, []).append(name)
@@ -279,7 +277,7 @@ def _not_drawn(run: Run) -> Iterator[str]:
     if summary.drawn_to_test is None or summary.test.note != GLOBAL_MODEL:
         return
     covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
-    if names := [name for name in summary.classes if name not in covered and owners(summary, name)]:
+    if names := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
         yield f"No site that annotates {_named(names)} was drawn to test the model: no site’s figures are of it."
 
 
@@ -382,7 +380,7 @@ def _one_way_of_reading(run: Run) -> Iterator[str]:
         return
     taking = {site for each in run.rounds for site in each.sites}
     for site in [each for each in summary.sites if each in taking] if len(summary.sites) > 1 else ():
-        names = [name for name in summary.classes if owners(summary, name) == (site,) and name not in untold]
+        names = [name for name in summary.classes if summary.owners.get(name, ()) == (site,) and name not in untold]
         if names:
             verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
             reading = f"the model has learned that site's way of reading {them}"
@@ -396,7 +394,7 @@ def _untold(summary: RunSummary) -> list[str]:
         return []
     found = []
     for name in summary.classes:
-        owning = [summary.sites[site] for site in owners(summary, name) if site in summary.sites]
+        owning = [summary.sites[site] for site in summary.owners.get(name, ()) if site in summary.sites]
         if owning and all(name in site.positives and site.positives[name] is None for site in owning):
             found.append(name)
     return found
@@ -449,6 +447,59 @@ def _named(names: Iterable[str]) -> str:
 def _first(words: Sequence[str]) -> str:
     rest = len(words) - NAMED
     return listed([*words[:NAMED], f"{rest:,} more"] if rest > 0 else words)
+
+
+@dataclass(frozen=True)
+class SiteChoice:
+    """One site's comparison with training alone.
+
+    Attributes:
+        benefit: None where nothing was compared, or told.
+    """
+
+    site: str
+    sentence: str
+    benefit: Benefit | None
+
+    @property
+    def choice(self) -> Choice:
+        """Where the site is better off; ``open`` also where nobody knows."""
+        return "open" if self.benefit is None else self.benefit.choice
+
+
+def site_choices(run: Run) -> list[SiteChoice]:
+    """A sentence for every site, in the order of their names; none where the run did not ask."""
+    return [_choice(run, site) for site in sorted(run.summary.benefit)]
+
+
+def _choice(run: Run, site: str) -> SiteChoice:
+    found = run.summary.benefit[site]
+    if (benefit := found.benefit) is not None:
+        return SiteChoice(site, benefit_sentence(site, benefit, run.summary.sites[site].classes), benefit)
+    verb, reason = ("was not compared with training alone", found.reason) if found.reason else ("says nothing", UNTOLD)
+    return SiteChoice(site, f"Whether {site} is better off alone is not known: it {verb} ({reason}).", None)
+
+
+def better_alone(run: Run) -> Iterator[str]:
+    """The sites that lose by the federation, in one sentence beside the run's result."""
+    choices = site_choices(run)
+    alone = [one.site for one in choices if one.choice == "alone"]
+    compared = sum(one.benefit is not None for one in choices)
+    if alone:
+        verb = "is" if len(alone) == 1 else "are"
+        of_all = f"{len(alone)} of {counted(compared, 'site')} that compared"
+        yield f"{of_all} {verb} better off alone than with this model: {shortened(alone, NAMED)}."
+
+
+def by_chance(run: Run) -> Iterator[str]:
+    """How often such a verdict is wrong."""
+    compared = sum(one.benefit is not None for one in site_choices(run))
+    if compared:
+        yield (
+            f"Whether a site is better off alone rests on a 95 % interval for each of {counted(compared, 'site')} by "
+            "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
+            "intervals are over test images and say nothing of another training."
+        )
 
 
 Rule = Callable[[Run], Iterator[str]]

@@ -14,7 +14,7 @@ from common.security.audit import files as audit_files
 from common.system.files import is_file, named_if_full, no_such_file, not_empty, remove_parts, write_atomically
 from common.system.plain_text import json_text
 from server.runs.live_status import SIGNED_OFF
-from server.runs.scalars import Tracker, round_scalars, summary_scalars
+from server.runs.tracking import Tracker, round_scalars, summary_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
 DEMO_MARK = "demo.txt"

@@ -10,7 +10,7 @@ import pytest
 from server.coordinator.folder import read_coordinator
 from server.reporting.live.page import page
 from server.reporting.live.snapshot import Eye, of_coordinator
-from server.reporting.pages.model_card import CARD
+from server.reporting.model_card import CARD
 from tests.network.loose_talker import TEST, TRAINING
 from tests.network.real import (
     PARTIAL,
