@@ -311,7 +311,7 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
     stop_on(port_faults("--port", listen, port, "Name another with --port."))
-    from server.reporting.live.coordinator import show
+    from server.reporting.live.server import show
 
     tell = teller(console)
     with contextlib.suppress(SystemExit, KeyboardInterrupt):

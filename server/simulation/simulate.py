@@ -28,7 +28,7 @@ from server.federation.recorder import Both, Watcher
 from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
 from server.federation.set_up import lead
-from server.reporting.live.launch import beside
+from server.reporting.live.server import beside
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import Present
 from server.runs.progress import progress_of_run

@@ -28,9 +28,8 @@ from server.deployment import status
 from server.export.prediction import predict_to_csv
 from server.federation.accounting import Books
 from server.reporting import model_card
-from server.reporting.live.event_text import told
-from server.reporting.live.page import page, part
-from server.reporting.live.snapshot import Seen, SiteSeen
+from server.reporting.live.files import SiteStatus, Snapshot, event_text
+from server.reporting.live.page import changing_part, page
 from server.runs.audit_log import briefly
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present
@@ -148,16 +147,16 @@ def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
 
 
 def test_pages_hold_none() -> None:
-    seen = Seen(
+    seen = Snapshot(
         ALL,
         ALL,
         replace(Present("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
-        (SiteSeen(ALL, ALL, ALL, missed=ALL),),
+        (SiteStatus(ALL, ALL, ALL, missed=ALL),),
         (RoundLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
-        (told({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), told({"event": ALL, ALL: ALL})),
+        (event_text({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), event_text({"event": ALL, ALL: ALL})),
     )
     assert raw_in(page(seen), "\n\t") == set()
-    assert raw_in(part(seen), "\n\t") == set()
+    assert raw_in(changing_part(seen), "\n\t") == set()
     assert raw_in(model_card.escaped(ALL), "") == set()
 
 
