@@ -381,11 +381,13 @@ def _method(plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: It
     }
     return MethodOverBlocks(
         label=label,
+        auroc=means["auroc"],
         half_width=half_width(entries),
+        average_precision=means["average_precision"],
+        balanced_accuracy=means["balanced_accuracy"],
         cpu_seconds=float(np.mean([line.cpu_seconds for line in runs])) if runs else None,
         megabytes=float(np.mean([line.megabytes for line in runs])) if runs else None,
         beyond=next(method.beyond for method in plan.benchmark.methods if method.label == label),
-        **means,
     )
 
 

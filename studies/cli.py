@@ -58,6 +58,9 @@ Progress = Annotated[
 TrackTo = Annotated[Track | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
 GOES_ON = ("run", "compare", "study", "benchmark")
 """Commands that go on where they were stopped."""
+ModelFolder = Annotated[
+    Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
+]
 Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]
 
 
@@ -96,7 +99,11 @@ def run(
 
         view = port if web else None
         simulate(file, out, console, track, resume=resume, web_port=view, progress=form, program=ray)
-    _print_result(out)
+    from server.reporting.tables import result_of
+    from server.runs.reader import read_run
+
+    console.print(result_of(read_run(out)))
+    console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
 
 
 @app.command()
@@ -245,9 +252,7 @@ def sites(
 
 @app.command()
 def export(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
-    ],
+    folder: ModelFolder,
     to: Annotated[str, typer.Option("--to", metavar="FORM", help="onnx or torchscript.")] = "onnx",
     out: Annotated[
         Path | None, typer.Option("--out", help="New file; model.onnx or model.pt in the folder by default.")
@@ -265,13 +270,19 @@ def export(
 
     Example: flwr-sim export runs/nih --to onnx --check pictures/
     """
-    from server.export.before_torch import file_of, form_of, refuse_early
+    from server.export.preflight import file_of, form_of, refuse_early
 
     form = form_of(to)
     refuse_early(folder, check, out or file_of(folder, form))  # before torch is imported
-    if check is not None:
-        _refuse_no_images(check)
-    from server.export.command import export as written
+    if check is not None and check.suffix == ".toml":
+        from server.export.preflight import data_of_experiment
+
+        data_of_experiment(check)
+    elif check is not None:
+        from server.export.pictures import refuse_no_pictures
+
+        refuse_no_pictures(check)
+    from server.export.exported_model import export as written
 
     done, source, card = written(folder, form, out, check)
     console.print(f"{done.path}: largest difference {done.largest_difference:.2g}", soft_wrap=True, highlight=False)
@@ -300,9 +311,7 @@ def demo(
 
 @app.command()
 def predict(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
-    ],
+    folder: ModelFolder,
     data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
     out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
     frame: Annotated[
@@ -320,9 +329,8 @@ def predict(
 
     Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
     """
-    from server.export.before_torch import refuse_early
     from server.export.pictures import refuse_no_pictures
-    from server.export.rendering import named_rendering
+    from server.export.preflight import named_rendering, refuse_early
 
     rendering = named_rendering(frame, axis, window)
     refuse_early(folder, data, out)  # before torch is imported
@@ -339,9 +347,7 @@ def predict(
 
 @app.command()
 def evaluate(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
-    ],
+    folder: ModelFolder,
     data: Annotated[
         Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), experiment, or csv beside pictures.")
     ],
@@ -367,11 +373,10 @@ def evaluate(
 
     Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
     """
-    from server.export.before_torch import refuse_early
-    from server.export.labelled import Given, refuse_unlabelled
+    from server.export.preflight import LabelledInput, refuse_early, refuse_unlabelled
 
     refuse_early(folder, data, out)
-    given = Given(data, classes.split(",") if classes else (), images, image_column, patient_column)
+    given = LabelledInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
     refuse_unlabelled(folder, given)  # before torch is imported
     from server.export import evaluation
 
@@ -435,45 +440,26 @@ def examples(
         console.print(str(path), markup=False, soft_wrap=True)
 
 
-def _refuse_no_images(check: Path) -> None:
-    if check.suffix == ".toml":
-        from server.export.labelled import data_of_experiment
-
-        data_of_experiment(check)
-    else:
-        from server.export.pictures import refuse_no_pictures
-
-        refuse_no_pictures(check)
-
-
 def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
     return [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
 
 
-def _print_result(out: Path) -> None:
-    from server.reporting.tables import result_of
-    from server.runs.reader import read_run
-
-    console.print(result_of(read_run(out)))
-    console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     with stopped_at_once():
-        if given and given[0] in GOES_ON:
-            go_on_with(partial(line_to_go_on, given))
+        if words and words[0] in GOES_ON:
+            go_on_with(partial(line_to_go_on, words))
         run_program(app, arguments, (CannotGoOn,))
 
 
-def line_to_go_on(given: list[str]) -> str:
-    """The line that goes on with a command that was stopped: the same, of a run that is begun with ``--resume``."""
-    apart = [part for word in given for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+def line_to_go_on(words: list[str]) -> str:
+    """Return the line that goes on with a command that was stopped: the same, of a run begun with ``--resume``."""
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
     out = next((after for before, after in pairwise(apart) if before == "--out"), "")
-    begun = given[0] == "run" and Path(out, "events.jsonl").is_file()
-    resume = ["--resume"] if begun and "--resume" not in given else []
-    return shlex.join(["flwr-sim", *given, *resume])
+    begun = words[0] == "run" and Path(out, "events.jsonl").is_file()
+    resume = ["--resume"] if begun and "--resume" not in words else []
+    return shlex.join(["flwr-sim", *words, *resume])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a person, or a program, sees of an experiment that runs on one machine."""
+"""Progress of an experiment on one machine: a bar, lines, or objects for a program."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ DRAWN_A_SECOND = 2
 BAR_WIDTH = 24
 
 
-class Unseen:
+class NullProgress:
     """Shows nothing, and knows how far the run is. A :class:`server.federation.run.Watcher`.
 
     Attributes:
@@ -71,7 +71,7 @@ class Unseen:
         self.seconds_left = pace * (self.rounds - record.round)
 
 
-class ProgressBar(Unseen):
+class ProgressBar(NullProgress):
     """A line with bar, round and time left, which stays whole on a narrow terminal; below it sites and losses."""
 
     def __init__(self, console: Console, title: str) -> None:
@@ -123,7 +123,7 @@ class ProgressBar(Unseen):
         return f"{passed}, {_clock(max(self.seconds_left - (now - self._told), 0.0))} left"
 
 
-class ProgressLines(Unseen):
+class ProgressLines(NullProgress):
     """A line a round, with the time: for logs.
 
     Args:
@@ -149,7 +149,7 @@ class ProgressLines(Unseen):
         self._tell(f"round {record.round} of {self.rounds}: {facts}")
 
 
-class ProgressObjects(Unseen):
+class ProgressObjects(NullProgress):
     """An object an event: for programs. docs/simulation.md says what the fields are.
 
     Args:
@@ -191,7 +191,7 @@ class ProgressObjects(Unseen):
         )
 
 
-def progress_of_run(asked: ProgressForm, console: Console, title: str) -> Unseen:
+def progress_of_run(asked: ProgressForm, console: Console, title: str) -> NullProgress:
     """Return what shows one run: the bar on the console, lines and objects on standard error.
 
     Raises:
@@ -202,7 +202,7 @@ def progress_of_run(asked: ProgressForm, console: Console, title: str) -> Unseen
         return ProgressBar(console, title)
     if form is ProgressForm.lines:
         return ProgressLines(teller(PlainConsole(stderr=True)), title)
-    return ProgressObjects(json_teller(sys.stderr), title) if form is ProgressForm.json else Unseen(title)
+    return ProgressObjects(json_teller(sys.stderr), title) if form is ProgressForm.json else NullProgress(title)
 
 
 def _facts(record: RoundRecord) -> list[str]:
