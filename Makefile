@@ -39,13 +39,13 @@ test: $(VENV)/installed form  ## all tests but the long ones (those on real data
 
 test-network: $(VENV)/installed  ## every method, and what becomes of a run when programs die, over real processes; other long tests
 	$(BIN)/pytest -n 2 -m "network or long"
-	$(BIN)/pytest -n 2 tests/server/test_claims.py --hypothesis-profile=thorough
+	$(BIN)/pytest -n 2 tests/server/test_claims.py tests/studies/test_claims.py --hypothesis-profile=thorough
 
 test-gpu: $(VENV)/installed  ## what a GPU does; skipped on a machine without one
 	$(BIN)/pytest -n 12 --dist worksteal tests/gpu
 
-FLOWER_TESTS := tests/test_flower_names.py tests/common/test_flower_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
-  $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator database deadlines fleet grid guard hello control_socket object_files object_service registrations storage strangers)) \
+FLOWER_TESTS := tests/test_flower_names.py tests/studies/test_grid.py tests/common/test_flower_objects.py tests/common/test_fleet_protocol.py tests/network tests/polyclinic \
+  $(addprefix tests/server/test_,$(addsuffix .py,admission backends coordinator database deadlines fleet guard hello control_socket object_files object_service registrations storage strangers)) \
   $(addprefix tests/strategies/test_,$(addsuffix .py,exchange masking roll_call rounds secure_aggregation stock_call))
 $(VENV)/flower-%: $(VENV)/installed
 	$(BIN)/pip install --quiet --no-deps --target $@ flwr==$*

@@ -22,12 +22,12 @@ from common.models.inference import label_matrix, scores_of
 from common.models.network import build
 from common.models.state import write_state
 from common.system.terminal import ProgressForm
-from server.analysis.benchmark.spec import FormPlan
 from server.federation.recorder import Both, Watcher
 from server.federation.set_up import lead
 from server.simulation.simulate import OneMachine
 from strategies.base.round_record import RoundRecord
 from strategies.base.state import FederationState
+from studies.benchmark_file import FormPlan
 
 FOLDER = Path("experiments/benchmark")
 FEWER = {

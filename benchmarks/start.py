@@ -49,7 +49,7 @@ def repeated(repetitions: int, *arguments: object) -> dict[str, list[float]]:
 
 def run(folder: Path, backend: str) -> tuple[object, ...]:
     options = ("--backend", backend, "--set", "run.rounds=2", "--out", folder)
-    return ("-m", "server.sim_cli", "run", EXPERIMENT, *options)
+    return ("-m", "studies.cli", "run", EXPERIMENT, *options)
 
 
 def small_run(repetitions: int) -> dict[str, list[float]]:

@@ -307,7 +307,7 @@ def compare(
     """
     from rich.console import Console
 
-    from server.simulation.grids.compare import run_comparison
+    from studies.compare import run_comparison
 
     if isinstance(experiments, str | Path) or not experiments:
         raise BadInput([Fault("experiments", "must be a list with at least one file, or name of an example.")])

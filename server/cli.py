@@ -28,7 +28,7 @@ from common.system.memory_use import importing, keep_large_buffers
 from common.system.plain_text import json_text
 from common.system.stopping import closed_first, end_with_starter, go_on_with, stopped_at_once
 from common.system.terminal import LogForm, LogFormat, PlainConsole, Restarted, program, run_program, teller
-from server.runs.scalars import Track
+from server.runs.tracking import Track
 
 if TYPE_CHECKING:
     from server.coordinator.folder import Coordinator
@@ -311,7 +311,7 @@ def _show(coordinator: "Coordinator", listen: str, port: int, *, as_json: bool) 
 
     stop_on([Fault("--json", "and --web exclude one another.", "Leave one out.")] if as_json else [])
     stop_on(port_faults("--port", listen, port, "Name another with --port."))
-    from server.reporting.live.coordinator import show
+    from server.reporting.live.server import show
 
     tell = teller(console)
     with contextlib.suppress(SystemExit, KeyboardInterrupt):

@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "strategies": {"common", "strategies"},
     "server": {"common", "strategies", "server"},
     "client": {"common", "strategies", "client"},
+    "studies": {"common", "strategies", "server", "studies"},
 }
 FILES = sorted(path for package in MAY_IMPORT for path in (ROOT / package).rglob("*.py"))
 

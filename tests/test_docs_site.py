@@ -62,7 +62,7 @@ def test_every_command_is_in_the_reference(site: Path) -> None:
         assert [name for name in named if name not in text] == []
 
 
-MODULES = {"flwr-sim": "server.sim_cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
+MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
 
 
 def run(words: list[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("client", "common", "polyclinic", "server", "strategies")
+PACKAGES = ("client", "common", "polyclinic", "server", "strategies", "studies")
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.simulation")
 NAMES = {
     "flwr.app.message.array: FLWR_PRIVATE_MAX_ARRAY_CHUNK_SIZE": "common/wire/flower_objects.py",

@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 import client.cli
 import server.cli
-import server.sim_cli
+import studies.cli
 from common import __version__
 from tests.federations import DIGITS
 
 ROOT = Path(__file__).parents[1]
-PROGRAMS = {"flwr-sim": server.sim_cli, "flwr-server": server.cli, "flwr-client": client.cli}
+PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
 GROUPS = {name: typer.main.get_command(module.app) for name, module in PROGRAMS.items()}
 
 
@@ -168,7 +168,7 @@ def test_a_run_imports_neither_torch_compile_nor_sympy(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(DIGITS, encoding="utf-8")
     arguments = ["run", "a.toml", "--set", "run.rounds=1", "--backend", "inline", "--out", "run"]
     code = (
-        f"import sys\nfrom server.sim_cli import main\n"
+        f"import sys\nfrom studies.cli import main\n"
         f"try:\n    main({arguments!r})\n"
         "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)\n"
         "    print({'torch._dynamo', 'torch._inductor', 'sympy', 'sklearn', 'torchvision'} & set(sys.modules))\n"

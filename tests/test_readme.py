@@ -9,13 +9,13 @@ import typer
 
 import client.cli
 import server.cli
-import server.sim_cli
+import studies.cli
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
 TEXTS = {page: (ROOT / page).read_text(encoding="utf-8").replace("\\\n", " ") for page in PAGES}
 TEXT = "\n".join(TEXTS.values())
-PROGRAMS = {"flwr-sim": server.sim_cli.app, "flwr-server": server.cli.app, "flwr-client": client.cli.app}
+PROGRAMS = {"flwr-sim": studies.cli.app, "flwr-server": server.cli.app, "flwr-client": client.cli.app}
 COMMANDS = re.findall(r"^\s*\.venv/bin/(flwr-(?:sim|server|client)) (.*?)(?:\s+&)?(?:\s+#.*)?$", TEXT, re.MULTILINE)
 TARGETS = re.findall(r"(?:^|`)make ([a-z-]+)", TEXT, re.MULTILINE)
 

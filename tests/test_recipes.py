@@ -17,7 +17,7 @@ from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 from safetensors.torch import save_file
 
-import server.sim_cli
+import studies.cli
 from polyclinic import load
 from tests.common.data.fake_pacs import FakePacs, Picture, running
 from tests.doc_pages import blocks, lines, saved
@@ -103,7 +103,7 @@ def command(beginning: str) -> list[str]:
 
 def test_the_first_experiment_is_written_by_a_command_and_runs() -> None:
     for recipe in ("init ", "runs/first "):
-        ended = typed(server.sim_cli.main, *command(recipe))
+        ended = typed(studies.cli.main, *command(recipe))
         assert ended.code == 0, ended.out + ended.err
     assert set(load("runs/first").classes.index) == {"Fluid", "Mass", "Nodule"}
 
@@ -111,7 +111,7 @@ def test_the_first_experiment_is_written_by_a_command_and_runs() -> None:
 def test_a_csv_and_pictures_and_then_dicom_files_make_the_same_model() -> None:
     """The DICOM files hold the same pixels, inverted."""
     for recipe in ("csv", "dicom"):
-        ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
+        ended = typed(studies.cli.main, *command(f"runs/{recipe} "))
         assert ended.code == 0, ended.out + ended.err
     first, second = load("runs/csv"), load("runs/dicom")
     assert first.model_sha256 == second.model_sha256
@@ -120,11 +120,11 @@ def test_a_csv_and_pictures_and_then_dicom_files_make_the_same_model() -> None:
 
 def test_slices_of_volumes_are_the_same_pictures_and_predict_takes_others() -> None:
     for recipe in ("csv ", "nifti "):
-        ended = typed(server.sim_cli.main, *command(f"runs/{recipe}--backend"))
+        ended = typed(studies.cli.main, *command(f"runs/{recipe}--backend"))
         assert ended.code == 0, ended.out + ended.err
     first, second = load("runs/csv"), load("runs/nifti")
     assert first.model_sha256 == second.model_sha256
-    ended = typed(server.sim_cli.main, *command("predict "))
+    ended = typed(studies.cli.main, *command("predict "))
     assert ended.code == 0, ended.out + ended.err
     assert len(Path("slices.csv").read_text().splitlines()) == 2 * PATIENTS + 1
 
@@ -144,7 +144,7 @@ def test_images_of_a_pacs_make_the_same_model_as_those_of_a_folder(reader: Path)
             text = text.replace(words, instead)
         (reader / "pacs.toml").write_text(text)
         for recipe in ("dicom", "pacs"):
-            ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
+            ended = typed(studies.cli.main, *command(f"runs/{recipe} "))
             assert ended.code == 0, ended.out + ended.err
     assert load("runs/dicom").model_sha256 == load("runs/pacs").model_sha256
 
@@ -162,7 +162,7 @@ def test_a_network_in_a_package_takes_fifteen_lines_at_most(reader: Path, monkey
     (project,), (module,) = blocks(PAGE, "package"), blocks(PAGE, "module")
     points = tomllib.loads(project)["project"]["entry-points"]
     install_module(reader / "site-packages", monkeypatch, "mine", module, points)
-    ended = typed(server.sim_cli.main, *command("runs/mine "))
+    ended = typed(studies.cli.main, *command("runs/mine "))
     assert ended.code == 0, ended.out + ended.err
     assert load("runs/mine").summary["experiment"]["model"]["architecture"] == "plugin:mine"
     assert len((project + module + (reader / "mine.toml").read_text()).splitlines()) <= 15
@@ -170,7 +170,7 @@ def test_a_network_in_a_package_takes_fifteen_lines_at_most(reader: Path, monkey
 
 @pytest.mark.parametrize("recipe", ["gpu", "gpus", "both"])
 def test_the_recipes_for_gpus_run_or_say_that_there_is_none(recipe: str) -> None:
-    ended = typed(server.sim_cli.main, *command(f"runs/{recipe} "))
+    ended = typed(studies.cli.main, *command(f"runs/{recipe} "))
     wanted = 1 if recipe == "gpu" else 2
     if torch.cuda.device_count() >= wanted:
         assert ended.code == 0, ended.out + ended.err
@@ -188,7 +188,7 @@ def test_a_foundation_model_is_made_a_trunk_whose_head_is_trained(reader: Path) 
     file.write_text(text.replace(LARGE, SMALL).replace("image_size = 224", "image_size = 32"))
     for recipe in ("weights ", "runs/foundation "):
         words = [word.replace(LARGE, SMALL).replace("224", "32") for word in command(recipe)]
-        ended = typed(server.sim_cli.main, *words)
+        ended = typed(studies.cli.main, *words)
         assert ended.code == 0, ended.out + ended.err
     run = load("runs/foundation")
     assert run.summary["experiment"]["model"]["train"] == "head"

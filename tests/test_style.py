@@ -15,6 +15,7 @@ FOLDERS = (
     "polyclinic",
     "server",
     "strategies",
+    "studies",
     "supply",
     "benchmarks",
 )

@@ -13,13 +13,13 @@ import typer
 
 import client.cli
 import server.cli
-import server.sim_cli
+import studies.cli
 from strategies import registry
 from tests.doc_pages import blocks, lines, saved
 from tests.federations import federation
 from tests.network.real import Machine, Program, eventually, free_ports, lines_of, machine, typed
 
-PROGRAMS = {"flwr-sim": server.sim_cli, "flwr-server": server.cli, "flwr-client": client.cli}
+PROGRAMS = {"flwr-sim": studies.cli, "flwr-server": server.cli, "flwr-client": client.cli}
 MODULES = {name: module.__name__ for name, module in PROGRAMS.items()}
 TUTORIALS = ("tutorial-researcher", "tutorial-coordinator", "tutorial-hospital", "new-method")
 

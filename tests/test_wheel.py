@@ -34,13 +34,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def typed(installed: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """``flwr-sim`` of the wheel, as its script runs it: the working folder is not on the path."""
     environment = {**os.environ, "PYTHONPATH": str(installed), "COLUMNS": "200"}
-    code = "import sys; from server.sim_cli import main; main(sys.argv[1:])"
+    code = "import sys; from studies.cli import main; main(sys.argv[1:])"
     command = [sys.executable, "-P", "-c", code, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
 def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) -> None:
-    for name in ("polyclinic/py.typed", "polyclinic/flower/__init__.py", "server/simulation/demo.toml"):
+    for name in ("polyclinic/py.typed", "polyclinic/flower/__init__.py", "studies/demo.toml"):
         assert (installed / name).is_file(), name
     there = {path.name for path in (installed / "polyclinic" / "experiments").iterdir()}
     assert there == {"digits_surgical.toml", "digits_vanilla.toml", "flower-quickstart"}
@@ -51,7 +51,7 @@ def test_it_holds_the_packages_the_experiments_and_the_licence(installed: Path) 
 
 
 def test_it_holds_every_file_of_our_packages_that_git_has(installed: Path) -> None:
-    packages = ("common", "strategies", "server", "client", "polyclinic")
+    packages = ("common", "strategies", "server", "client", "polyclinic", "studies")
     listed = subprocess.run(["git", "ls-files", "-z", *packages], cwd=ROOT, check=True, capture_output=True).stdout
     names = [name for name in listed.decode().split("\0") if name]
     assert len(names) > 400

@@ -9,14 +9,10 @@ from common.system.plain_text import in_page
 
 
 @cache
-def page_environment(folder: Path) -> Environment:
-    """Read HTML templates from a folder.
-
-    Args:
-        folder: Of the templates.
-    """
+def page_environment(*folders: Path) -> Environment:
+    """Read HTML templates from folders; of two templates of one name the first folder's counts."""
     return Environment(
-        loader=FileSystemLoader(folder),
+        loader=FileSystemLoader(folders),
         autoescape=True,
         finalize=in_page,
         undefined=StrictUndefined,

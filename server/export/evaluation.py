@@ -31,9 +31,15 @@ from common.models.inference import label_matrix
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.system.formatting import counted, listed, number
-from server.export.labelled import Given, class_faults, columns_of, data_of_experiment, in_words_of_the_call, npz_spec
-from server.export.prediction import picture_scores
-from server.export.spreadsheet import Cell, table_text
+from server.export.prediction import Cell, picture_scores, table_text
+from server.export.preflight import (
+    LabelledInput,
+    class_faults,
+    columns_of,
+    data_of_experiment,
+    naming_options,
+    npz_spec,
+)
 from server.reporting.run_claims import FEW, UNKNOWN_PATIENTS, why_undefined
 from server.reporting.wording import span
 from server.runs.reader import RunSummary, read_run
@@ -61,11 +67,11 @@ class Evaluation:
 
     @property
     def mean_auroc(self) -> float | None:
-        """Over the classes that have one."""
-        return mean_and_sd(one.auroc for one in self.results.values())[0]
+        """Return the mean AUROC over the classes that have one."""
+        return mean_and_sd(result.auroc for result in self.results.values())[0]
 
 
-def evaluate_on(folder: Path, given: Given) -> Evaluation:
+def evaluate_on(folder: Path, given: LabelledInput) -> Evaluation:
     """Score a saved model on the classes that the labelled data and the model share.
 
     Args:
@@ -93,7 +99,7 @@ def evaluate_on(folder: Path, given: Given) -> Evaluation:
     )
 
 
-def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageSet, str]:
+def _labelled(network: SplitNetwork, folder: Path, given: LabelledInput) -> tuple[ImageSet, str]:
     data = given.data
     if data.suffix == ".toml":
         spec, base = data_of_experiment(data)
@@ -113,7 +119,7 @@ def _labelled(network: SplitNetwork, folder: Path, given: Given) -> tuple[ImageS
     return joined([splits.train, splits.validation, splits.test]), f"all of {data.name}"
 
 
-def _images(of_run: FolderSpec, given: Given) -> Path:
+def _images(of_run: FolderSpec, given: LabelledInput) -> Path:
     """The folder of pictures: as named, else as the run's experiment says, seen from where the table lies."""
     table, said = given.data.resolve(), Path(of_run.labels)
     if given.pictures is not None:
@@ -123,7 +129,7 @@ def _images(of_run: FolderSpec, given: Given) -> Path:
     return base / of_run.images
 
 
-def _other_columns(given: Given, of_run: FolderSpec) -> list[Fault]:
+def _other_columns(given: LabelledInput, of_run: FolderSpec) -> list[Fault]:
     """Columns that a person names and by which the run did not split its table."""
     named = {
         "--image-column": (given.image_column, of_run.image_column),
@@ -146,15 +152,17 @@ def _spec_of_run(summary: RunSummary | None, kind: type[SpecT]) -> SpecT | None:
         return None
 
 
-def _npz_test(given: Given, of_run: NpzSpec | None) -> ImageSet:
+def _npz_test(given: LabelledInput, of_run: NpzSpec | None) -> ImageSet:
     """The test part of the npz file; the run's own array of patients is used where the file has it."""
     spec, own = npz_spec(given, of_run), None if of_run is None else of_run.patient_key
-    with in_words_of_the_call(given):
+    with naming_options(given):
         there = own if f"test_{own}" in read_headers(given.data) else None
         return load_npz_test(spec.model_copy(update={"patient_key": given.patient_column or there}), Path(), IN_MEMORY)
 
 
-def _folder_spec(network: SplitNetwork, of_run: FolderSpec | None, given: Given, columns: Columns) -> FolderSpec:
+def _folder_spec(
+    network: SplitNetwork, of_run: FolderSpec | None, given: LabelledInput, columns: Columns
+) -> FolderSpec:
     """How to read the csv: by what the person names, else by the run's column names, else by what its cells show."""
     images = given.image_column or _same(columns, of_run.image_column if of_run else None) or _same(columns, "image")
     images = images or image_column(columns)
@@ -188,26 +196,26 @@ def _labels(columns: Columns, network: SplitNetwork, of_run: FolderSpec | None, 
     raise BadInput(class_faults(data, columns, network.class_names, of_run.finding_column if of_run else None))
 
 
-def as_json(found: Evaluation) -> dict[str, Any]:
-    """Everything, for a machine; what is undefined is null."""
+def as_json(evaluation: Evaluation) -> dict[str, Any]:
+    """Return everything as a dictionary for JSON; what is undefined is None."""
     return {
-        "data": found.source,
-        "images": found.images,
-        "patients": found.patients,
-        "unreadable": {skip.name: skip.reason for skip in found.skipped},
+        "data": evaluation.source,
+        "images": evaluation.images,
+        "patients": evaluation.patients,
+        "unreadable": {skip.name: skip.reason for skip in evaluation.skipped},
         "threshold": 0.5,
-        "mean_auroc": found.mean_auroc,
-        "mean_auroc_interval": found.intervals.mean_auroc,
-        "intervals_over": "images" if found.patients is None else "patients",
-        "classes": {name: _of_class(found, name) for name in found.results},
+        "mean_auroc": evaluation.mean_auroc,
+        "mean_auroc_interval": evaluation.intervals.mean_auroc,
+        "intervals_over": "images" if evaluation.patients is None else "patients",
+        "classes": {name: _of_class(evaluation, name) for name in evaluation.results},
     }
 
 
-def _of_class(found: Evaluation, name: str) -> dict[str, Any]:
-    result, made = found.results[name], found.decisions[name]
+def _of_class(evaluation: Evaluation, name: str) -> dict[str, Any]:
+    result, made = evaluation.results[name], evaluation.decisions[name]
     return {
         "auroc": result.auroc,
-        "auroc_interval": found.intervals.per_class.get(name),
+        "auroc_interval": evaluation.intervals.per_class.get(name),
         "average_precision": result.average_precision,
         "sensitivity": made.sensitivity,
         "specificity": made.specificity,
@@ -216,24 +224,24 @@ def _of_class(found: Evaluation, name: str) -> dict[str, Any]:
     }
 
 
-def as_csv(found: Evaluation) -> bytes:
-    """One row a class; the ends of the interval have a column each."""
+def as_csv(evaluation: Evaluation) -> bytes:
+    """Return a csv file with one row a class; the ends of the interval have a column each."""
     names = ("class", "auroc", "auroc_low", "auroc_high", "average_precision", "sensitivity", "specificity")
     rows: list[list[Cell]] = [[*names, "positives", "negatives"]]
-    for name in found.results:
-        row = _of_class(found, name)
+    for name in evaluation.results:
+        row = _of_class(evaluation, name)
         low, high = row.pop("auroc_interval") or (None, None)
         rows.append([name, row.pop("auroc"), low, high, *row.values()])
     return table_text(rows)
 
 
-def shown(found: Evaluation) -> Group:
-    """The table by class, the result in a sentence, and what limits it."""
+def shown(evaluation: Evaluation) -> Group:
+    """Return the table by class, the result in a sentence, and what limits it."""
     table = Table("class", box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("AUROC", "95 % interval", "average precision", "sensitivity", "specificity", "with", "without"):
         table.add_column(heading, justify="right")
-    for name in found.results:
-        row = _of_class(found, name)
+    for name in evaluation.results:
+        row = _of_class(evaluation, name)
         table.add_row(
             Text(name),
             number(row["auroc"]),
@@ -242,34 +250,34 @@ def shown(found: Evaluation) -> Group:
             str(row["positives"]),
             str(row["negatives"]),
         )
-    return Group(table, Text(result(found)), *(Text(f"! {each}", style="yellow") for each in limits(found)))
+    return Group(table, Text(result(evaluation)), *(Text(f"! {each}", style="yellow") for each in limits(evaluation)))
 
 
-def result(found: Evaluation) -> str:
-    """The mean AUROC in a sentence, and over what."""
-    patients = "" if found.patients is None else f" of {counted(found.patients, 'patient')}"
-    over = f"{counted(found.images, 'image')}{patients} ({found.source})"
-    tested = sum(one.auroc is not None for one in found.results.values())
-    every = counted(len(found.results), "class", "classes")
-    if found.mean_auroc is None:
+def result(evaluation: Evaluation) -> str:
+    """Say the mean AUROC in a sentence, and over what."""
+    patients = "" if evaluation.patients is None else f" of {counted(evaluation.patients, 'patient')}"
+    over = f"{counted(evaluation.images, 'image')}{patients} ({evaluation.source})"
+    tested = sum(each.auroc is not None for each in evaluation.results.values())
+    every = counted(len(evaluation.results), "class", "classes")
+    if evaluation.mean_auroc is None:
         return f"None of {every} has an AUROC on {over}."
-    classes = every if tested == len(found.results) else f"{tested} of {every}"
-    interval: Interval | None = found.intervals.mean_auroc
-    return f"Mean AUROC {number(found.mean_auroc)} (95 % interval {span(interval)}) over {classes} on {over}."
+    classes = every if tested == len(evaluation.results) else f"{tested} of {every}"
+    interval: Interval | None = evaluation.intervals.mean_auroc
+    return f"Mean AUROC {number(evaluation.mean_auroc)} (95 % interval {span(interval)}) over {classes} on {over}."
 
 
-def limits(found: Evaluation) -> Iterator[str]:
-    """What these figures do not show, one sentence each."""
-    for name, one in found.results.items():
-        if reason := why_undefined(one):
+def limits(evaluation: Evaluation) -> Iterator[str]:
+    """Yield what these figures do not show, one sentence each."""
+    for name, result in evaluation.results.items():
+        if reason := why_undefined(result):
             yield f"“{name}” was not tested: {reason}."
-        elif (least := min(one.positives or 0, one.negatives or 0)) < FEW:
-            kind = "positive" if one.positives == least else "negative"
+        elif (least := min(result.positives or 0, result.negatives or 0)) < FEW:
+            kind = "positive" if result.positives == least else "negative"
             yield f"The figures for “{name}” rest on {counted(least, f'{kind} image')}."
-    if blind := [f"“{name}”" for name, made in found.decisions.items() if made.sensitivity == 0]:
+    if blind := [f"“{name}”" for name, made in evaluation.decisions.items() if made.sensitivity == 0]:
         yield f"At a threshold of 0.5 the model finds none of the positive images of {listed(blind)} (sensitivity 0)."
-    if found.patients is None:
+    if evaluation.patients is None:
         yield UNKNOWN_PATIENTS
-    if found.skipped:
-        first = found.skipped[0]
-        yield f"{counted(len(found.skipped), 'image')} could not be read; the first is {first.name}: {first.reason}."
+    if evaluation.skipped:
+        images, first = counted(len(evaluation.skipped), "image"), evaluation.skipped[0]
+        yield f"{images} could not be read; the first is {first.name}: {first.reason}."

@@ -1,10 +1,10 @@
-"""``flwr-sim export``: a trained model as one file for other runtimes, which says the same on real images."""
+"""``flwr-sim export``: a trained model as one file for other runtimes that gives the same probabilities there."""
 
 import importlib.util
 import io
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +15,21 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from common import __version__
-from common.errors import CannotGoOn, Fault, stop_on
+from common.config import Experiment
+from common.data.base.image_set import ImageSet
+from common.data.load import load
+from common.errors import BadInput, CannotGoOn, Fault, stop_on
 from common.models.inference import probabilities
 from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
-from common.system.files import part_of, taken, whole_or_nothing
-from server.export.before_torch import ExportFormat
+from common.models.zoo.spec import ModelSpec
+from common.system.files import part_of, taken, whole_or_nothing, write_atomically
+from server.export.pictures import read_pictures
+from server.export.prediction import form_for
+from server.export.preflight import ExportFormat, data_of_experiment, file_of
+from server.reporting.model_card import CARD, model_card
+from server.runs.reader import read_run
 
 TOLERANCE = 1e-4
 INPUT, OUTPUT = "images", "probabilities"
@@ -31,6 +39,11 @@ Pixels = NDArray[np.uint8]
 Scores = NDArray[np.float32]
 
 
+IMAGES, BATCH = 256, 64
+"""Compared at most, spread evenly over what there is; at a time."""
+SIZES = ((0, 0), (13, 40), (200, 170))
+"""Of synthetic images: more pixels high and wide than the model's own size."""
+LUMINANCE = (0.299, 0.587, 0.114)
 NEEDS = {ExportFormat.onnx: ("onnx", "onnxruntime", "onnxscript"), ExportFormat.torchscript: ()}
 
 
@@ -55,7 +68,7 @@ class FromPixels(nn.Module):
         self.network = network
 
     def forward(self, images: Tensor) -> Tensor:
-        """Probabilities ``(batch, classes)`` of pixels 0..255, ``(batch, channels, height, width)`` of any size.
+        """Return probabilities ``(batch, classes)`` of pixels 0..255, ``(batch, channels, height, width)`` of any size.
 
         Always resizes, which leaves images of the right size as they are: a graph cannot ask as the network does.
         """
@@ -75,9 +88,11 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
         BadInput: If the folder holds no model, a library is missing, or the destination is taken.
         OutputsDiffer: If a probability differs by more than ``TOLERANCE``; no file is left.
     """
-    faults = [*missing_libraries(form), *taken(destination)]
+    missing = [name for name in NEEDS[form] if importlib.util.find_spec(name) is None]
+    problem = f"needs {', '.join(missing)}, not installed here."
+    faults = [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
     saved = read_description(folder)
-    stop_on(faults)
+    stop_on([*faults, *taken(destination)])
     network = load_model(folder)
     merge(network.backbone)
     model = FromPixels(network).eval().requires_grad_(False)
@@ -92,15 +107,8 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     return ExportCheck(destination, sum(map(len, pixels)), worst)
 
 
-def missing_libraries(form: ExportFormat) -> list[Fault]:
-    """What a form of file cannot be written and checked without."""
-    missing = [name for name in NEEDS[form] if importlib.util.find_spec(name) is None]
-    problem = f"needs {', '.join(missing)}, not installed here."
-    return [Fault(f"--to {form}", problem, "pip install 'polyclinic[export]'")] if missing else []
-
-
 def metadata(saved: SavedModel) -> dict[str, str]:
-    """What the file says of itself, by key."""
+    """Return what the file says of itself, by key."""
     channels = "grey" if saved.model.channels == 1 else "RGB, in this order"
     return {
         "class_names": json.dumps(saved.class_names, ensure_ascii=False),
@@ -117,7 +125,7 @@ def metadata(saved: SavedModel) -> dict[str, str]:
 
 
 def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch: Pixels) -> float:
-    """Between the probabilities of both; the first image also by itself. NaN where one of them is not finite."""
+    """Return the largest difference of two probabilities, the first image also by itself; NaN if one is not finite."""
     pairs = [(ours(model, some), run(some)) for some in (batch[:1], batch)]
     if any(one.shape != other.shape for one, other in pairs):
         return float("inf")
@@ -125,7 +133,7 @@ def largest_difference(model: nn.Module, run: Callable[[Pixels], Scores], batch:
 
 
 def ours(model: nn.Module, batch: Pixels) -> Scores:
-    """What the model in this process says."""
+    """Return the probabilities of the model in this process."""
     with torch.no_grad():
         scores: Scores = model(torch.from_numpy(batch)).numpy()
     return scores
@@ -175,3 +183,93 @@ _WRITERS: dict[ExportFormat, Callable[[FromPixels, dict[str, str], Path], Callab
     ExportFormat.onnx: _write_onnx,
     ExportFormat.torchscript: _write_torchscript,
 }
+
+
+@dataclass(frozen=True)
+class ComparisonImages:
+    """Images to compare on, ``(n, channels, height, width)`` each, and what they are, in words."""
+
+    batches: tuple[Pixels, ...]
+    source: str
+
+
+def export(
+    folder: Path, form: ExportFormat, out: Path | None, check: Path | None
+) -> tuple[ExportCheck, str, Path | None]:
+    """Export a run's model beside a model card; return the result, what it was compared on, and the card's path.
+
+    Args:
+        out: Of the file; ``model.onnx`` or ``model.pt`` in the folder by default.
+        check: npz file, picture, folder of pictures or experiment; by default the test images of the run's own
+            experiment where they are within reach, else synthetic ones.
+
+    Raises:
+        BadInput: If something cannot be read or written.
+        OutputsDiffer: If the exported model does not say the same.
+    """
+    destination = out or file_of(folder, form)
+    spec = load_model(folder).spec
+    card = _card(folder, destination.parent)
+    sample = sample_for(folder, spec, check)
+    done = export_model(folder, form, destination, sample.batches)
+    if card is not None:
+        write_atomically(destination.parent / CARD, card.encode())
+    return done, sample.source, None if card is None else destination.parent / CARD
+
+
+def sample_for(folder: Path, spec: ModelSpec, check: Path | None) -> ComparisonImages:
+    """Read the images to compare on."""
+    if check is not None:
+        return ComparisonImages(_batches(_given(folder, check), spec), f"images of {check}")
+    if (own := _own_test_images(folder)) is not None and len(own):
+        return ComparisonImages(_batches(own.images, spec), "test images of the run's own experiment")
+    return ComparisonImages(tuple(_synthetic(spec)), "synthetic images, noise: for real ones name --check")
+
+
+def _given(folder: Path, check: Path) -> Pixels:
+    if check.suffix == ".toml":
+        spec, base = data_of_experiment(check)
+        return load(spec, base).test.images
+    pictures = read_pictures(check, form_for(folder, load_model(folder)))
+    if not len(pictures.images):
+        raise BadInput([Fault(f"--check {check}", "holds no image that can be read.")])
+    return pictures.images
+
+
+def _own_test_images(folder: Path) -> ImageSet | None:
+    """Load the test images of the experiment in ``summary.json``; data files of another machine are not looked for."""
+    try:
+        experiment = Experiment.model_validate(read_run(folder).summary.experiment)
+        spec = experiment.data or experiment.server_data
+        return None if spec is None else load(spec, Path()).test
+    except (BadInput, ValueError):
+        return None
+
+
+def _batches(images: Pixels, spec: ModelSpec) -> tuple[Pixels, ...]:
+    """Return batches of some of ``(n, height, width[, 3])``, in the model's channels, channels first."""
+    rows = np.unique(np.linspace(0, len(images) - 1, min(IMAGES, len(images))).round().astype(np.int64))
+    pixels = images[rows]
+    if pixels.ndim == 4 and spec.channels == 1:
+        pixels = (pixels @ np.array(LUMINANCE)).round().astype(np.uint8)
+    first = pixels[:, None] if pixels.ndim == 3 else pixels.transpose(0, 3, 1, 2)
+    whole = np.ascontiguousarray(np.repeat(first, spec.channels // first.shape[1], axis=1))
+    return tuple(whole[start : start + BATCH] for start in range(0, len(whole), BATCH))
+
+
+def _synthetic(spec: ModelSpec) -> Iterator[Pixels]:
+    random = np.random.default_rng(0)
+    for more_high, more_wide in SIZES:
+        shape = (8, spec.channels, spec.image_size + more_high, spec.image_size + more_wide)
+        yield random.integers(0, 256, shape, dtype=np.uint8)
+
+
+def _card(folder: Path, beside: Path) -> str | None:
+    """Return the model card, where the folder is a run's; refuse to take the place of another model's."""
+    if not (folder / "summary.json").is_file():
+        return None
+    card, there = model_card(folder), beside / CARD
+    if beside.resolve() != folder.resolve() and there.is_file() and there.read_text(encoding="utf-8") != card:
+        problem = "is another model's card, and nothing is written over."
+        raise BadInput([Fault(str(there), problem, "Name an --out in another folder.")])
+    return card

@@ -1,5 +1,9 @@
-"""flwr-sim predict: a saved model and images, with nothing else at hand."""
+"""flwr-sim predict: a saved model and images; and csv files in which no text is a formula in any spreadsheet."""
 
+import csv
+import io
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +23,8 @@ from common.models.inference import scores_of
 from common.models.network import SplitNetwork
 from common.models.saved import load_model
 from common.system.files import is_file, taken, write_atomically
+from common.system.plain_text import escaped
 from server.export.pictures import Pictures, nothing_readable, read_pictures
-from server.export.spreadsheet import table_text
 from server.runs.reader import read_run
 
 
@@ -88,3 +92,24 @@ def picture_scores(network: SplitNetwork, images: NDArray[np.uint8]) -> NDArray[
         return np.zeros((0, len(network.class_names)), np.float32)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return scores_of(on_device(network, device), Pixels(channels_first(images), None, torch.device(device)))
+
+
+Cell = str | float | None
+
+_FORMULA = re.compile(r'(?<![^,;|"])(?=\s*[=+\-@＝＋－＠﹦﹢﹣﹫−])')
+"""The place before a formula (wide signs count as the plain ones): at the start of a cell, or where another separator
+starts one. A German spreadsheet cuts a line at ``;``, also within quotes that do not open the line."""
+
+
+def table_text(rows: Iterable[Iterable[Cell]]) -> bytes:
+    """Return rows as csv in UTF-8: texts quoted, with an apostrophe before each formula; numbers bare, six decimals."""
+    lines = io.StringIO(newline="")
+    writer = csv.writer(lines, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
+    writer.writerows(map(_cell, row) for row in rows)
+    return lines.getvalue().encode()
+
+
+def _cell(cell: Cell) -> Cell:
+    if isinstance(cell, str):
+        return _FORMULA.sub("'", escaped(cell))
+    return cell if cell is None or isinstance(cell, int) else round(float(cell), 6)

@@ -7,8 +7,7 @@ from typing import Any, Protocol
 
 from common.config import ExperimentFile
 from server.federation.resume import OpenedRunFolder, finished, opened
-from server.runs.scalars import Track
-from server.runs.tracking.trackers import store_for, tracked
+from server.runs.tracking import Track, store_for, tracked
 
 
 class Place(Protocol):
@@ -65,8 +64,8 @@ def lead(
 
 def write_pages(out: Path) -> None:
     """Write the report and the model card of a run that is done."""
-    from server.reporting.pages.model_card import write_model_card  # here: a run need not wait for matplotlib
-    from server.reporting.pages.run import write_run_report
+    from server.reporting.model_card import write_model_card  # here: a run need not wait for matplotlib
+    from server.reporting.run_report import write_run_report
 
     write_run_report(out)
     write_model_card(out)

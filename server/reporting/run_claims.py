@@ -4,12 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from common.metrics.auroc import FEWEST_POSITIVES, GLOBAL_MODEL, SUMS, ClassGroup, ClassMetrics, Summary
+from common.metrics.benefit import Benefit, Choice, benefit_sentence
 from common.metrics.bootstrap import Interval
 from common.metrics.measured import LARGEST_ERROR, TOO_WIDE, figure
-from common.system.formatting import counted, listed, number, spans
-from server.reporting.coverage import owners
-from server.reporting.site_claims import NAMED, better_alone, by_chance
-from server.reporting.wording import span
+from common.system.formatting import counted, listed, number, shortened, span, spans
 from server.runs.reader import Run, RunSummary
 
 FEW = FEWEST_POSITIVES
@@ -17,6 +15,9 @@ FEW = FEWEST_POSITIVES
 CHANCE = 0.5
 RANKED_WELL, DECIDED_BADLY = 0.8, 0.6
 """AUROC from which, and balanced accuracy up to which, a threshold of 0.5 is said not to fit."""
+NAMED = 8
+"""Names in one sentence; more are counted."""
+UNTOLD = "its policy tells no such figures, or no class has both a positive and a negative test image there"
 NOT_OPENED = "fewer sites tested it than a sum needs, so its counts stayed masked"
 UNKNOWN_PATIENTS = (
     "The data does not say which images belong to one patient: images of one patient may be in training and in test "
@@ -37,7 +38,7 @@ class Limit:
 
 
 def run_result(run: Run) -> str:
-    """What the run resulted in, over exactly the classes that were tested."""
+    """Say what the run resulted in, over exactly the classes that were tested."""
     summary, test = run.summary, run.summary.test
     which = "" if summary.best_round in (None, summary.rounds) else f" (the model is {tested_model(summary)})"
     training = f"After {counted(summary.rounds, 'round')} with {sites_taking_part(run)}{which}"
@@ -56,7 +57,8 @@ def run_result(run: Run) -> str:
         return f"{training}, no mean AUROC can be given: {why}.{accuracy}"
     interval = interval_of_mean(summary)
     beside = f" ({interval})" if interval else ""
-    result = f"{training}, the mean AUROC {_scored(test.note)} is {figure(headline.mean)}{beside}"
+    scored = "on the test set" if test.note == GLOBAL_MODEL else f"({test.note})"
+    result = f"{training}, the mean AUROC {scored} is {figure(headline.mean)}{beside}"
     result += f" over {over_which_classes(summary)}"
     parts = list(_parts(summary))
     result = f"{result}: {listed(parts)}.{accuracy}" if parts else f"{result}.{accuracy}"
@@ -64,35 +66,35 @@ def run_result(run: Run) -> str:
 
 
 def external_result(summary: RunSummary) -> str:
-    """How good the model is on the external test set, beside the other test images; empty where there is none."""
+    """Say how good the model is on the external test set, beside the other test images; empty without one."""
     if (external := summary.external) is None:
         return ""
-    both = [(name, one.auroc) for name, one in external.per_class.items() if one.auroc is not None]
+    both = [(name, result.auroc) for name, result in external.per_class.items() if result.auroc is not None]
     if not both:
         return "On the external test set no class has an AUROC."
-    images = max((one.images or 0 for one in external.per_class.values()), default=0)
+    images = max((result.images or 0 for result in external.per_class.values()), default=0)
     spread = external.intervals and external.intervals.mean_auroc
     beside = f" (95 % interval {span(spread)})" if spread else ""
     where = f"On the external test set ({counted(images, 'labelled image')})"
-    said = f"{where} the mean AUROC is {number(external.mean_auroc)}{beside}"
-    said += f" over {counted(len(both), 'class', 'classes')}"
-    inside = {name: one.auroc for name, one in summary.test.per_class.items()}
+    mean = f"{where} the mean AUROC is {number(external.mean_auroc)}{beside}"
+    mean += f" over {counted(len(both), 'class', 'classes')}"
+    inside = {name: result.auroc for name, result in summary.test.per_class.items()}
     pairs = [(value, own) for name, value in both if (own := inside.get(name)) is not None]
     if not pairs:
-        return f"{said}."
-    own = sum(one for _, one in pairs) / len(pairs)
-    return f"{said}; over the same classes it is {number(own)} on the run's other test images."
+        return f"{mean}."
+    own = sum(inner for _, inner in pairs) / len(pairs)
+    return f"{mean}; over the same classes it is {number(own)} on the run's other test images."
 
 
 def tested_model(summary: RunSummary) -> str:
-    """Which model was tested: ``"that of round 3"``, ``"the initial one"``."""
+    """Return which model was tested: ``"that of round 3"``, ``"the initial one"``."""
     if summary.untrained:
         return "the initial one"
     return "that of the last round" if summary.best_round is None else f"that of round {summary.best_round}"
 
 
 def interval_of_mean(summary: RunSummary) -> str:
-    """The interval of the mean AUROC, and for what it holds; empty where there is none."""
+    """Return the interval of the mean AUROC, and for what it holds; empty where there is none."""
     intervals, sampled = summary.test.intervals, summary.test.sampled
     if summary.test.headline().left_out:
         return ""  # both are of the mean over all classes
@@ -109,7 +111,7 @@ def where_tested(summary: RunSummary) -> str:
         return ""
     own = "On the sites’ own images it was" if summary.test.note == GLOBAL_MODEL else "It was"
     summed = (
-        {site for one in summary.test.pooled.per_class.values() for site in one.sites} if summary.test.pooled else ()
+        {site for each in summary.test.pooled.per_class.values() for site in each.sites} if summary.test.pooled else ()
     )
     tested = len({*summed, *(site for site, result in summary.per_site.items() if result.per_class)})
     silent = len(summary.drawn_to_test) - tested
@@ -118,23 +120,19 @@ def where_tested(summary: RunSummary) -> str:
 
 
 def asked_to_test(summary: RunSummary) -> tuple[str, ...]:
-    """The sites that were asked to test the model."""
+    """Return the sites that were asked to test the model."""
     return tuple(summary.sites) if summary.drawn_to_test is None else summary.drawn_to_test
 
 
 def sites_taking_part(run: Run) -> str:
-    """How many of the sites took part in a round: ``"3 sites"``, ``"1 of 2 sites"``."""
+    """Return how many of the sites took part in a round: ``"3 sites"``, ``"1 of 2 sites"``."""
     taking = {site for each in run.rounds for site in each.sites} & run.summary.sites.keys()
     every = counted(len(run.summary.sites), "site")
     return every if len(taking) == len(run.summary.sites) or not run.rounds else f"{len(taking):,} of {every}"
 
 
-def _scored(note: str) -> str:
-    return "on the test set" if note == GLOBAL_MODEL else f"({note})"
-
-
 def _parts(summary: RunSummary) -> Iterator[str]:
-    """The result on shared and on unique classes, where these are not all classes and the test knows all of them."""
+    """Yield the result on shared and on unique classes, where these are not all classes and all were tested."""
     if not summary.test.per_class.keys() >= set(summary.classes):
         return
     groups: tuple[tuple[ClassGroup, str], ...] = (
@@ -148,7 +146,7 @@ def _parts(summary: RunSummary) -> Iterator[str]:
 
 
 def over_which_classes(summary: RunSummary) -> str:
-    """Over which classes the mean is: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
+    """Return over which classes the mean is: ``"3 of 5 classes that 30 test images or more show, without A (12)"``."""
     names = tuple(dict.fromkeys((*summary.classes, *summary.test.per_class)))
     left_out = summary.test.headline().left_out
     if not left_out:
@@ -158,14 +156,14 @@ def over_which_classes(summary: RunSummary) -> str:
 
 
 def how_many_counted(summary: RunSummary, names: Sequence[str], article: str = "") -> str:
-    """How many of the classes the mean counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
+    """Return how many of the classes the mean counts: ``"3 of the 5 classes"``, ``"the 5 classes"``."""
     number_of = len(summary.test.headline(names).classes)
     every = counted(len(names), "class", "classes")
     return f"{article}{every}" if number_of == len(names) else f"{number_of} of {article}{every}"
 
 
 def why_undefined(result: ClassMetrics | None) -> str:
-    """The reason why a class has no AUROC, or an empty string if it has one."""
+    """Return why a class has no AUROC, or an empty string if it has one."""
     if result is None:
         return "not among the test set's labels"
     if result.auroc is not None:
@@ -182,11 +180,11 @@ def why_undefined(result: ClassMetrics | None) -> str:
 
 
 def why_untested(summary: RunSummary, name: str) -> str:
-    """The reason why a class of the run has no AUROC, or an empty string if it has one."""
+    """Return why a class of the run has no AUROC, or an empty string if it has one."""
     reason = why_undefined(summary.test.per_class.get(name))
     if reason and summary.test.withheld:
         return summary.test.withheld
-    if not reason or summary.test.note == GLOBAL_MODEL or not (of_class := set(owners(summary, name))):
+    if not reason or summary.test.note == GLOBAL_MODEL or not (of_class := set(summary.owners.get(name, ()))):
         return reason
     if not of_class & set(asked_to_test(summary)):
         return "no site with this class was drawn to test the model"
@@ -196,18 +194,18 @@ def why_untested(summary: RunSummary, name: str) -> str:
 
 
 def extremes(accuracies: Mapping[str, float]) -> str:
-    """The sites at both ends: ``"0.700 (north) to 0.930 (south)"``; of equals the first by name."""
+    """Return the sites at both ends: ``"0.700 (north) to 0.930 (south)"``; of equals the first by name."""
     ends = (min(sorted(accuracies), key=accuracies.__getitem__), max(sorted(accuracies), key=accuracies.__getitem__))
     return " to ".join(f"{number(accuracies[site])} ({site})" for site in ends)
 
 
 def condemned(site: str, reason: str) -> str:
-    """A site whose update harmed the model."""
+    """Say that a site's update harmed the model."""
     return f"{site} harmed the model and was left out for the rest of the run: {reason}."
 
 
 def limits(run: Run) -> list[Limit]:
-    """What this run's own figures say about where its result should not be trusted, the most important first."""
+    """Return what the run's own figures say against its result, the most important first."""
     prominent = [Limit(text, prominent=True) for rule in PROMINENT for text in rule(run)]
     return prominent + [Limit(text, prominent=False) for rule in FURTHER for text in rule(run)]
 
@@ -225,7 +223,7 @@ def _untested(run: Run) -> Iterator[str]:
 
 
 def _lost(run: Run) -> Iterator[str]:
-    """Sites that were absent when the run ended."""
+    """Name the sites that were absent when the run ended."""
     last = run.rounds[-1] if run.rounds else None
     for site in sorted(last.absent if last else ()):
         if site in run.summary.condemned:
@@ -240,7 +238,7 @@ def _lost(run: Run) -> Iterator[str]:
 
 
 def _left_behind(run: Run) -> Iterator[str]:
-    """Classes whose sites were all gone while the rest of the model was still trained."""
+    """Name the classes whose sites were all gone while the rest of the model was still trained."""
     summary = run.summary
     if summary.untrained:
         return  # said of the whole model
@@ -248,7 +246,7 @@ def _left_behind(run: Run) -> Iterator[str]:
     counted_rounds = [each for each in run.rounds if each.round <= end]
     by_round: dict[int, list[str]] = {}
     for name in summary.classes:
-        of_class = set(owners(summary, name))
+        of_class = set(summary.owners.get(name, ()))
         last = max((each.round for each in counted_rounds if of_class & set(each.sites)), default=0)
         if any(of_class & each.absent.keys() for each in counted_rounds if each.round > last):
             by_round.setdefault(last, []).append(name)
@@ -274,12 +272,12 @@ def _not_testing(run: Run) -> Iterator[str]:
 
 
 def _not_drawn(run: Run) -> Iterator[str]:
-    """Classes of which no site has figures, beside a test on the coordinator's images, which has them all."""
+    """Name the classes of which no site has figures, beside a test on the coordinator's images, which has them all."""
     summary = run.summary
     if summary.drawn_to_test is None or summary.test.note != GLOBAL_MODEL:
         return
     covered = {name for site in summary.drawn_to_test for name in summary.sites[site].classes}
-    if names := [name for name in summary.classes if name not in covered and owners(summary, name)]:
+    if names := [name for name in summary.classes if name not in covered and summary.owners.get(name, ())]:
         yield f"No site that annotates {_named(names)} was drawn to test the model: no site’s figures are of it."
 
 
@@ -289,7 +287,7 @@ def _unknown_patients(run: Run) -> Iterator[str]:
 
 
 def _never_better(run: Run) -> Iterator[str]:
-    """No round was better than the model that the run began with, which therefore is the one tested."""
+    """Say that no round was better than the model that the run began with, which is the one tested."""
     if run.summary.untrained:
         yield (
             f"Validation was best before the first of {counted(run.summary.rounds, 'round')}: all figures are of the "
@@ -298,7 +296,7 @@ def _never_better(run: Run) -> Iterator[str]:
 
 
 def _still_improving(run: Run) -> Iterator[str]:
-    """The best round was the last one, so that nobody knows what further rounds bring."""
+    """Say that the best round was the last one, so that nobody knows what further rounds bring."""
     summary = run.summary
     by_validation = (summary.experiment.get("evaluation") or {}).get("result", "best") == "best"
     if by_validation and 1 < summary.rounds == summary.best_round:
@@ -318,7 +316,7 @@ def _detects_nothing(run: Run) -> Iterator[str]:
 
 
 def _wrong_threshold(run: Run) -> Iterator[str]:
-    """Classes that are ranked well and decided badly."""
+    """Name the classes that are ranked well and decided badly."""
     results = run.summary.test.per_class.items()
     pairs = ((name, one.measured("auroc"), one.measured("balanced_accuracy")) for name, one in results)
     if names := [
@@ -373,7 +371,7 @@ def _few_images(run: Run) -> Iterator[str]:
 
 
 def _few_validation_images(run: Run) -> Iterator[str]:
-    """Only where a round was chosen by them."""
+    """Name sites with few validation images, where a round was chosen by them."""
     if run.summary.best_round is None:
         return
     few = {
@@ -392,7 +390,7 @@ def _one_way_of_reading(run: Run) -> Iterator[str]:
         return
     taking = {site for each in run.rounds for site in each.sites}
     for site in [each for each in summary.sites if each in taking] if len(summary.sites) > 1 else ():
-        names = [name for name in summary.classes if owners(summary, name) == (site,) and name not in untold]
+        names = [name for name in summary.classes if summary.owners.get(name, ()) == (site,) and name not in untold]
         if names:
             verb, them = ("is", "it") if len(names) == 1 else ("are", "them")
             reading = f"the model has learned that site's way of reading {them}"
@@ -400,13 +398,13 @@ def _one_way_of_reading(run: Run) -> Iterator[str]:
 
 
 def _untold(summary: RunSummary) -> list[str]:
-    """The classes of which every owner has too few patients to tell a count, in a run that lets policies keep rows."""
+    """Return the classes of which no owner may tell a count, in a run in which policies may keep rows."""
     privacy = summary.experiment.get("privacy") or {}
     if privacy.get("secure_aggregation") or privacy.get("level", "none") != "none":
         return []
     found = []
     for name in summary.classes:
-        owning = [summary.sites[site] for site in owners(summary, name) if site in summary.sites]
+        owning = [summary.sites[site] for site in summary.owners.get(name, ()) if site in summary.sites]
         if owning and all(name in site.positives and site.positives[name] is None for site in owning):
             found.append(name)
     return found
@@ -442,7 +440,7 @@ def _absences(run: Run) -> Iterator[str]:
 
 
 def _shortened(run: Run) -> Iterator[str]:
-    """Sites whose updates were over ``participation.clip`` medians, with what was done the last time."""
+    """Name the sites whose updates were over ``participation.clip`` medians, with what was done the last time."""
     done: dict[str, list[tuple[int, str]]] = {}
     for each in run.rounds:
         for site, what in each.shortened.items():
@@ -473,11 +471,65 @@ def _first(words: Sequence[str]) -> str:
     return listed([*words[:NAMED], f"{rest:,} more"] if rest > 0 else words)
 
 
+@dataclass(frozen=True)
+class SiteChoice:
+    """One site's comparison with training alone.
+
+    Attributes:
+        benefit: None where nothing was compared, or told.
+    """
+
+    site: str
+    sentence: str
+    benefit: Benefit | None
+
+    @property
+    def choice(self) -> Choice:
+        """Return where the site is better off; ``open`` also where nobody knows."""
+        return "open" if self.benefit is None else self.benefit.choice
+
+
+def site_choices(run: Run) -> list[SiteChoice]:
+    """Return a sentence for every site, in the order of their names; none where the run did not ask."""
+    choices = []
+    for site, answer in sorted(run.summary.benefit.items()):
+        if (benefit := answer.benefit) is not None:
+            sentence = benefit_sentence(site, benefit, run.summary.sites[site].classes)
+        else:
+            reason = f"was not compared with training alone ({answer.reason})"
+            why = reason if answer.reason else f"says nothing ({UNTOLD})"
+            sentence = f"Whether {site} is better off alone is not known: it {why}."
+        choices.append(SiteChoice(site, sentence, benefit))
+    return choices
+
+
+def _better_alone(run: Run) -> Iterator[str]:
+    """Name the sites that lose by the federation, in one sentence beside the run's result."""
+    choices = site_choices(run)
+    alone = [each.site for each in choices if each.choice == "alone"]
+    compared = sum(each.benefit is not None for each in choices)
+    if alone:
+        verb = "is" if len(alone) == 1 else "are"
+        of_all = f"{len(alone)} of {counted(compared, 'site')} that compared"
+        yield f"{of_all} {verb} better off alone than with this model: {shortened(alone, NAMED)}."
+
+
+def _by_chance(run: Run) -> Iterator[str]:
+    """Say how often a verdict on a site is wrong."""
+    compared = sum(each.benefit is not None for each in site_choices(run))
+    if compared:
+        yield (
+            f"Whether a site is better off alone rests on a 95 % interval for each of {counted(compared, 'site')} by "
+            "itself: where both models are equally good, one site in 40 is called better off alone by chance. The "
+            "intervals are over test images and say nothing of another training."
+        )
+
+
 Rule = Callable[[Run], Iterator[str]]
 PROMINENT: tuple[Rule, ...] = (
     _left_out,
     _never_better,
-    better_alone,
+    _better_alone,
     _untested,
     _not_testing,
     _lost,
@@ -498,6 +550,6 @@ FURTHER: tuple[Rule, ...] = (
     _absences,
     _shortened,
     _one_seed,
-    by_chance,
+    _by_chance,
     _not_one_model,
 )

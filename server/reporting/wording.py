@@ -1,4 +1,6 @@
-"""Numbers as people read them."""
+"""Numbers as people read them, and the groups in which they read classes; for templates and sentences."""
+
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,47 +21,69 @@ from common.system.formatting import (
     span,
     spans,
 )
-from server.analysis.comparison import Spread
-from server.analysis.statistics import PairedTest
-from server.runs.reader import Measure
+from server.runs.reader import RunSummary
 
 __all__ = (
-    "MEASURE_NAMES",
     "NOT_APPLICABLE",
     "SITE_MODELS",
+    "ClassGroup",
+    "class_groups",
     "classes_averaged",
     "count",
+    "count_or_hidden",
     "counted",
-    "deciding_test",
     "duration",
     "figure",
-    "interval",
     "listed",
     "number",
-    "probability",
     "share",
     "shortened",
     "signed",
     "size",
     "span",
     "spans",
-    "spread",
     "threshold",
 )
-"""What templates and other modules say."""
 
-MEASURE_NAMES: dict[Measure, str] = {
-    "accuracy": "accuracy",
-    "sensitivity": "sensitivity",
-    "specificity": "specificity",
-    "f1": "F1",
-    "best_mean_client_test_accuracy": "BMCTA",
-    "best_test_accuracy": "BTA",
+GROUP_TITLES = {
+    "shared": "annotated by every site",
+    "some": "annotated by some sites",
+    "unique": "annotated by one site only",
+    "varies": "shared or unique depending on the seed",
 }
 
 
-def told(value: int | None, smallest: int | None) -> str:
-    """A site's count; where it does not tell one, by which threshold: a hidden count is never 0."""
+@dataclass(frozen=True)
+class ClassGroup:
+    """Classes that are annotated by every site, by some sites, or by one.
+
+    Attributes:
+        kind: A key of ``GROUP_TITLES``.
+        classes: Class names, in the order of the run's classes.
+    """
+
+    kind: str
+    classes: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Return what the classes have in common."""
+        return GROUP_TITLES[self.kind]
+
+
+def class_groups(summary: RunSummary) -> list[ClassGroup]:
+    """Return shared, partly shared and unique classes, empty groups left out; every class stands in exactly one.
+
+    Taken from the test results, as a method that pools all data has one site but is judged on the hospitals' classes.
+    """
+    shared, unique = summary.test.shared_classes.classes, summary.test.unique_classes.classes
+    kinds = {name: "shared" if name in shared else "unique" if name in unique else "some" for name in summary.classes}
+    groups = {kind: tuple(name for name in summary.classes if kinds[name] == kind) for kind in GROUP_TITLES}
+    return [ClassGroup(kind, names) for kind, names in groups.items() if names]
+
+
+def count_or_hidden(value: int | None, smallest: int | None) -> str:
+    """Format a site's count; where its policy hides it, say below which number: a hidden count is never 0."""
     return f"hidden (fewer than {smallest} patients)" if value is None and smallest else count(value)
 
 
@@ -69,13 +93,8 @@ def classes_averaged(test: Summary) -> str:
     return "all classes" if scored == len(test.per_class) else f"{scored} of {len(test.per_class)} classes"
 
 
-def spread(value: Spread) -> str:
-    """Mean and SD over seeds, the mean alone with one seed."""
-    return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
-
-
 def share(part: int, whole: int) -> str:
-    """A share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
+    """Format a share of images in per cent with its 95 % score interval: ``"91 % (87–94)"``."""
     if not whole:
         return NOT_APPLICABLE
     (low,), (high,) = wilson(np.array([part]), np.array([whole]))
@@ -83,29 +102,5 @@ def share(part: int, whole: int) -> str:
 
 
 def threshold(value: float) -> str:
-    """A threshold with as many digits as one near 0 needs: ``"0.4312"``, ``"0.002104"``."""
+    """Format a threshold with as many digits as one near 0 needs: ``"0.4312"``, ``"0.002104"``."""
     return f"{value:.4g}"
-
-
-def probability(p: float | None) -> str:
-    """A p-value: ``"p = 0.012"``, ``"p < 0.001"``."""
-    if p is None:
-        return NOT_APPLICABLE
-    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
-
-
-def deciding_test(test: PairedTest) -> str:
-    """Which test decides and what Shapiro-Wilk said of its differences."""
-    if test.normality_p is None:
-        return test.reason
-    if test.wilcoxon_p is None:
-        return f"paired t-test; differences look normal (Shapiro-Wilk {probability(test.normality_p)})"
-    return (
-        f"Wilcoxon signed-rank test; differences are not normal (Shapiro-Wilk {probability(test.normality_p)}, "
-        f"t-test {probability(test.t_test_p)})"
-    )
-
-
-def interval(test: PairedTest) -> str:
-    """The bootstrap interval: ``"+0.004 to +0.031"``."""
-    return NOT_APPLICABLE if test.interval is None else " to ".join(signed(end) for end in test.interval)

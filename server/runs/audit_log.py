@@ -84,13 +84,13 @@ class RunAudit:
 
     def _models(self) -> dict[int, Any]:
         """Round -> hash of the model after it, as noted last in this run; 0 is what it began with."""
-        found: dict[int, Any] = {}
+        hashes: dict[int, Any] = {}
         for entry in self.audit.entries():
             if entry.get("event") == "run":
-                found = {0: entry.get("initial_model_sha256")}
+                hashes = {0: entry.get("initial_model_sha256")}
             elif entry.get("event") == "aggregated" and isinstance(number := entry.get("round"), int):
-                found[number] = entry.get("model_sha256")
-        return found
+                hashes[number] = entry.get("model_sha256")
+        return hashes
 
     def _sha256(self, model: ModelState) -> str:
         """The model's hash; empty where it is not of this layout."""

@@ -14,7 +14,7 @@ from common.security.audit import files as audit_files
 from common.system.files import is_file, named_if_full, no_such_file, not_empty, remove_parts, write_atomically
 from common.system.plain_text import json_text
 from server.runs.live_status import SIGNED_OFF
-from server.runs.scalars import Tracker, round_scalars, summary_scalars
+from server.runs.tracking import Tracker, round_scalars, summary_scalars
 
 RECEIPT, SUMMARY = "receipt.json", "summary.json"
 DEMO_MARK = "demo.txt"
@@ -22,14 +22,14 @@ DEMO_MARK = "demo.txt"
 
 
 def new_folder_faults(path: Path) -> list[Fault]:
-    """Why no new run can be written into this folder; empty where it can."""
+    """Return why no new run can be written into this folder; empty where it can."""
     has_run = os.path.isfile(path / "events.jsonl")  # no error where the folder cannot be looked into
     go_on = " To go on with the run in it: --resume." if has_run else ""
     return not_empty(path, f"Name another folder, or remove this one.{go_on}")
 
 
 def resumed_folder_faults(path: Path) -> list[Fault]:
-    """Why no run can go on in this folder; empty where one can, or where nothing is yet: it begins there."""
+    """Return why no run can go on in this folder; empty where one can, or where nothing is yet: it begins there."""
     if not path.is_dir():
         return new_folder_faults(path)
     try:
@@ -44,7 +44,7 @@ def _no_run(path: Path) -> Fault:
 
 
 def demo_folder_faults(path: Path) -> list[Fault]:
-    """Why no demo can be written into this folder: an earlier demo may be removed, anything else may not."""
+    """Return why no demo can be written into this folder: an earlier demo may be removed, anything else may not."""
     try:
         free = not path.exists() or (path / DEMO_MARK).is_file() or (path.is_dir() and not any(path.iterdir()))
     except OSError as error:
@@ -53,7 +53,7 @@ def demo_folder_faults(path: Path) -> list[Fault]:
 
 
 def unverifiable_faults(path: Path) -> list[Fault]:
-    """Why there is nothing to verify: a path that is neither a receipt nor the folder of a run with an audit.
+    """Return why there is nothing to verify: a path that is neither a receipt nor the folder of a run with an audit.
 
     A receipt that was removed or damaged beside its audit is for the verification itself to report.
     """
@@ -76,7 +76,7 @@ class RunFolder:
     """Writes one run's files; never over those of another run.
 
     Attributes:
-        trackers: Told the figures of every round and of the final test.
+        trackers: They receive the figures of every round and of the final test.
     """
 
     def __init__(self, path: Path) -> None:
@@ -118,7 +118,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Let no other process write here meanwhile.
+        """Keep other processes from writing here within the context.
 
         Raises:
             BadInput: If one does.
@@ -161,7 +161,7 @@ class RunFolder:
         self._append("events.jsonl", {"time": now, "event": name, **fields})
 
     def absent(self, when: int | str, absent: Mapping[str, str], here: Collection[str] = ()) -> None:
-        """Note who missed a round or an exchange, and why; of a site that signed off only the first time.
+        """Note who missed a round or an exchange, and why; a site that signed off is noted only the first time.
 
         Args:
             when: The round, or the name of the exchange.

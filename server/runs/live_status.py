@@ -1,4 +1,4 @@
-"""What a coordinator's runs do and did, written down for ``flwr-server status``, ``runs`` and the live view."""
+"""State and history of a coordinator's runs, as files for ``flwr-server status``, ``runs`` and the live view."""
 
 import json
 import time
@@ -59,12 +59,12 @@ class Present:
 
 
 def stopped_at(when: str) -> str:
-    """Why a site is away that said that it leaves; the same words in every file and on every page."""
+    """Return why a site is away that said that it leaves; the same words in every file and on every page."""
     return f"{SIGNED_OFF} at {when}"
 
 
 def read_present(state: Path) -> Present | None:
-    """What the last run did, or does; None where there was none. A run whose process is gone was interrupted."""
+    """Return the state of the last run; None where there was none. A run whose process is gone was interrupted."""
     try:
         present = Present(**json.loads((state / FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
@@ -75,12 +75,12 @@ def read_present(state: Path) -> Present | None:
 
 
 def runs_still(pid: int) -> bool:
-    """Whether there is a process of this number."""
+    """Return whether there is a process of this number."""
     return Path(f"/proc/{pid}").exists()
 
 
 def part_of(present: Present, site: str, *, revoked: bool = False) -> str:
-    """What a site does in the run, in a few words; empty where it has no part or the run is over.
+    """Say in a few words what a site does in the run; empty where it has no part or the run is over.
 
     Args:
         revoked: Whether the coordinator has revoked its key.
@@ -98,13 +98,13 @@ def part_of(present: Present, site: str, *, revoked: bool = False) -> str:
 
 
 def note_run(state: Path, present: Present) -> None:
-    """Add what a run does now to the list in ``state``, the coordinator's folder for what it remembers."""
+    """Add the state of a run to the history in ``state``, a folder of the coordinator."""
     with (state / HISTORY).open("a", encoding="utf-8") as file:
         file.write(json.dumps({**asdict(present), "noted": time.time()}) + "\n")
 
 
 def runs_led(state: Path) -> list[dict[str, Any]]:
-    """Every run that was begun or resumed, oldest first: the last line of each, with ``ended``, and ``there``.
+    """Return every run that was begun or resumed, oldest first: the last line of each, with ``ended`` and ``there``.
 
     ``ended`` is Unix time, None of a run that still runs or whose process was killed. ``there`` says whether its folder
     still lies where it was written.
@@ -116,16 +116,16 @@ def runs_led(state: Path) -> list[dict[str, Any]]:
     last: dict[tuple[str, float], dict[str, Any]] = {}
     for line in lines:
         try:
-            found = json.loads(line)
-            last[found["run_folder"], found["began"]] = found
+            record = json.loads(line)
+            last[record["run_folder"], record["began"]] = record
         except (ValueError, KeyError, TypeError):
             continue  # cut off by a full disk or a kill
-    return [_led(found) for found in last.values()]
+    return [_led(record) for record in last.values()]
 
 
-def _led(found: Mapping[str, Any]) -> dict[str, Any]:
-    ended = found["state"] != "running"
-    state = found["state"] if ended or runs_still(found["pid"]) else "interrupted"
-    shown = {name: found[name] for name in ("name", "run_folder", "began", "round", "rounds", "sites", "last_error")}
-    there = (Path(found["run_folder"]) / "events.jsonl").is_file()
-    return {**shown, "state": state, "ended": found["noted"] if ended else None, "there": there}
+def _led(record: Mapping[str, Any]) -> dict[str, Any]:
+    ended = record["state"] != "running"
+    state = record["state"] if ended or runs_still(record["pid"]) else "interrupted"
+    shown = {name: record[name] for name in ("name", "run_folder", "began", "round", "rounds", "sites", "last_error")}
+    there = (Path(record["run_folder"]) / "events.jsonl").is_file()
+    return {**shown, "state": state, "ended": record["noted"] if ended else None, "there": there}

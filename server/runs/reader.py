@@ -179,6 +179,11 @@ class RunSummary(_Record):
         return self.name or self.method
 
     @property
+    def traffic_bytes(self) -> int:
+        """Return the bytes sent and received by all sites, as far as they were counted."""
+        return sum((site.bytes_up or 0) + (site.bytes_down or 0) for site in self.sites.values())
+
+    @property
     def measures(self) -> dict[Measure, float]:
         """Return the measures that the run has."""
         parts = (self.test.multi_class, self.client_accuracy)

@@ -226,21 +226,21 @@ def _signed(entry: Entry) -> list[ReceiptReply]:
     """The reply of an entry, if it is one that a site signs: then it must be in the receipt, signed or not."""
     if not entry.get("of_a_hospital") or "sha256" not in entry or entry["record"] not in CHAINED:
         return []
-    said = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
+    facts = {name: entry[name] for name in ("site", "record", "round", "sha256", "counts")}
     also = {name: entry.get(name, "") for name in ("reason", "statement", "signature")}
-    return [ReceiptReply(**said, **also)]
+    return [ReceiptReply(**facts, **also)]
 
 
 def _absence(entry: Entry) -> ReceiptAbsence:
     where = entry["round"]
-    said = f"round {where}" if isinstance(where, int) else str(where)
-    return ReceiptAbsence(site=entry["site"], where=said, reason=entry.get("reason", ""))
+    exchange = f"round {where}" if isinstance(where, int) else str(where)
+    return ReceiptAbsence(site=entry["site"], where=exchange, reason=entry.get("reason", ""))
 
 
 def write_receipt(audit: Audit) -> str:
     """Make the receipt of a run that is done, beside its audit; or say why there is none."""
-    found = check(audit.folder)
-    head = AuditHead(entries=found.entries, sha256=found.sha256)
+    checked = check(audit.folder)
+    head = AuditHead(entries=checked.entries, sha256=checked.sha256)
     try:
         receipt = receipt_of(audit.entries()).model_copy(update={"audit": head})
     except (ValidationError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""Tells a person what the present run is doing, line by line, and writes it down for anyone who looks later."""
+"""Progress of the present run for a person, line by line, and as a file for who looks later."""
 
 import datetime as dt
 import json
@@ -20,7 +20,7 @@ from strategies.rounds.messages.deadline import NOT_REGISTERED
 
 
 class Reporter:
-    """Tells and writes. A :class:`server.federation.run.Watcher`.
+    """Prints and writes the progress of a run. A :class:`server.federation.run.Watcher`.
 
     Args:
         signed_off: Site -> when it left, of those that said so.
@@ -75,8 +75,8 @@ class Reporter:
 
     def _waited_for(self, waiting: Waiting) -> tuple[str, ...]:
         """Leave out sites that are known to be stopped and have only just been asked."""
-        known = set(self._signed_off()) & self._lost - set(waiting.lost)
-        return tuple(site for site in waiting.sites if site not in known)
+        away = set(self._signed_off()) & self._lost - set(waiting.lost)
+        return tuple(site for site in waiting.sites if site not in away)
 
     def _tell_who_went(self, sites: Sequence[str], server_round: int) -> None:
         signed_off = self._signed_off()

@@ -35,7 +35,7 @@ BUDGET = 300_000
 
 
 def wanted(experiment: Experiment) -> bool:
-    """Whether the report of this experiment shows images."""
+    """Return whether the report of this experiment shows images."""
     if experiment.evaluation.sample_grid is not None:
         return experiment.evaluation.sample_grid
     return all(data.kind in NOBODYS for data in (experiment.data, experiment.server_data) if data is not None)
@@ -49,9 +49,9 @@ def write_samples(
     pixels = channels_first(test.images).to(device)
     scores = scores_of(on_device(network, device), pixels, precision)
     labels = label_matrix(test, network.class_names).numpy()
-    said = _said(scores, one_of_all=network.spec.task == "multi_class")
+    predicted = _predicted(scores, one_of_all=network.spec.task == "multi_class")
     names = network.class_names[:CLASSES]
-    chosen = {name: list(_chosen(scores[:, c], labels[:, c], said[:, c])) for c, name in enumerate(names)}
+    chosen = {name: list(_chosen(scores[:, c], labels[:, c], predicted[:, c])) for c, name in enumerate(names)}
     rows = sorted({row for of_class in chosen.values() for _, row in of_class})
     pictures = dict(zip(rows, _within_budget([test.images[row] for row in rows]), strict=True))
     classes = []
@@ -71,19 +71,19 @@ def write_samples(
     write_atomically(folder / SAMPLES, found.model_dump_json().encode())
 
 
-def _said(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]:
-    """Which classes the model says that each image shows, ``(n, classes)``."""
+def _predicted(scores: NDArray[np.float32], *, one_of_all: bool) -> NDArray[np.bool_]:
+    """Return which classes the model says that each image shows, ``(n, classes)``."""
     if not one_of_all:
         return scores > THRESHOLD
     return np.asarray(np.eye(scores.shape[1], dtype=np.bool_)[scores.argmax(axis=1)])
 
 
 def _chosen(
-    scores: NDArray[np.float32], labels: NDArray[np.float32], said: NDArray[np.bool_]
+    scores: NDArray[np.float32], labels: NDArray[np.float32], predicted: NDArray[np.bool_]
 ) -> Iterator[tuple[Kind, int]]:
     """Choose a class's correct and wrong images with the most confident scores; ties go by their place."""
     order = np.argsort(-scores, kind="stable")
-    found, missed, alarm = (labels == 1) & said, (labels == 1) & ~said, (labels == 0) & said
+    found, missed, alarm = (labels == 1) & predicted, (labels == 1) & ~predicted, (labels == 0) & predicted
     ranked = ((found, order), (missed, order[::-1]), (alarm, order))
     for kind, (members, rows) in zip(KINDS, ranked, strict=True):
         for row in rows[members[rows]][:OF_A_KIND]:

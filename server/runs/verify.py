@@ -1,4 +1,7 @@
-"""``flwr-server verify``: is a finished run what its receipt, its audit and its updates say it is?"""
+"""``flwr-server verify``: is a finished run what its receipt, its audit and its updates say it is?
+
+Where a run kept its updates, its rounds are added up again by the method's own rules: do they make each round's model?
+"""
 
 import hashlib
 import json
@@ -11,65 +14,80 @@ from typing import Any
 from pydantic import ValidationError
 
 from common.config import Experiment
+from common.contract import Declaration, merge
 from common.errors import BadInput, Fault, quoted
 from common.models.files import DESCRIPTION
+from common.models.network import build
 from common.models.saved import load_model, read_description
-from common.models.state import layout_of, read_state, state_sha256
+from common.models.state import Layout, ModelState, layout_of, read_state, state_sha256
 from common.plugins import stamp_of
 from common.security.audit import FILE as AUDIT
 from common.security.audit import Audit, Entry
 from common.security.audit_check import check
 from common.security.authorship import check_authorship
 from common.system.formatting import listed
-from server.runs.receipt import FILE, Receipt, experiment_sha256, read_receipt, receipt_of
-from server.runs.replay import Altered, Replay, why_not
+from common.wire.canonical_bytes import of_bytes, record_sha256
+from common.wire.codec import R, decode
+from common.wire.errors import WireError
+from common.wire.records import Arrays, TrainReply, no_arrays
+from common.wire.roll_call import RollCallAnswer
+from server.runs.audit_log import INITIAL, UPDATES, record_file, round_folder
+from server.runs.receipt import FILE, Receipt, ReceiptRound, experiment_sha256, read_receipt, receipt_of
+from strategies.aggregation.norm_bound import Lengths
+from strategies.aggregation.server_optimizer import Moments
+from strategies.base.aggregator import longest_update, merged_by, moved_by, visit
+from strategies.base.checkpoint import of_bytes as state_of_bytes
+from strategies.base.method import Method
+from strategies.base.round_context import RoundContext
+from strategies.registry import method_of
+from strategies.unifed.passing import SequentialPassing
 
 
 @dataclass
-class Verified:
-    """What was found: what is right, what could not be looked at, what is wrong."""
+class VerificationReport:
+    """What a verification found: what is right, what could not be checked, and what is wrong."""
 
     right: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
 
-def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> Verified:
+def verify(path: Path, keys: Mapping[str, str] = MappingProxyType({})) -> VerificationReport:
     """Check a receipt, named by itself or by its run folder, with everything beside it.
 
     Args:
         keys: Public keys of sites that are known from elsewhere, as OpenSSH lines.
     """
     path = path / FILE if path.is_dir() else path
-    found = Verified()
+    report = VerificationReport()
     audit = check(path.parent)
-    found.faults += audit.faults
-    found.unknown += audit.notes
+    report.faults += audit.faults
+    report.unknown += audit.notes
     if not audit.faults and audit.entries:
-        found.right.append(f"audit: {audit.entries} entries, unbroken")
+        report.right.append(f"audit: {audit.entries} entries, unbroken")
     try:
         receipt = read_receipt(path)
     except BadInput as error:
-        found.faults += error.faults
-        return found
-    _check_against_audit(found, path, receipt)
+        report.faults += error.faults
+        return report
+    _check_against_audit(report, path, receipt)
     authorship = check_authorship(receipt.model_dump(mode="json"), keys)
-    found.right, found.unknown = found.right + authorship.right, found.unknown + authorship.notes
-    found.faults += authorship.faults
+    report.right, report.unknown = report.right + authorship.right, report.unknown + authorship.notes
+    report.faults += authorship.faults
     if not receipt.replies and not any(site.public_key for site in receipt.sites.values()):
-        _refuse_unsigned(found, path.parent)
-    _check_figures(found, path.parent)
-    same_code = _check_plugins(found, receipt)
+        _refuse_unsigned(report, path.parent)
+    _check_figures(report, path.parent)
+    same_code = _check_plugins(report, receipt)
     if same_code:
-        _check_model(found, path.parent, receipt)
-    experiment = _experiment(found, path.parent, receipt)
+        _check_model(report, path.parent, receipt)
+    experiment = _experiment(report, path.parent, receipt)
     if experiment is not None and same_code:
-        _check_sums(found, path.parent, receipt, experiment)
-    return found
+        _check_sums(report, path.parent, receipt, experiment)
+    return report
 
 
-def _check_against_audit(found: Verified, path: Path, receipt: Receipt) -> None:
-    """The receipt is made of the audit's entries, and its hash is the entry after them."""
+def _check_against_audit(report: VerificationReport, path: Path, receipt: Receipt) -> None:
+    """Check that the receipt is made of the audit's entries, and that its hash is the entry after them."""
     entries = list(Audit(path.parent).entries())
     before, after = entries[: receipt.audit.entries], entries[receipt.audit.entries :]
     last = after[0] if after else {}
@@ -80,9 +98,9 @@ def _check_against_audit(found: Verified, path: Path, receipt: Receipt) -> None:
     elif last["sha256"] != hashlib.sha256(path.read_bytes()).hexdigest():
         faults.append(Fault(path.name, f"is not the file that entry {last['n']} of the audit names: changed."))
     faults += _differences(path.name, receipt, before)
-    found.faults += faults
+    report.faults += faults
     if not faults:
-        found.right.append(f"{path.name}: says what the audit says")
+        report.right.append(f"{path.name}: says what the audit says")
 
 
 def _differences(name: str, receipt: Receipt, entries: list[Entry]) -> list[Fault]:
@@ -90,15 +108,15 @@ def _differences(name: str, receipt: Receipt, entries: list[Entry]) -> list[Faul
         made = receipt_of(entries).model_dump(mode="json")
     except (ValidationError, KeyError, TypeError) as error:
         return [Fault("audit.jsonl", f"does not describe a whole run ({type(error).__name__}): changed.")]
-    said = receipt.model_dump(mode="json")
+    summary = receipt.model_dump(mode="json")
     return [
         Fault(f"{name}: {where}", f"is {now!r}, and {then!r} by the audit: one of both was changed.")
-        for where, now, then in _unequal("", {**said, "audit": None}, {**made, "audit": None})
+        for where, now, then in _unequal("", {**summary, "audit": None}, {**made, "audit": None})
     ]
 
 
 def _unequal(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Where two trees differ, and in what; the order of names counts."""
+    """Yield where two trees differ, and in what; the order of names counts."""
     if isinstance(now, dict) and isinstance(then, dict) and list(now) == list(then):
         for key in now:
             yield from _unequal(f"{where}.{key}".removeprefix("."), now[key], then[key])
@@ -109,22 +127,22 @@ def _unequal(where: str, now: Any, then: Any) -> Iterator[tuple[str, Any, Any]]:
         yield where, now, then
 
 
-def _refuse_unsigned(found: Verified, folder: Path) -> None:
-    """A run over the network has signatures; only a simulation has none."""
+def _refuse_unsigned(report: VerificationReport, folder: Path) -> None:
+    """Report a run over the network without signatures; only a simulation has none."""
     try:
         backend = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["backend"]
     except (OSError, ValueError, KeyError, TypeError):
         return
     if backend == "network":
-        found.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
+        report.faults.append(Fault(FILE, "has no signatures, and the run was over the network: removed."))
 
 
-def _check_figures(found: Verified, folder: Path) -> None:
-    """The files with the run's figures are those that it wrote when it was done."""
+def _check_figures(report: VerificationReport, folder: Path) -> None:
+    """Check that the files with the run's figures are those that it wrote when it was done."""
     noted = [entry["sha256"] for entry in Audit(folder).entries() if entry.get("event") == "figures"]
     if not noted:
         problem = "does not name summary.json and rounds.jsonl as the run wrote them: its end was removed."
-        found.faults.append(Fault(AUDIT, problem))
+        report.faults.append(Fault(AUDIT, problem))
         return
     faults = []
     for name, sha256 in noted[-1].items():
@@ -133,13 +151,13 @@ def _check_figures(found: Verified, folder: Path) -> None:
             faults.append(Fault(name, "is not there: removed."))
         elif hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
             faults.append(Fault(name, "is not the file that the run wrote: changed."))
-    found.faults += faults
+    report.faults += faults
     if not faults:
-        found.right.append(f"{listed(list(noted[-1]))}: as the run wrote them")
+        report.right.append(f"{listed(list(noted[-1]))}: as the run wrote them")
 
 
-def _check_plugins(found: Verified, receipt: Receipt) -> bool:
-    """Whether the code of the run's plug-ins is what is installed here; else no model can be built as it was."""
+def _check_plugins(report: VerificationReport, receipt: Receipt) -> bool:
+    """Return whether the run's plug-ins are those installed here; else no model can be built as it was."""
     others = []
     for stamp in receipt.plugins:
         try:
@@ -148,62 +166,200 @@ def _check_plugins(found: Verified, receipt: Receipt) -> bool:
             others.append(f"{stamp} is not installed here")
             continue
         if here == stamp:
-            found.right.append(f"plug-in {stamp}: the same files here")
+            report.right.append(f"plug-in {stamp}: the same files here")
         else:
             others.append(f"the run had {stamp}, here is {here}")
     if others:
-        found.unknown.append(f"model and sums: not checked, for {'; '.join(others)}")
+        report.unknown.append(f"model and sums: not checked, for {'; '.join(others)}")
     return not others
 
 
-def _check_model(found: Verified, folder: Path, receipt: Receipt) -> None:
-    """The model beside the receipt is the one that it names, of a round that it has."""
+def _check_model(report: VerificationReport, folder: Path, receipt: Receipt) -> None:
+    """Check that the model beside the receipt is the one that it names, of a round that it has."""
     if receipt.result_round not in {0, *(one.round for one in receipt.rounds)}:
         problem = f"is {receipt.result_round}, and the receipt has no such round: changed."
-        found.faults.append(Fault("receipt.json: result_round", problem))
+        report.faults.append(Fault("receipt.json: result_round", problem))
     if not (folder / DESCRIPTION).exists():
-        found.unknown.append("model: each site has its own in this method; the receipt's hash is that of all of them")
+        report.unknown.append("model: each site has its own in this method; the receipt's hash is that of all of them")
         return
     try:
         network = load_model(folder)
     except BadInput as error:
-        found.faults += error.faults
+        report.faults += error.faults
         return
     if (sha256 := state_sha256(read_state(network), layout_of(network))) != receipt.model_sha256:
-        found.faults.append(
+        report.faults.append(
             Fault("model.safetensors", f"is the model {sha256}, the receipt names {receipt.model_sha256}.")
         )
         return
-    found.right.append("model.safetensors: the model that the receipt names")
+    report.right.append("model.safetensors: the model that the receipt names")
     if (named := read_description(folder).class_names) != receipt.classes:
         problem = f"names the classes {quoted(named)}, the receipt {quoted(receipt.classes)}: changed."
-        found.faults.append(Fault(DESCRIPTION, problem))
+        report.faults.append(Fault(DESCRIPTION, problem))
 
 
-def _experiment(found: Verified, folder: Path, receipt: Receipt) -> Experiment | None:
-    """The experiment in ``summary.json``, if it is the receipt's."""
+def _experiment(report: VerificationReport, folder: Path, receipt: Receipt) -> Experiment | None:
+    """Return the experiment in ``summary.json``, if it is the receipt's."""
     try:
-        said = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        experiment = Experiment.model_validate(said["experiment"])
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        experiment = Experiment.model_validate(summary["experiment"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        found.faults.append(Fault("summary.json: experiment", f"cannot be read ({type(error).__name__})."))
+        report.faults.append(Fault("summary.json: experiment", f"cannot be read ({type(error).__name__})."))
         return None
     if experiment_sha256(experiment) != receipt.experiment_sha256:
-        found.faults.append(Fault("summary.json: experiment", "is not the one that the receipt names: changed."))
+        report.faults.append(Fault("summary.json: experiment", "is not the one that the receipt names: changed."))
         return None
-    if said.get("model_sha256") != receipt.model_sha256:
-        found.faults.append(Fault("summary.json: model_sha256", "is not the one that the receipt names: changed."))
-    found.right.append("summary.json: the experiment that the receipt names")
+    if summary.get("model_sha256") != receipt.model_sha256:
+        report.faults.append(Fault("summary.json: model_sha256", "is not the one that the receipt names: changed."))
+    report.right.append("summary.json: the experiment that the receipt names")
     return experiment
 
 
-def _check_sums(found: Verified, folder: Path, receipt: Receipt, experiment: Experiment) -> None:
-    """Each round's model is what its updates make."""
+def _check_sums(report: VerificationReport, folder: Path, receipt: Receipt, experiment: Experiment) -> None:
+    """Check that each round's model is what its updates make."""
     if reason := why_not(receipt, experiment):
-        found.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
+        report.unknown.append(f"sums: not added up again, for {reason}; their hashes are checked")
         return
     try:
-        for one in Replay.of(folder, receipt, experiment).rounds():
-            found.right.append(f"round {one.round}: {len(one.sites)} updates make the model {one.model_sha256[:12]}...")
+        for replayed in Replay.of(folder, receipt, experiment).rounds():
+            report.right.append(
+                f"round {replayed.round}: {len(replayed.sites)} updates make the model {replayed.model_sha256[:12]}..."
+            )
     except Altered as error:
-        found.faults.append(error.fault)
+        report.faults.append(error.fault)
+
+
+class Altered(Exception):
+    """A file that the run kept is not what the receipt names."""
+
+    def __init__(self, where: Path, problem: str) -> None:
+        super().__init__(problem)
+        self.fault = Fault(f"{UPDATES}/{where}", problem)
+
+
+def why_not(receipt: Receipt, experiment: Experiment) -> str:
+    """Return why the rounds cannot be added up again, or an empty string."""
+    method = method_of(experiment)
+    if not receipt.updates_kept:
+        return "the run did not keep its updates (run.keep_updates)"
+    if experiment.privacy.secure_aggregation:
+        return "under secure aggregation updates came masked, and what unmasks them is not kept"
+    if method.trains_at_coordinator:
+        return "the coordinator trained on images of its own, which are no part of the receipt"
+    return ""
+
+
+@dataclass
+class Replay:
+    """The coordinator's state, made again round by round.
+
+    Attributes:
+        updates: Folder of the updates that the run kept.
+    """
+
+    updates: Path
+    receipt: Receipt
+    experiment: Experiment
+    layout: Layout
+    method: Method
+    model: ModelState
+    moments: Moments = field(default_factory=lambda: MappingProxyType({}))
+    statistics: Arrays = field(default_factory=no_arrays)
+    lengths: Mapping[str, Lengths] = field(default_factory=lambda: MappingProxyType({}))
+    _answers: dict[str, RollCallAnswer] = field(default_factory=dict)
+
+    @property
+    def clip(self) -> float | None:
+        """Return the longest update that counted as it was, in median lengths; None for any."""
+        return longest_update(self.method, self.experiment.participation, self.experiment.privacy)
+
+    @classmethod
+    def of(cls, run_folder: Path, receipt: Receipt, experiment: Experiment) -> "Replay":
+        """Return the state before round 1.
+
+        Raises:
+            Altered: If the initial model or an answer to the roll call is not what the receipt names.
+        """
+        spec = experiment.model.model_copy(update={"weights": None, "weights_sha256": None})
+        layout = layout_of(build(spec, receipt.classes, seed=0))
+        updates = run_folder / UPDATES
+        try:
+            initial = state_of_bytes(_content(updates, Path(INITIAL)))
+            model, sha256 = initial.model, state_sha256(initial.model, layout)
+        except (ValueError, KeyError, AssertionError) as error:
+            raise Altered(Path(INITIAL), f"is no model of this run ({type(error).__name__}): changed.") from None
+        if sha256 != receipt.initial_model_sha256:
+            raise Altered(Path(INITIAL), f"holds the model {sha256}, the receipt names {receipt.initial_model_sha256}.")
+        if initial.best is not None or initial.moments or initial.statistics:
+            raise Altered(Path(INITIAL), "holds more than a model to begin with: changed.")
+        replay = cls(updates, receipt, experiment, layout, method_of(experiment), model)
+        for site, one in receipt.sites.items():
+            path = Path("roll-call") / record_file(site)
+            replay._answers[site] = replay._record(path, one.answer_sha256, RollCallAnswer)
+        return replay
+
+    def rounds(self) -> Iterator[ReceiptRound]:
+        """Make round after round again; yields those that end in the model that the receipt names.
+
+        Raises:
+            Altered: Naming the first update or round that does not.
+        """
+        for one in self.receipt.rounds:
+            folder = Path(round_folder(one.round))
+            replies = {
+                site: self._record(folder / record_file(site), sha256, TrainReply) for site, sha256 in one.sites.items()
+            }
+            context = self._context(one.round)
+            self._move(one.round, context, replies)
+            self.statistics = self.method.aggregate_statistics(context, replies)
+            if (sha256 := state_sha256(self.model, self.layout)) != one.model_sha256:
+                raise Altered(folder, f"make the model {sha256}, the receipt names {one.model_sha256}.")
+            yield one
+
+    def _move(self, server_round: int, context: RoundContext, replies: dict[str, TrainReply]) -> None:
+        if isinstance(self.method, SequentialPassing):
+            passed, left = self.model, self.experiment.run.rounds - server_round
+            for hops, reply in enumerate(replies.values(), start=1):
+                visited = visit(passed, reply, self.clip, self.lengths)
+                passed, self.lengths = visited.model, visited.lengths
+                self.model = self.method.after_hop(left, hops, self.model, passed)
+            return
+        means = merged_by(self.method, context, self.model, replies, self.clip).means
+        self.model, self.moments = moved_by(self.method, server_round, means, self.moments)
+
+    def _context(self, server_round: int) -> RoundContext:
+        """Return what the coordinator knew when this round began."""
+        answers = {
+            site: self._answers[site] for site, one in sorted(self.receipt.sites.items()) if one.joined <= server_round
+        }
+        contract = merge(
+            (
+                Declaration(answer.site, answer.names, dict(zip(answer.names, answer.class_names, strict=True)))
+                for answer in answers.values()
+            ),
+            self.receipt.classes,
+        )
+        task, seed = self.experiment.model.task, self.experiment.run.seed
+        return RoundContext(task, contract, answers, self.statistics, server_round, seed)
+
+    def _record(self, where: Path, sha256: str, kind: type[R]) -> R:
+        data = _content(self.updates, where)
+        try:
+            content = of_bytes(data)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise Altered(where, f"is no record that was kept ({error}): changed.") from None
+        if (actual := record_sha256(content)) != sha256:
+            raise Altered(where, f"has SHA-256 {actual}, the receipt names {sha256}: changed.")
+        try:
+            return decode(content, kind)
+        except (WireError, ValueError) as error:
+            raise Altered(where, f"is none of this release's records: {error}") from None
+
+
+def _content(updates: Path, where: Path) -> bytes:
+    if (updates / where).exists() and not (updates / where).is_file():  # a pipe would be waited for
+        raise Altered(where, "is no file: changed.")
+    try:
+        return (updates / where).read_bytes()
+    except OSError as error:
+        raise Altered(where, f"cannot be read ({error.strerror}): removed.") from None

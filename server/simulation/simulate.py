@@ -28,13 +28,13 @@ from server.federation.recorder import Both, Watcher
 from server.federation.resume import OpenedRunFolder
 from server.federation.run import federate
 from server.federation.set_up import lead
-from server.reporting.live.launch import beside
+from server.reporting.live.server import beside
 from server.reporting.run_claims import UNKNOWN_PATIENTS
 from server.runs.live_status import Present
+from server.runs.progress import progress_of_run
 from server.runs.reporter import Reporter
 from server.runs.samples import wanted, write_samples
-from server.runs.scalars import Track
-from server.runs.tracking.progress import progress_of_run
+from server.runs.tracking import Track
 from server.simulation.backends.inline import inline, site_app
 from server.simulation.backends.ray_grid import SimulatedRun, on_ray
 from server.simulation.backends.ray_program import RayProgram, begun

@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_ends_in_the_same_bits(tmp_path: Path, name: str) -
     overrides = (*CASES[name], "run.rounds=12")
     whole = federation(tmp_path, *overrides, out="whole")
     (tmp_path / "again.toml").write_text(DIGITS, encoding="utf-8")
-    program = [sys.executable, "-m", "server.sim_cli", "run", "again.toml", "--out", "killed"]
+    program = [sys.executable, "-m", "studies.cli", "run", "again.toml", "--out", "killed"]
     settings = [part for one in overrides for part in ("--set", one)]
     for more in ([], ["--resume"]):
         process = subprocess.Popen(

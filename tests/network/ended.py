@@ -18,7 +18,7 @@ from tests.network.real import ROOT
 from tests.processes import command_line, kill, living
 
 MARK = "POLYCLINIC_TEST_COMMAND"
-MODULES = {"flwr-sim": "server.sim_cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
+MODULES = {"flwr-sim": "studies.cli", "flwr-server": "server.cli", "flwr-client": "client.cli"}
 HALF = ("*.part", "*.unfinished", "*.tmp")
 """Names of what is not whole."""
 

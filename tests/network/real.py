@@ -22,7 +22,7 @@ import pytest
 
 import client.cli
 import server.cli
-import server.sim_cli
+import studies.cli
 from client.connection.status import read_status
 from common.errors import BadInput
 from server.coordinator.control_socket import ControlSocket
@@ -105,7 +105,7 @@ def flwr_client(*arguments: object) -> Ended:
 
 def flwr_sim(*arguments: object) -> Ended:
     """``flwr-sim arguments``."""
-    return typed(server.sim_cli.main, *arguments)
+    return typed(studies.cli.main, *arguments)
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from server.coordinator.folder import read_coordinator
+from server.reporting.live.files import FileWatcher, source_of
 from server.reporting.live.page import page
-from server.reporting.live.snapshot import Eye, of_coordinator
-from server.reporting.pages.model_card import CARD
+from server.reporting.model_card import CARD
 from tests.network.loose_talker import TEST, TRAINING
 from tests.network.real import (
     PARTIAL,
@@ -74,7 +74,7 @@ def test_what_cannot_be_does_not_count_and_is_said_without_any_control_character
     assert took_s < MOST_STATUS_S
     assert size_of(out) < MOST_MEGABYTES
     assert (coordinator.folder / "state" / "present.json").stat().st_size < 2**20
-    said += [page(Eye(of_coordinator(read_coordinator(coordinator.folder))).look())]
+    said += [page(FileWatcher(source_of(read_coordinator(coordinator.folder))).look())]
     record_property("run folder, MB", round(size_of(out), 3))
     record_property("status, s", round(took_s, 3))
     _check_reasons(out, run.said)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from server.sim_cli import main
+from studies.cli import main
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "data"

@@ -16,7 +16,7 @@ import psutil
 from tests.network.ended import MARK, marked
 from tests.processes import command_line, kill, living
 
-PROGRAM = "from server.sim_cli import main; main()"
+PROGRAM = "from studies.cli import main; main()"
 VICTIMS = {
     "worker": "ray::SiteWorker",
     "raylet": "raylet/raylet",

@@ -26,7 +26,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run on digits, made by the command."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "digits.toml").write_text(DIGITS, encoding="utf-8")
-    from server.sim_cli import main
+    from studies.cli import main
 
     with pytest.raises(SystemExit, match="0"):
         main(["run", str(folder / "digits.toml"), "--out", str(folder / "run"), "--set", "run.rounds=3"])

@@ -71,7 +71,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     table(folder, "picture,shows,person", range(240), "{row}.png,{shows},p{person}")
     (folder / "own.toml").write_text(EXPERIMENT, encoding="utf-8")
-    from server.sim_cli import main
+    from studies.cli import main
 
     with pytest.raises(SystemExit, match="0"):
         main(["run", str(folder / "own.toml"), "--out", str(folder / "run")])
@@ -248,7 +248,7 @@ def run_on_arrays(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("arrays")
     npz(folder / "digits.npz", train=range(160), val=range(160, 200), test=range(200, 320))
     (folder / "arrays.toml").write_text(ARRAYS, encoding="utf-8")
-    from server.sim_cli import main
+    from studies.cli import main
 
     with pytest.raises(SystemExit, match="0"):
         main(["run", str(folder / "arrays.toml"), "--out", str(folder / "run")])

@@ -12,13 +12,12 @@ from common.data.images.pixels import channels_first
 from common.errors import BadInput
 from common.models.inference import scores_of
 from common.models.saved import load_model
-from server.analysis.comparison import compare
 from server.coordinator.folder import Coordinator, CoordinatorFile
 from server.deployment.network import Hospitals
-from server.reporting.pages.comparison import write_comparison_report
 from server.reporting.run_claims import run_result
-from server.reporting.tables import comparison_table, markdown_table
 from server.runs.reader import Run, read_run
+from studies.comparison import compare
+from studies.comparison_report import comparison_table, markdown_table, write_comparison_report
 from tests.federations import experiment, federation, finished, temporary_folder
 
 NAMES = ("3", "0", "7", "elsewhere")

@@ -11,7 +11,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-import server.runs.tracking.progress
+import server.runs.progress
 from client.connection import status as site_status
 from client.gate import audit_report
 from client.gate.gate import LISTED_BYTES, listed
@@ -27,10 +27,9 @@ from common.wire.canonical_bytes import RecordField
 from server.deployment import status
 from server.export.prediction import predict_to_csv
 from server.federation.accounting import Books
-from server.reporting.live.event_text import told
-from server.reporting.live.page import page, part
-from server.reporting.live.snapshot import Seen, SiteSeen
-from server.reporting.pages import model_card
+from server.reporting import model_card
+from server.reporting.live.files import SiteStatus, Snapshot, event_text
+from server.reporting.live.page import changing_part, page
 from server.runs.audit_log import briefly
 from server.runs.folder import RunFolder
 from server.runs.live_status import Present
@@ -113,7 +112,7 @@ def test_a_program_that_ends_with_hostile_words_says_them_harmlessly(capsys: pyt
 def test_the_progress_bar_holds_none(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = io.StringIO()
     console = PlainConsole(file=screen, force_terminal=True, color_system=None, width=120)
-    with server.runs.tracking.progress.ProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
+    with server.runs.progress.ProgressBar(console, "title \x1b]0;PWNED\x07\u202e") as bar:
         bar.began(["east"], 2)
         bar.round_done(record(ALL), STATE)
     assert "\x1b]" not in screen.getvalue()
@@ -148,16 +147,16 @@ def test_files_of_a_run_hold_none(tmp_path: Path) -> None:
 
 
 def test_pages_hold_none() -> None:
-    seen = Seen(
+    seen = Snapshot(
         ALL,
         ALL,
         replace(Present("/run", ALL), last_error=ALL, sites=(ALL,), left_out={ALL: ALL}),
-        (SiteSeen(ALL, ALL, ALL, missed=ALL),),
+        (SiteStatus(ALL, ALL, ALL, missed=ALL),),
         (RoundLine(round=1, sites=(ALL,), absent={ALL: ALL}),),
-        (told({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), told({"event": ALL, ALL: ALL})),
+        (event_text({"event": "absent", "round": 1, "site": ALL, "reason": ALL}), event_text({"event": ALL, ALL: ALL})),
     )
     assert raw_in(page(seen), "\n\t") == set()
-    assert raw_in(part(seen), "\n\t") == set()
+    assert raw_in(changing_part(seen), "\n\t") == set()
     assert raw_in(model_card.escaped(ALL), "") == set()
 
 

@@ -4,11 +4,11 @@ import ast
 import base64
 import contextlib
 import datetime as dt
-import gc
 import hashlib
 import json
 import os
 import re
+import socket
 import ssl
 import subprocess
 import sys
@@ -31,15 +31,9 @@ from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
 from server.coordinator.connections import note_connections
 from server.coordinator.folder import Coordinator, read_coordinator
-from server.reporting.live.connections import MOST_CONNECTIONS
-from server.reporting.live.curves import curves
-from server.reporting.live.event_text import SENTENCES, told
-from server.reporting.live.jsonl import Lines
-from server.reporting.live.launch import beside
-from server.reporting.live.listening import listening
-from server.reporting.live.page import page
-from server.reporting.live.service import MOST_VIEWERS, Certificate, ViewServer, Watch
-from server.reporting.live.snapshot import Eye, Where, of_coordinator
+from server.reporting.live.files import SENTENCES, FileWatcher, LineReader, Source, event_text, source_of
+from server.reporting.live.page import curves, page
+from server.reporting.live.server import MOST_CONNECTIONS, REQUEST_S, ViewServer, beside, listening, tls_of
 from server.runs.live_status import FILE, Present
 from server.simulation.simulate import simulate
 from tests.federations import experiment
@@ -91,36 +85,25 @@ def noted(state: Path, present: Present) -> None:
 
 
 @contextmanager
-def served(where: Where, certificate: Certificate | None = None, port: int = 0) -> Iterator[str]:
+def served(source: Source, tls: ssl.SSLContext | None = None, port: int = 0) -> Iterator[str]:
     """The view as its own process has it, in a thread; its address."""
-    server = ViewServer(Watch(where), TOKEN, certificate)
-    with listening("127.0.0.1", port) as at:
-        thread = threading.Thread(target=server.until_told, args=(at,))
+    with listening("127.0.0.1", port) as listener:
+        server = ViewServer(listener, source, TOKEN, tls)
+        thread = threading.Thread(target=server.serve)
         thread.start()
         try:
-            yield f"{'https' if certificate else 'http'}://127.0.0.1:{at.getsockname()[1]}"
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
         finally:
-            server.should_exit = True
+            server.stop()
             thread.join(20)
             assert not thread.is_alive()
-
-
-def events(lines: Iterator[str]) -> Iterator[str]:
-    """The data of each view event."""
-    data: list[str] = []
-    for line in lines:
-        if line.startswith("data: "):
-            data.append(line.removeprefix("data: "))
-        elif not line and data:
-            yield "\n".join(data)
-            data = []
 
 
 # ---------------------------------------------------------------------- files
 
 
 def test_lines_are_read_as_they_come_and_a_line_half_written_waits_for_its_end(tmp_path: Path) -> None:
-    lines = Lines(tmp_path / "rounds.jsonl")
+    lines = LineReader(tmp_path / "rounds.jsonl")
     assert not lines.look()
     (tmp_path / "rounds.jsonl").write_text('{"round": 1}\n{"rou')
     assert lines.look()
@@ -135,7 +118,7 @@ def test_lines_are_read_as_they_come_and_a_line_half_written_waits_for_its_end(t
 def test_a_file_that_a_resumed_run_has_replaced_is_read_from_its_beginning(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     appended(path, {"round": 1}, {"round": 2})
-    lines = Lines(path)
+    lines = LineReader(path)
     lines.look()
     appended(tmp_path / "new", {"round": 1}, {"round": 9}, {"round": 10})
     (tmp_path / "new").replace(path)
@@ -147,7 +130,7 @@ def test_each_site_has_its_part_its_rounds_its_seconds_and_when_it_was_last_miss
     tmp_path: Path, running: Present
 ) -> None:
     links = {"east": "connected", "west": "not connected"}
-    seen = Eye(Where("trial", tmp_path, lambda: links)).look()
+    seen = FileWatcher(Source("trial", tmp_path, lambda: links)).look()
     assert [(site.name, site.link, site.part, site.rounds, site.seconds) for site in seen.sites] == [
         ("east", "connected", "at work (training)", 2, 61.0),
         ("north", "", "lost, may come back", 2, 7.5),
@@ -159,7 +142,7 @@ def test_each_site_has_its_part_its_rounds_its_seconds_and_when_it_was_last_miss
 def test_who_is_connected_is_read_from_a_file_and_not_known_where_flwr_server_start_is_gone(
     coordinator: Coordinator,
 ) -> None:
-    where = of_coordinator(coordinator)
+    where = source_of(coordinator)
     assert where.links() == {"east": "not known", "west": "revoked"}
     assert "down" in where.link()
     note_connections(coordinator.state, {"east": True})
@@ -197,7 +180,7 @@ def coordinator(tmp_path: Path) -> Coordinator:
     ],
 )
 def test_events_are_told_as_sentences_and_those_without_one_by_their_fields(event: dict[str, Any], text: str) -> None:
-    assert told(event) == ("", text)
+    assert event_text(event) == ("", text)
 
 
 def events_written() -> set[str]:
@@ -219,10 +202,12 @@ def test_every_event_that_is_written_has_a_sentence_and_stands_in_the_docs() -> 
 
 def test_an_event_of_today_has_its_time_of_day_an_older_one_its_date_and_a_long_text_is_cut() -> None:
     now, past = dt.datetime.now(dt.UTC), dt.datetime(2026, 1, 2, 12, 4, 5, tzinfo=dt.UTC)
-    when, text = told({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
+    when, text = event_text({"time": now.isoformat(), "event": "stopped", "reason": "x" * 1000})
     assert when == now.astimezone().strftime("%H:%M:%S %Z")
     assert len(text) < 300
-    assert told({"time": past.isoformat(), "event": "begun"})[0] == past.astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    assert event_text({"time": past.isoformat(), "event": "begun"})[0] == past.astimezone().strftime(
+        "%Y-%m-%d %H:%M %Z"
+    )
 
 
 def test_a_curve_lies_where_its_values_are_and_a_value_that_is_none_is_left_out() -> None:
@@ -244,7 +229,7 @@ def test_ten_thousand_rounds_are_a_few_hundred_points_and_the_last_is_among_them
 
 
 def test_whatever_a_run_or_a_site_is_called_stays_text(tmp_path: Path, running: Present) -> None:
-    text = page(Eye(Where("trial", tmp_path)).look())
+    text = page(FileWatcher(Source("trial", tmp_path)).look())
     assert "chest &lt;b&gt;x-rays&lt;/b&gt;" in text
     assert "<b>" not in text
     assert "<i>" not in text
@@ -269,14 +254,14 @@ def test_the_page_says_how_the_run_goes(
     results = {"edema": ClassMetrics(0.8123, 0.5, 0.5, 40, 60), "mass": ClassMetrics(0.2, 0.5, 0.5, 9, 60)}
     summary = {"test": asdict(summarise(results, (), ()))}
     (tmp_path / "run" / "summary.json").write_text(json.dumps(summary))
-    text = page(Eye(Where("trial", tmp_path)).look())
+    text = page(FileWatcher(Source("trial", tmp_path)).look())
     assert [word for word in words if word not in text] == []
     assert ("0.812" in text) == (change.get("state") == "done")
     assert "by-gone" not in text
 
 
 def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Path) -> None:
-    text = page(Eye(Where("trial", tmp_path, lambda: {"east": "connected"})).look())
+    text = page(FileWatcher(Source("trial", tmp_path, lambda: {"east": "connected"})).look())
     assert "No run yet" in text
     assert '<td class="wordy link good">connected</td>' in text
 
@@ -285,24 +270,24 @@ def test_before_the_first_run_the_page_says_so_and_lists_the_sites(tmp_path: Pat
 
 
 def test_without_the_right_token_nothing_is_told_whatever_is_asked_for(tmp_path: Path, running: Present) -> None:
-    with served(Where("trial", tmp_path)) as address:
-        for path in ("/", "/events", "/docs", "/openapi.json", "/nothing"):
+    with served(Source("trial", tmp_path)) as address:
+        for path in ("/", "/view", "/nothing"):
             for query in ("", "?token=", "?token=a-toke", "?token=a-token2", "?token=%C3%A4&token=a-token"):
                 answer = httpx.get(address + path + query)
                 assert (answer.status_code, "east" in answer.text) == (403, False)
         assert httpx.get(f"{address}/?token={TOKEN}").status_code == 200
-        assert httpx.get(f"{address}/docs?token={TOKEN}").status_code == 404
+        assert httpx.get(f"{address}/nothing?token={TOKEN}").status_code == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
 def test_nothing_but_get_is_answered(tmp_path: Path, running: Present, method: str) -> None:
-    with served(Where("trial", tmp_path)) as address:
-        for path in ("/", "/events"):
+    with served(Source("trial", tmp_path)) as address:
+        for path in ("/", "/view"):
             assert httpx.request(method, f"{address}{path}?token={TOKEN}").status_code == 405
 
 
 def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Path, running: Present) -> None:
-    with served(Where("trial", tmp_path)) as address:
+    with served(Source("trial", tmp_path)) as address:
         answer = httpx.get(f"{address}/?token={TOKEN}")
     policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
@@ -314,43 +299,47 @@ def test_the_page_allows_no_style_script_or_connection_but_its_own(tmp_path: Pat
     assert not re.search(r" (style|on[a-z]+)=", answer.text)
 
 
-def test_a_stream_tells_every_change_and_at_the_end_the_last_state(tmp_path: Path, running: Present) -> None:
-    where, query = Where("trial", tmp_path), f"/events?token={TOKEN}"
-    with httpx.Client(timeout=20) as client, contextlib.ExitStack() as stack:
-        with served(where) as address:
-            stream = stack.enter_context(client.stream("GET", address + query))
-            told_so_far = events(stream.iter_lines())
-            assert "round 2 of 5 done" in next(told_so_far)
-            noted(tmp_path, replace(running, round=4))
-            assert "round 3 of 5 done" in next(told_so_far)
-            noted(tmp_path, replace(running, round=5, phase="test", state="done"))
-        assert "round 5 of 5 done" in list(told_so_far)[-1]  # served until here
+def test_each_look_tells_the_present_state(tmp_path: Path, running: Present) -> None:
+    with served(Source("trial", tmp_path)) as address:
+        assert "round 2 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text
+        noted(tmp_path, replace(running, round=4))
+        eventually(lambda: "round 3 of 5 done" in httpx.get(f"{address}/view?token={TOKEN}").text, "it is shown", 10)
 
 
 def test_viewers_that_hang_neither_stop_the_others_nor_the_end(tmp_path: Path, running: Present) -> None:
     began = time.monotonic()
-    with served(Where("trial", tmp_path)) as address, httpx.Client(timeout=20) as client:
-        url = f"{address}/events?token={TOKEN}"
-        hanging = [client.send(client.build_request("GET", url), stream=True) for _ in range(MOST_VIEWERS)]
-        said = [one.iter_lines() for one in hanging]
-        assert {next(lines) for lines in said} == {"event: view"}
-        with client.stream("GET", url) as one_more:
-            assert one_more.status_code == 503
-        assert client.get(f"{address}/?token={TOKEN}").status_code == 200
-    assert time.monotonic() - began < 15
+    with served(Source("trial", tmp_path)) as address, contextlib.ExitStack() as stack:
+        for _ in range(2 * MOST_CONNECTIONS):
+            hanging = socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])))
+            stack.enter_context(hanging)
+            hanging.sendall(f"GET /view?token={TOKEN} HTTP/1.1\r\nX: ".encode())
+        assert httpx.get(f"{address}/?token={TOKEN}").status_code == 200
+    assert time.monotonic() - began < REQUEST_S
+
+
+def test_a_connection_without_a_whole_request_is_closed_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.reporting.live.server.REQUEST_S", 0.5)
+    with served(Source("trial", tmp_path)) as address:
+        with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as slow:
+            slow.settimeout(10)
+            began = time.monotonic()
+            slow.sendall(b"GET / HTTP/1.1\r\n")
+            assert slow.recv(1) == b""  # closed without an answer
+        assert time.monotonic() - began < 5
 
 
 @pytest.mark.parametrize(
     ("connections", "seconds"), [(300, 5), pytest.param(4000, 60, marks=pytest.mark.torture)], ids=["short", "full"]
 )
 @pytest.mark.parametrize("tls", [pytest.param(False, marks=pytest.mark.torture), True])
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_nothing(
     tls: bool, connections: int, seconds: float, coordinator: Coordinator
 ) -> None:
-    files = Certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key") if tls else None
+    context = tls_of(coordinator) if tls else None
     kinds = "silent,hello,request-in-tls" if tls else "silent,request"
-    with served(of_coordinator(coordinator), files) as address, httpx.Client(verify=trusting(coordinator)) as client:
+    with served(source_of(coordinator), context) as address, httpx.Client(verify=trusting(coordinator)) as client:
         assert client.get(f"{address}/?token={TOKEN}", headers={"Connection": "close"}).status_code == 200
         before, answers_s = psutil.Process().num_fds(), list[float]()
         words = (address.rpartition(":")[2], connections, seconds, "--kinds", kinds)
@@ -368,7 +357,6 @@ def test_a_crowd_of_idle_and_half_sent_connections_blinds_no_viewer_and_leaves_n
         assert sum(figures["opened"].values()) >= connections
         assert sorted(answers_s)[len(answers_s) // 2] < 2
         eventually(lambda: psutil.Process().num_fds() <= before + 2, "the descriptors are back", 30)
-    gc.collect()  # transports of handshakes that the end of the server's loop cut off complain here, in this test
 
 
 @contextmanager
@@ -381,8 +369,7 @@ def started(*words: object) -> Iterator["subprocess.Popen[str]"]:
 
 
 def test_the_coordinators_view_speaks_tls_with_its_certificate_and_nothing_plain(coordinator: Coordinator) -> None:
-    files = Certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key")
-    with served(of_coordinator(coordinator), files) as address:
+    with served(source_of(coordinator), tls_of(coordinator)) as address:
         with httpx.Client(verify=trusting(coordinator)) as client:
             assert "No run yet" in client.get(f"{address}/?token={TOKEN}").text
         with pytest.raises(httpx.HTTPError):
@@ -404,7 +391,7 @@ def test_a_simulation_that_is_shown_ends_in_the_same_model_and_its_view_ends_wit
         children.append(psutil.Process().children())  # Python's own tracker of resources, where anything has begun it
     assert hashes[0] == hashes[1]
     assert children[0] == children[1]
-    seen = Eye(Where("flwr-sim", tmp_path / "shown")).look()
+    seen = FileWatcher(Source("flwr-sim", tmp_path / "shown")).look()
     assert seen.present is not None
     assert (seen.present.state, seen.present.round, len(seen.sites)) == ("done", 1, 3)
     assert not (tmp_path / "plain" / FILE).exists()
@@ -422,10 +409,24 @@ def test_a_view_beside_a_run_shows_it_and_its_last_state(tmp_path: Path, running
     said: list[str] = []
     with beside(tmp_path, 0, said.append):
         url = said[0].removeprefix("live view: ")
-        with httpx.Client(timeout=60) as client, client.stream("GET", url.replace("/?", "/events?")) as stream:
-            told_so_far = events(stream.iter_lines())
-            assert "round 2 of 5 done" in next(told_so_far)
+        view = url.replace("/?", "/view?")
+        assert "round 2 of 5 done" in httpx.get(view, timeout=60).text
         assert httpx.get(url.partition("?")[0]).status_code == 403
+        looks = [""]
+        follower = threading.Thread(target=follow, args=(view, looks))
+        follower.start()
+        eventually(lambda: bool(looks[-1]), "somebody looks on", 20)
+        noted(tmp_path, replace(running, round=5, phase="test", state="done"))
+    follower.join(20)
+    assert "round 5 of 5 done" in looks[-1]
+
+
+def follow(url: str, looks: list[str]) -> None:
+    """Look each second, as a page does, until nobody answers."""
+    with contextlib.suppress(httpx.HTTPError):
+        while True:
+            looks.append(httpx.get(url, timeout=20).text)
+            time.sleep(1)
 
 
 # ---------------------------------------------------------------------- in a browser
@@ -443,12 +444,14 @@ def spki_sha256(certificate: Path) -> str:
 def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
     tmp_path: Path, running: Present, coordinator: Coordinator
 ) -> None:
-    files = Certificate(coordinator.authority / "server.crt", coordinator.authority / "server.key")
-    where = replace(of_coordinator(coordinator), state=tmp_path)
+    tls = tls_of(coordinator)
+    where = replace(source_of(coordinator), state=tmp_path)
     with contextlib.ExitStack() as stack:
-        with served(where, files) as address:
+        with served(where, tls) as address:
             url = f"{address}/?token={TOKEN}"
-            shown = stack.enter_context(open_page(url, View(400, dark=True), spki_sha256(files.certificate)))
+            shown = stack.enter_context(
+                open_page(url, View(400, dark=True), spki_sha256(coordinator.authority / "server.crt"))
+            )
             assert shown.value("document.title").startswith("2/5")
             noted(tmp_path, replace(running, round=5))
             shown.until("document.title.startsWith('4/5')")
@@ -459,7 +462,7 @@ def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
         shown.until("!document.getElementById('link').hidden")
         assert "Round 5 of 5: training" in shown.value("document.body.innerText")
         noted(tmp_path, replace(running, round=5, state="done"))
-        with served(where, files, port=int(address.rpartition(":")[2])):
+        with served(where, tls, port=int(address.rpartition(":")[2])):
             shown.until("document.title.startsWith('5/5')")
             assert shown.value("document.getElementById('link').hidden")
 
@@ -469,7 +472,7 @@ def test_an_open_page_follows_the_run_says_when_nobody_answers_and_finds_back(
 def test_nothing_of_the_page_overlaps_is_cut_too_pale_or_beyond_the_edge(
     tmp_path: Path, running: Present, view: View
 ) -> None:
-    (tmp_path / "page.html").write_text(page(Eye(Where("trial", tmp_path)).look()), encoding="utf-8")
+    (tmp_path / "page.html").write_text(page(FileWatcher(Source("trial", tmp_path)).look()), encoding="utf-8")
     found = layout(tmp_path / "page.html", view)
     assert found["page"][0] <= found["page"][1]
     assert (found["beyond"], found["overlapping"], found["cut"], found["pale"]) == ([], [], [], [])

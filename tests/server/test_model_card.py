@@ -18,8 +18,8 @@ from common.errors import BadInput
 from common.metrics.auroc import mean_metrics
 from common.models.saved import load_model, read_description
 from server.export.prediction import picture_scores
-from server.reporting.pages.model_card import escaped, model_card, write_model_card
-from server.reporting.pages.run import write_run_report
+from server.reporting.model_card import escaped, model_card, write_model_card
+from server.reporting.run_report import write_run_report
 from tests.federations import federation
 
 PARSER = MarkdownIt("commonmark").enable("table")

@@ -8,7 +8,7 @@ from PIL import Image
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
-import server.sim_cli
+import studies.cli
 from common.config import read_experiment
 from common.data.load import load
 from strategies.registry import method_faults
@@ -38,7 +38,7 @@ def rows(count: int, cells: str) -> list[str]:
 
 def made(path: Path, *options: str) -> tuple[int, str, Path]:
     out = path.parent / "mine.toml"
-    ended = typed(server.sim_cli.main, "init", path, "--out", out, *options)
+    ended = typed(studies.cli.main, "init", path, "--out", out, *options)
     return ended.code, ended.out + ended.err, out
 
 

@@ -20,9 +20,8 @@ from rich.console import Console
 
 from common.errors import BadInput
 from common.system.terminal import ProgressForm, progress_form
-from server.simulation import live_table
-from server.simulation.live_table import GridLines, GridObjects
-from server.simulation.progress import AtWork, Pace
+from studies import progress
+from studies.progress import ActiveRun, GridLines, GridObjects, Pace
 from tests.federations import DIGITS
 
 STEERING = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -34,7 +33,7 @@ def command(folder: Path, verb: str, *arguments: str) -> list[str]:
     """``flwr-sim`` on the digits, with three rounds of a long name."""
     (folder / "a.toml").write_text(DIGITS, encoding="utf-8")
     settings = ("--set", f'run.name="{LONG_NAME}"') if verb == "run" else ()
-    program = (sys.executable, "-m", "server.sim_cli", verb, str(folder / "a.toml"), "--out", str(folder / "out"))
+    program = (sys.executable, "-m", "studies.cli", verb, str(folder / "a.toml"), "--out", str(folder / "out"))
     return [*program, "--set", "run.rounds=3", *settings, *arguments]
 
 
@@ -205,10 +204,10 @@ class Clock:
 
 def test_those_at_work_are_named_every_thirty_seconds_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, lines, objects = Clock(), list[str](), list[Any]()
-    monkeypatch.setattr(live_table, "time", clock)
-    at_work = [AtWork("a", 30.0, 3, 6, "a-seed0"), AtWork("b", 30.0, 0, 6, "b-seed0")]
-    grid = (Pace({"a": 1, "b": 1}, {"a": 0, "b": 0}), 2, lambda: at_work)
-    with GridLines(lines.append, *grid) as told, GridObjects(objects.append, *grid) as written:
+    monkeypatch.setattr(progress, "time", clock)
+    at_work = [ActiveRun("a", 30.0, 3, 6, "a-seed0"), ActiveRun("b", 30.0, 0, 6, "b-seed0")]
+    pace = Pace({"a": 1, "b": 1}, {"a": 0, "b": 0}, 2, lambda: at_work)
+    with GridLines(lines.append, pace) as told, GridObjects(objects.append, pace) as written:
         lines.clear()
         objects.clear()
         for _ in range(122):

@@ -18,9 +18,8 @@ from common.metrics.operating_points import OperatingPoint, operating_points
 from common.metrics.pooled import pooled, summed
 from common.metrics.quality import quality
 from common.metrics.score_histograms import score_histogram
-from server.reporting.pages.quality import mean_of_sites
-from server.reporting.pages.run import write_run_report
 from server.reporting.run_claims import limits
+from server.reporting.run_report import mean_of_sites, write_run_report
 from server.reporting.wording import figure, span
 from server.runs.reader import read_run
 from tests.server import test_report as reports

@@ -12,16 +12,15 @@ import pytest
 from common.errors import BadInput
 from common.metrics.auroc import ClassMetrics, summarise
 from common.metrics.multi_class import ClientAccuracy, MultiClass
-from server.analysis.comparison import MethodResult, Spread, compare
-from server.reporting.coverage import ClassesOfGroup
-from server.reporting.figures import auroc
-from server.reporting.figures.accuracy import density_of_sites
-from server.reporting.pages.comparison import write_comparison_report
-from server.reporting.pages.run import write_run_report
 from server.reporting.run_claims import run_result
-from server.reporting.wording import duration, number, probability, signed, size, spans
+from server.reporting.run_figures import density_of_sites
+from server.reporting.run_report import write_run_report
+from server.reporting.wording import duration, number, signed, size, spans
 from server.runs.reader import read_run
-from server.runs.settings import flattened
+from server.runs.tracking import flattened
+from studies.claims import probability
+from studies.comparison import compare
+from studies.comparison_report import write_comparison_report
 from tests.server.reports import NAMES, RESULTS, body_text, write
 
 SCORED = MultiClass(0.625, 0.5, 0.875, 0.55, 1600)
@@ -189,15 +188,6 @@ def test_a_comparison_links_the_pages_of_its_runs(tmp_path: Path) -> None:
     html = write_comparison_report(compare(runs), tmp_path / "all.html", runs).read_text(encoding="utf-8")
     assert '1 (<a href="one%20run/report.html">1</a>)' in html
     assert "report.html" not in elsewhere
-
-
-def test_a_class_axis_reaches_to_chance_only_where_values_are_near() -> None:
-    def line(low: float) -> bool:
-        of = MethodResult("a", (0,), "", {}, Spread(low, None), Spread(low, None), {"edema": low, "mass": 0.99}, {}, {})
-        return "stroke-dasharray" in auroc.auroc_by_method([of], [ClassesOfGroup("shared", ("edema", "mass"))])
-
-    assert line(0.6)
-    assert not line(0.98)
 
 
 def test_one_method_alone_has_a_report_too(tmp_path: Path) -> None:

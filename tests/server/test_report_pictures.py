@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from server.analysis.comparison import compare
-from server.reporting.pages.comparison import write_comparison_report
 from server.runs.reader import read_run
+from studies.comparison import compare
+from studies.comparison_report import write_comparison_report
 from tests.federations import federation
 from tests.server.chromium import View, layout, needs_browser, picture, printed
 

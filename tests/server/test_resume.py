@@ -155,7 +155,7 @@ def test_a_process_that_gets_sigkill_again_and_again_ends_in_the_same_model(
     command, kills = ["run", str(file), "--out", str(out), "--set", ROUNDS], 0
     for wanted in (1, 2, 3, None):
         again = ["--resume"] * bool(kills)
-        process = warm().fork("server.sim_cli", [*command, *again], os.environ, tmp_path, tmp_path / "log")
+        process = warm().fork("studies.cli", [*command, *again], os.environ, tmp_path, tmp_path / "log")
         until = time.monotonic() + 120
         while wanted and not (out / "checkpoints" / f"round-{wanted:06d}.json").exists():
             assert process.poll() is None, (tmp_path / "log").read_text()

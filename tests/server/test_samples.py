@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.models.inference import scores_of
 from common.models.network import SplitNetwork, build
 from common.models.zoo.spec import ModelSpec
-from server.reporting.pages.run import write_run_report
+from server.reporting.run_report import write_run_report
 from server.runs.samples import BUDGET, CLASSES, wanted, write_samples
 from tests.federations import experiment, federation
 

@@ -19,8 +19,7 @@ from common.models.network import build
 from common.models.saved import save_model
 from common.models.zoo.spec import ModelSpec
 from server.export.evaluation import Evaluation, as_csv
-from server.export.prediction import predict_to_csv
-from server.export.spreadsheet import table_text
+from server.export.prediction import predict_to_csv, table_text
 
 FORMULAS = (
     "=1+1",

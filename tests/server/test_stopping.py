@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from common.system.stopping import STOPPED_ON_REQUEST
-from server.sim_cli import line_to_go_on
 from strategies.base.method_list import CLASSES
 from strategies.registry import STRATEGIES
+from studies.cli import line_to_go_on
 from tests.network.ended import (
     MARK,
     as_from_a_terminal,
@@ -30,7 +30,7 @@ from tests.network.ended import (
 from tests.processes import living
 
 LIMIT_S = 5
-PROGRAM = "from server.sim_cli import main; main()"
+PROGRAM = "from studies.cli import main; main()"
 EXPERIMENT = "experiments/digits_surgical.toml"
 ENDLESS = ["--set", "run.rounds=500"]
 Send = Callable[[int, str, signal.Signals], None]

@@ -18,9 +18,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from server.runs.scalars import Track, round_scalars, summary_scalars
-from server.runs.tracking.mlflow import MLflowRun, mlflow_store
-from server.runs.tracking.tensorboard import TensorBoard
+from server.runs.tracking import MLflowRun, TensorBoard, Track, round_scalars, store_for, summary_scalars
 from server.simulation.simulate import simulate
 from tests.federations import DIGITS, experiment, federation
 from tests.network.real import WITHIN_S, flwr_server, ready_to_lead, warm
@@ -84,7 +82,7 @@ def test_a_killed_run_keeps_the_rounds_that_it_had(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(DIGITS, encoding="utf-8")
     command = ("run", "e.toml", "--out", "run", "--set", "run.rounds=999")
     rounds, deadline = tmp_path / "run" / "rounds.jsonl", time.monotonic() + WITHIN_S
-    killed = warm().fork("server.sim_cli", command, os.environ, tmp_path, tmp_path / "log")
+    killed = warm().fork("studies.cli", command, os.environ, tmp_path, tmp_path / "log")
     while time.monotonic() < deadline and (not rounds.is_file() or len(lines(tmp_path / "run")) < 3):
         time.sleep(0.05)
     killed.kill()
@@ -252,7 +250,7 @@ def test_no_class_name_makes_a_name_that_mlflow_refuses(class_names: list[str]) 
 
 @pytest.mark.filterwarnings("ignore")
 def test_two_names_that_mlflow_cannot_tell_apart_stay_two(mlflow: Any, tmp_path: Path) -> None:
-    run = mlflow_store().new_run(experiment(tmp_path).experiment, pytest.fail)
+    run = store_for(Track.mlflow).new_run(experiment(tmp_path).experiment, pytest.fail)
     run.scalars({"test auroc/a+": 0.25, "test auroc/a|": 0.75}, 1)
     run.scalars({"test auroc/a|": 0.5}, 2)
     run.close("interrupted")

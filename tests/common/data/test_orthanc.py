@@ -14,7 +14,7 @@ import pydicom
 import pytest
 from pydicom import uid
 
-import server.sim_cli
+import studies.cli
 from client.check.data import check_data
 from client.site.settings import read_settings
 from common.data.base.spec_tables import DicomwebSpec
@@ -176,7 +176,7 @@ def test_an_experiment_runs_on_the_archive(pacs: Pacs, folder: Path, monkeypatch
     (folder / "pacs.toml").write_text(
         f'{text}[partition.lists]\neast = ["Mass"]\nnorth = ["Fluid"]\n', encoding="utf-8"
     )
-    ended = typed(server.sim_cli.main, "run", "pacs.toml", "--out", "runs/pacs", "--backend", "inline")
+    ended = typed(studies.cli.main, "run", "pacs.toml", "--out", "runs/pacs", "--backend", "inline")
     assert ended.code == 0, ended.out + ended.err
     assert load_run("runs/pacs").model_sha256
     everything = [file.read_bytes() for file in (folder / "runs").rglob("*") if file.is_file()]

@@ -1,32 +1,29 @@
 "use strict";
 {
   const view = document.getElementById("view"), link = document.getElementById("link"), said = document.getElementById("said");
-  const PATIENCE_MS = 25000, PAUSE_MS = 3000;
-  let source, silence;
+  const LOOK_MS = 1000, LOST_MS = 3000, PATIENCE_MS = 15000;
+  let shown = "";
 
-  function listen() {
-    source = new EventSource("events" + location.search);
-    source.addEventListener("view", (event) => { view.innerHTML = event.data; heard(); });
-    source.addEventListener("alive", heard);
-    source.onerror = lost;
+  async function look() {
+    try {
+      const answer = await fetch("view" + location.search, { signal: AbortSignal.timeout(PATIENCE_MS) });
+      if (!answer.ok) throw new Error(answer.status);
+      show(await answer.text());
+      setTimeout(look, LOOK_MS);
+    } catch {
+      if (link.hidden) link.querySelector("time").textContent = new Date().toLocaleTimeString();
+      link.hidden = false;
+      setTimeout(look, LOST_MS);
+    }
   }
 
-  function heard() {
+  function show(text) {
     link.hidden = true;
-    clearTimeout(silence);
-    silence = setTimeout(lost, PATIENCE_MS);
+    if (text !== shown) view.innerHTML = shown = text;
     const now = view.firstElementChild.dataset;
     if (said.textContent !== now.said) said.textContent = now.said;
     document.title = now.title;
   }
 
-  function lost() {
-    source.close();
-    clearTimeout(silence);
-    if (link.hidden) link.querySelector("time").textContent = new Date().toLocaleTimeString();
-    link.hidden = false;
-    silence = setTimeout(listen, PAUSE_MS);
-  }
-
-  listen();
+  look();
 }

@@ -1,1 +1,0 @@
-"""Comparison of runs: statistics, and what each site gains."""

@@ -1,1 +1,0 @@
-"""The reference benchmark: what is run, what a finished run leaves, how methods are ranked."""

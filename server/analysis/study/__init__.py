@@ -1,1 +1,0 @@
-"""A paper's experiments as files: run them, and set ours beside the paper's tables."""

@@ -1,1 +1,0 @@
-"""SVG figures of reports."""

@@ -1,0 +1,244 @@
+"""What the live view shows, gathered from files alone: nobody who takes part is asked, so nobody is disturbed."""
+
+import datetime as dt
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from server.coordinator.admission import admitted_sites
+from server.coordinator.connections import read_connections, read_sign_offs
+from server.coordinator.folder import Coordinator
+from server.runs.live_status import PHASES, Present, part_of, read_present, stopped_at
+from server.runs.reader import RoundLine
+
+EVENTS_SHOWN = 12
+LONGEST = 240
+"""Characters of an event's sentence."""
+
+SENTENCES = {
+    "begun": "the run began",
+    "begun_anew": "the run began again from round 1: no checkpoint could be read",
+    "resumed": "the run was resumed after round {round}",
+    "checkpoint_broken": "checkpoint {file} could not be read: {reason}",
+    "roll_call": "roll call: {sites} take part; classes: {classes}",
+    "heavy_site": "{site} states {images} images, {share:.0%} of all; participation.largest_share can bound its weight",
+    "no_validation_images": "without validation images: {sites}",
+    "patients_unknown": "the data set does not say which images are of one patient",
+    "image_skipped": "image {image} of the {part} part could not be read and was left out: {reason}",
+    "other_release": "{site} runs release {release}, the coordinator {coordinator}",
+    "joined": "{site} joined in round {round}",
+    "absent": "{when} went on without {site}: {reason}",
+    "left_out": "{site} was left out in {when}: {reason}",
+    "shortened_update": "round {round}: the update of {site} is too long: {done}",
+    "plain_mean": "round {round}: plain mean instead of the robust one for {of}",
+    "rows_stayed_masked": "round {round}: the head rows of {classes} stayed masked and did not change",
+    "condemned": "{site} harmed the model in round {round} and is left out: {reason}",
+    "rolled_back": "the model of round {round} was rejected and the run went back to round {to}: {because}",
+    "refused_call": "a call of {caller} was refused ({call}): {reason}",
+    "tracking_stopped": "MLflow receives no more figures of this run: {reason}",
+    "died": "the process of the run {how}",
+    "no_receipt": "the receipt could not be written: {reason}",
+    "stopped": "the run stopped: {reason}",
+    "done": "the run is done; model {model_sha256}",
+}
+"""Every event that the coordinator and the simulation write, with its sentence."""
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """One line of the table of sites.
+
+    Attributes:
+        link: ``connected``, ``not connected``, ``revoked``, ``not known``, or empty in a simulation.
+        part: What the site does in the run now.
+        rounds: Number of rounds in which its update counted.
+        seconds: How long it trained when it last did.
+        missed: Why it was last absent, with the round.
+    """
+
+    name: str
+    link: str
+    part: str
+    rounds: int = 0
+    seconds: float | None = None
+    missed: str = ""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of a run at one moment.
+
+    Attributes:
+        title: Name of the federation, or of the program in a simulation.
+        link: What ``flwr-server start`` does; empty in a simulation.
+        present: None where no run began yet.
+        events: The last ones, newest first: time and text.
+        summary: ``summary.json`` of a run that is done.
+    """
+
+    title: str
+    link: str = ""
+    present: Present | None = None
+    sites: tuple[SiteStatus, ...] = ()
+    rounds: tuple[RoundLine, ...] = ()
+    events: tuple[tuple[str, str], ...] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the state of a run is read.
+
+    Attributes:
+        state: Folder of ``present.json``.
+        links: Returns the sites that belong to the federation with their connections.
+        link: Returns what ``flwr-server start`` does.
+    """
+
+    title: str
+    state: Path
+    links: Callable[[], Mapping[str, str]] = dict
+    link: Callable[[], str] = str
+
+
+def source_of(coordinator: Coordinator) -> Source:
+    """Return where a coordinator's present run is read."""
+
+    def links() -> dict[str, str]:
+        online, signed_off = read_connections(coordinator.state), read_sign_offs(coordinator.state)
+        found = {}
+        for name, site in admitted_sites(coordinator).items():
+            away = stopped_at(signed_off[name]) if name in signed_off else "not connected"
+            connection = "not known" if online is None else "connected" if online.get(name) else away
+            found[name] = "revoked" if site.revoked else connection
+        return found
+
+    def link() -> str:
+        if read_connections(coordinator.state) is None:
+            return "down: start it with flwr-server start"
+        return f"open at {coordinator.public_address}"
+
+    return Source(coordinator.file.name, coordinator.state, links, link)
+
+
+class FileWatcher:
+    """Reads a run's files; remembers what it has read of those that grow."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._rounds, self._events = LineReader(Path()), LineReader(Path())
+        self._records: tuple[RoundLine, ...] = ()
+
+    def look(self) -> Snapshot:
+        """Return everything as it is now."""
+        source, links = self._source, self._source.links()
+        if (present := read_present(source.state)) is None:
+            sites = tuple(SiteStatus(name, link, "") for name, link in links.items())
+            return Snapshot(source.title, source.link(), sites=sites)
+        folder = Path(present.run_folder)
+        if self._rounds.path.parent != folder:
+            self._rounds, self._events = LineReader(folder / "rounds.jsonl"), LineReader(folder / "events.jsonl")
+            self._records = ()
+        if self._rounds.look():
+            records = []
+            for line in self._rounds.all:
+                with suppress(ValidationError):
+                    records.append(RoundLine.model_validate(line))
+            self._records = tuple(records)
+        self._events.look()
+        return Snapshot(
+            source.title,
+            source.link(),
+            present,
+            self._sites(present, links),
+            self._records,
+            tuple(event_text(event) for event in reversed(self._events.all[-EVENTS_SHOWN:])),
+            _summary(folder) if present.state == "done" else {},
+        )
+
+    def _sites(self, present: Present, links: Mapping[str, str]) -> tuple[SiteStatus, ...]:
+        rounds = self._records
+        counted = Counter(site for record in rounds for site in record.sites)
+        seconds = {site: value for record in rounds for site, value in record.site_seconds.items()}
+        missed = {site: f"round {record.round}: {why}" for record in rounds for site, why in record.absent.items()}
+        sites = []
+        for name in sorted({*links, *present.sites, *present.waiting_for}):
+            link = links.get(name, "")
+            part = part_of(present, name, revoked=link == "revoked")
+            sites.append(SiteStatus(name, link, part, counted[name], seconds.get(name), missed.get(name, "")))
+        return tuple(sites)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+class LineReader:
+    """Reads a jsonl file that another process appends to; begins anew where it was replaced, as by ``--resume``.
+
+    Attributes:
+        all: Every whole line so far that is a JSON object.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.all: list[dict[str, Any]] = []
+        self._offset, self._inode = 0, -1
+
+    def look(self) -> bool:
+        """Read on; return whether anything changed. A file that is not there has no lines."""
+        before = len(self.all), self._inode
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self.all, self._offset, self._inode = [], 0, status.st_ino
+                file.seek(self._offset)
+                text = file.read()
+        except OSError:
+            self.all, self._offset, self._inode = [], 0, -1
+            return bool(before[0])
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            with suppress(ValueError):
+                if isinstance(value := json.loads(line), dict):
+                    self.all.append(value)
+        return (len(self.all), self._inode) != before
+
+
+def event_text(event: Mapping[str, Any]) -> tuple[str, str]:
+    """Return time and sentence of a line of ``events.jsonl``; an event without a sentence shows its fields."""
+    fields = {
+        name: ", ".join(map(str, value)) if isinstance(value, list) else value
+        for name, value in event.items()
+        if name not in ("time", "event") and value is not None
+    }
+    name, phase = str(event.get("event", "event")), event.get("round")
+    when = f"round {phase}" if isinstance(phase, int) else f"the {PHASES.get(str(phase), phase)}"
+    try:
+        text = SENTENCES[name].format(**fields, when=when)
+    except (KeyError, IndexError, ValueError):  # no sentence, or fields of another release
+        text = ", ".join([name.replace("_", " "), *(f"{key} {value}" for key, value in fields.items())])
+    return _moment(str(event.get("time", ""))), text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _moment(text: str) -> str:
+    """Return the time of day, or the date and the time where it was not today; empty for what is no time."""
+    try:
+        moment = dt.datetime.fromisoformat(text).astimezone()
+    except ValueError:
+        return ""
+    today = moment.date() == dt.datetime.now(moment.tzinfo).date()
+    return moment.strftime("%H:%M:%S %Z" if today else "%Y-%m-%d %H:%M %Z")

@@ -1,1 +1,0 @@
-"""The HTML report, the model card, and the pages of comparisons and studies."""

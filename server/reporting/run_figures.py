@@ -1,0 +1,356 @@
+"""Figures of one run's report. Each reads without colour: markers, line styles and hatches say the same."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from common.metrics.measured import Measured
+from common.metrics.measured import figure as figure_text
+from common.metrics.multi_class import ClientAccuracy, accuracy_density
+from server.reporting.svg import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PAPER,
+    RULE,
+    SKY,
+    VERMILION,
+    canvas,
+    column,
+    inline,
+    legend_above,
+    series_styles,
+    theme,
+)
+from server.reporting.wording import NOT_APPLICABLE, ClassGroup, number
+from server.runs.reader import Prototypes, RoundLine, SiteRecord
+
+CHANCE = 0.5
+ROW = 0.27
+"""Inches of height for one line of text."""
+BAND = 0.76
+"""Share of a row that is drawn in."""
+MANY = 24
+"""Number of sites or classes beyond which the table of annotations alone is hard to read."""
+LETTERED = 10
+"""Number of classes or rounds up to which a heat map has its numbers in the cells."""
+CELLS = 1200
+"""Cells of one heat map at most; of more rounds only some are drawn."""
+ORDERED = 40
+"""More sites than this have no lines in the figure of their order."""
+STRONGEST = 0.6
+"""Opacity of the strongest cell of a heat map, so that its number stays readable by day and by night."""
+
+_FILLS = {"shared": (BLUE, ""), "some": (SKY, "..."), "unique": (ORANGE, "///"), "varies": (GREEN, "xxx")}
+_STYLES = {"training": (BLUE, "-", "o"), "validation": (VERMILION, "--", "s"), "test": (GREEN, "-.", "^")}
+
+
+def learning_curves(rounds: Sequence[RoundLine], best_round: int | None) -> Markup:
+    """Draw training and validation loss by round and mean AUROC beside them, as far as they were measured."""
+    every = {
+        "loss": {
+            "training": column([each.train_loss for each in rounds]),
+            "validation": column([each.validation_loss for each in rounds]),
+        },
+        "mean AUROC": {
+            "validation": column([each.validation_auroc for each in rounds]),
+            "test": column([each.test_mean_auroc for each in rounds]),
+        },
+    }
+    measured = {
+        label: defined
+        for label, curves in every.items()
+        if (defined := {name: values for name, values in curves.items() if np.isfinite(values).any()})
+    }
+    if not measured:
+        return Markup("")
+    with theme():
+        figure, panels = canvas(9, 3.2, columns=len(measured))
+        for axes, (label, curves) in zip(panels, measured.items(), strict=True):
+            for name, values in curves.items():
+                _curve(axes, [each.round for each in rounds], values, name, _STYLES[name])
+            _by_round(axes)
+            axes.legend()
+            axes.set(xlabel="round", ylabel=label)
+            if best_round is not None:
+                axes.axvline(best_round, color=INK, linewidth=1, linestyle=":")
+        if best_round is not None:
+            place, where = (best_round, 1.0), ("data", "axes fraction")
+            panels[0].annotate(f"best round: {best_round}", place, (0, 4), where, "offset points", ha="center")
+        return inline(figure, "curves", "Line chart: training and validation loss by round.")
+
+
+def accuracy_by_round(rounds: Sequence[RoundLine], best: ClientAccuracy) -> Markup:
+    """Draw mean over sites and pooled accuracy, a star at the best round of each; empty where no round has them."""
+    scored = [(each.round, each.test_accuracy) for each in rounds if each.test_accuracy]
+    if not scored:
+        return Markup("")
+    numbers = [server_round for server_round, _ in scored]
+    means, pooled = [accuracy.mean for _, accuracy in scored], [accuracy.pooled for _, accuracy in scored]
+    with theme():
+        figure, (axes,) = canvas(9, 3)
+        _curve(axes, numbers, means, "mean over sites", (BLUE, "-", "o"))
+        _curve(axes, numbers, pooled, "all images pooled", (VERMILION, "--", "s"), shift=0.5)
+        for best_round, value, color in (
+            (best.best_mean_round, best.best_mean_client_test_accuracy, BLUE),
+            (best.best_pooled_round, best.best_test_accuracy, VERMILION),
+        ):
+            axes.plot([best_round], [value], "*", color=color, markersize=14, markeredgecolor=PAPER)
+        axes.set(title="Accuracy on the sites' test images", xlabel="round", ylabel="accuracy")
+        _by_round(axes)
+        axes.legend()
+        return inline(figure, "accuracy", "Line chart: accuracy on the sites' test images by round.")
+
+
+def _curve(
+    axes: Axes,
+    rounds: Sequence[int],
+    values: Sequence[float] | NDArray[np.float64],
+    name: str,
+    style: tuple[str, str, str],
+    *,
+    shift: float = 0,
+) -> None:
+    """Draw a line with some 15 markers.
+
+    Args:
+        style: Colour, line style and marker.
+        shift: Where the markers lie between those of a line that may coincide, as a share of their distance.
+    """
+    color, line, marker = style
+    every = max(1, len(rounds) // 15)
+    places = (int(shift * every), every)
+    axes.plot(rounds, values, line, color=color, marker=marker, markersize=4.5, markevery=places, label=name)
+
+
+def _by_round(axes: Axes) -> None:
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def density_of_sites(accuracies: Sequence[float]) -> Markup:
+    """Draw the kernel density with a tick for every site; empty where :func:`accuracy_density` has none."""
+    curve = accuracy_density(accuracies, 2001)  # twelve sites within one per cent still give a smooth curve
+    if curve is None:
+        return Markup("")
+    grid, density = curve
+    visible = [*accuracies, *grid[density > 0.005 * density.max()].tolist()]
+    with theme():
+        figure, (axes,) = canvas(9, 2.6)
+        axes.plot(grid, density, color=BLUE, linewidth=2, label="density")
+        axes.fill_between(grid, density, color=BLUE, alpha=0.15, linewidth=0)
+        ticks = axes.get_xaxis_transform()  # accuracy along x, share of the height along y
+        axes.vlines(list(accuracies), 0, 0.1, VERMILION, linewidth=1.8, transform=ticks, label="one site")
+        axes.set(title="How accuracy spreads over sites", xlabel="accuracy of a site", ylabel="density")
+        axes.set(xlim=(min(visible), max(visible)), ylim=(0, None))
+        axes.legend()
+        return inline(figure, "density", f"Density of the accuracies of {len(accuracies)} sites, a tick for each.")
+
+
+def auroc_bars(
+    groups: Sequence[ClassGroup],
+    aurocs: Mapping[str, Measured | None],
+    intervals: Mapping[str, tuple[float, float]],
+) -> Markup:
+    """Draw one bar for each class from chance (0.5), grouped by who annotates the class, with its interval if any."""
+    with theme():
+        figure, (axes,) = canvas(9, class_axis_height(groups))
+        positions = label_class_rows(axes, groups)
+        for group in groups:
+            for name in group.classes:
+                _bar(axes, positions[name], aurocs.get(name), _FILLS[group.kind], intervals.get(name))
+        ends = [end for interval in intervals.values() for end in interval]
+        values = [*(auroc.value for auroc in aurocs.values() if auroc is not None), *ends]
+        axes.set(xlim=(min([0.45, *(value - 0.06 for value in values)]), 1.0), xlabel="AUROC")
+        axes.axvline(CHANCE, color=INK, linewidth=1)
+        fills = [(group.title, *_FILLS[group.kind]) for group in groups]
+        legend_above(axes, [Patch(facecolor=c, edgecolor=PAPER, hatch=hatch, label=title) for title, c, hatch in fills])
+        return inline(figure, "bars", "Bar chart: AUROC of every class; the table beside it has the numbers.")
+
+
+def _bar(
+    axes: Axes, row: float, measured: Measured | None, fill: tuple[str, str], interval: tuple[float, float] | None
+) -> None:
+    if measured is None:
+        axes.annotate("n/a", (CHANCE, row), (6, 0), "data", "offset points", va="center", style="italic")
+        return
+    (color, hatch), auroc = fill, measured.value
+    axes.barh(row, auroc - CHANCE, left=CHANCE, height=0.68, color=color, hatch=hatch, edgecolor=PAPER, linewidth=0)
+    low, high = interval or (auroc, auroc)
+    if interval:
+        axes.plot([low, high], [row, row], color=PAPER, linewidth=4)
+        axes.plot([low, high], [row, row], color=INK, linewidth=1.4, marker="|", markersize=7)
+    x, points, side = (high, 4, "left") if auroc >= CHANCE else (low, -4, "right")
+    axes.annotate(figure_text(measured), (x, row), (points, 0), "data", "offset points", va="center", ha=side)
+
+
+def class_axis_height(groups: Sequence[ClassGroup]) -> float:
+    """Return the height in inches of a figure with one row a class."""
+    return 1.1 + ROW * (sum(len(group.classes) for group in groups) + 0.7 * len(groups))
+
+
+def label_class_rows(axes: Axes, groups: Sequence[ClassGroup]) -> dict[str, float]:
+    """Name the rows from the top down, with a gap between groups; return each class's position."""
+    positions: dict[str, float] = {}
+    row = 0.0
+    for group in groups:
+        for name in group.classes:
+            positions[name] = row
+            row += 1
+        row += 0.7
+    axes.set_yticks(list(positions.values()), list(positions))
+    axes.set_ylim(row - 1.1, -0.7)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    return positions
+
+
+def participation(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+    """Draw a dot where a site took part in a round, a cross where it was absent."""
+    present = [(each.round, row) for each in rounds for row, site in enumerate(sites) if site in each.sites]
+    absent = [(each.round, row) for each in rounds for row, site in enumerate(sites) if site in each.absent]
+    area = float(np.clip(3000 / max(1, len(rounds)), 6, 45))
+    with theme():
+        figure, (axes,) = canvas(9, 0.9 + ROW * len(sites))
+        x, y = np.array(present, float).reshape(-1, 2).T
+        axes.scatter(x, y, s=area, color=BLUE, marker="o", linewidths=0, label="took part")
+        x, y = np.array(absent, float).reshape(-1, 2).T
+        axes.scatter(x, y, s=area * 1.6, color=VERMILION, marker="x", linewidths=1.8, label="absent")
+        axes.set_yticks(range(len(sites)), sites)
+        axes.set(xlabel="round", ylim=(len(sites) - 0.5, -0.5))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        legend_above(axes, list(axes.collections))
+        return inline(figure, "participation", "Dot chart: which site took part in which round.")
+
+
+def coverage_of_many(sites: Mapping[str, SiteRecord], groups: Sequence[ClassGroup]) -> Markup:
+    """Draw a row a class, with a bar over each sequence of sites that annotate it; empty where the table is enough.
+
+    Sites stand in the order of what they annotate, so that those that annotate the same are neighbours.
+    """
+    kinds = {name: group.kind for group in groups for name in group.classes}
+    names = list(kinds)
+    if max(len(sites), len(names)) <= MANY:
+        return Markup("")
+    covered = np.array([[name in record.classes for name in names] for record in sites.values()])  # (sites, classes)
+    order = np.lexsort(~covered.T[::-1])
+    with theme():
+        figure, (axes,) = canvas(9, 0.9 + 0.24 * len(names))
+        for row, name in enumerate(names):
+            axes.axhline(row, color=RULE, linewidth=0.6, zorder=0)
+            members = np.concatenate([[False], covered[order, row], [False]]).astype(np.int8)
+            edges = np.flatnonzero(np.diff(members)).reshape(-1, 2).tolist()
+            bars = [(first + 0.5, end - first) for first, end in edges]  # sites count from 1
+            axes.broken_barh(bars, (row - 0.38, 0.76), color=_FILLS[kinds[name]][0], linewidth=0)
+        axes.set_yticks(range(len(names)), names)
+        axes.set(xlim=(0.5, len(sites) + 0.5), ylim=(len(names) - 0.5, -0.5))
+        if len(sites) <= MANY:
+            axes.set_xticks(range(1, len(sites) + 1), [list(sites)[row] for row in order], rotation=90)
+        else:
+            axes.set_xlabel("number of sites; neighbours annotate alike")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.tick_params(axis="y", length=0)
+        return inline(figure, "coverage", f"Bar chart: which of {len(names)} classes {len(sites)} sites annotate.")
+
+
+# ---------------------------------------------------------------------- what only some methods have
+
+
+def order_of_passes(rounds: Sequence[RoundLine], sites: Sequence[str]) -> Markup:
+    """Draw the place of every site in each pass, a line a site, and its slope after the round (UniFed).
+
+    Empty where no model is passed on. Rounds written before slopes were have the order alone.
+    """
+    sloped = any(each.learned.slopes for each in rounds)
+    in_order = all(list(each.sites) == sorted(each.sites) for each in rounds)
+    if len(sites) > ORDERED or not rounds or (in_order and not sloped):
+        return Markup("")
+    numbers, every = [each.round for each in rounds], max(1, len(rounds) // 15)
+    with theme():
+        figure, panels = canvas(9, 1.1 + max(1.9, ROW * len(sites)), columns=2 if sloped else 1)
+        for site, style in zip(sites, series_styles(len(sites)), strict=True):
+            places = column([each.sites.index(site) + 1 if site in each.sites else None for each in rounds])
+            slopes = column([each.learned.slopes.get(site) for each in rounds])
+            for axes, values in zip(panels, (places, slopes), strict=False):
+                shape = axes.plot(numbers, values, color=style.color, marker=style.marker, markersize=6, linewidth=2)
+                shape[0].set_markevery(every)
+        panels[0].set(title="Place in the pass", xlabel="round", ylim=(len(sites) + 0.5, 0.5))
+        panels[0].set_yticks(range(1, len(sites) + 1))
+        panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
+        last = {site: each for each in rounds for site in each.sites}
+        for site, each in last.items():
+            at = (each.round, each.sites.index(site) + 1)
+            panels[0].annotate(site, at, (8, 0), "data", "offset points", va="center", annotation_clip=False)
+        if sloped:
+            panels[1].set(title="Slope of the site's loss, a batch", xlabel="round")
+            _by_round(panels[1])
+        return inline(figure, "order", "Line chart: place of every site in each pass, round by round.")
+
+
+def difficulty_by_round(rounds: Sequence[RoundLine]) -> Markup:
+    """Draw a row a class and a column a round: of how many images without a label the model is sure (FedMLP)."""
+    shown = [each for each in rounds if each.learned.difficulty]
+    if not shown:
+        return Markup("")
+    names = list(shown[-1].learned.difficulty)
+    shown = shown[:: -(-len(shown) * len(names) // CELLS)]
+    values = np.array([column([each.learned.difficulty.get(name) for each in shown]) for name in names])
+    with theme():
+        figure, (axes,) = canvas(9, 1.0 + ROW * len(names))
+        _heat(axes, values, (0.0, 1.0), letters=len(shown) <= LETTERED)
+        ticks = range(0, len(shown), -(-len(shown) // 12))
+        axes.set_xticks(list(ticks), [str(shown[place].round) for place in ticks])
+        axes.set_yticks(range(len(names)), names)
+        axes.set(title="Share of unlabelled images of which the model is sure", xlabel="round")
+        return inline(figure, "difficulty", "Heat map: share of sure images by class and round.")
+
+
+def prototype_similarity(prototypes: Prototypes) -> Markup:
+    """Draw cosines between the positives of every two classes, and angles between negatives and positives of each."""
+    names, between = prototypes.classes, np.array(prototypes.positives, np.float64)
+    others = between[~np.eye(len(names), dtype=bool)]
+    defined = others[~np.isnan(others)]
+    # Cosines of these features lie near 1: colours begin at the least similar pair.
+    lowest = min(float(defined.min()) if len(defined) else 0.0, 0.99)
+    with theme():
+        figure, (left, right) = canvas(9, 1.9 + 0.33 * len(names), columns=2)
+        _heat(left, between, (lowest, 1.0), letters=len(names) <= LETTERED)
+        left.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        left.set_yticks(range(len(names)), names)
+        left.set_title("Cosine between positives of two classes")
+        for row, cosine in enumerate(prototypes.signs):
+            if cosine is None:
+                right.annotate(NOT_APPLICABLE, (0, row), (4, 0), "data", "offset points", va="center", style="italic")
+                continue
+            degrees = float(np.degrees(np.arccos(cosine)))
+            right.barh(row, degrees, height=0.68, color=ORANGE, hatch="///", edgecolor=PAPER, linewidth=0)
+            right.annotate(number(degrees, 1), (degrees, row), (4, 0), "data", "offset points", va="center")
+        right.axvline(0, color=INK, linewidth=1)
+        right.set(ylim=(len(prototypes.signs) - 0.5, -0.5), yticks=[])
+        right.margins(x=0.15)
+        right.spines["left"].set_visible(False)
+        right.set_title("Positives apart from negatives, degrees")
+        return inline(figure, "prototypes", "Heat map and bar chart: how much the classes' prototypes are alike.")
+
+
+def _heat(axes: Axes, values: NDArray[np.float64], limits: tuple[float, float], *, letters: bool) -> None:
+    """Draw one rectangle a cell, stronger where the value is higher; a cell without a value stays empty."""
+    low, high = limits
+    for (row, place), value in np.ndenumerate(values):
+        if np.isnan(value):
+            axes.annotate("–", (place, row), ha="center", va="center")
+            continue
+        strength = STRONGEST * float(np.clip((value - low) / (high - low), 0.04, 1))
+        corner = (place - 0.5, row - 0.5)
+        axes.add_patch(Rectangle(corner, 1, 1, facecolor=BLUE, alpha=strength, edgecolor=PAPER, linewidth=1))
+        if letters:
+            axes.annotate(f"{value:.2f}", (place, row), ha="center", va="center", fontsize=8)
+    axes.set(xlim=(-0.5, values.shape[1] - 0.5), ylim=(values.shape[0] - 0.5, -0.5))
+    axes.tick_params(length=0)
+    axes.spines[["left", "bottom"]].set_visible(False)

@@ -1,0 +1,148 @@
+"""Matplotlib figures as inline SVG that takes its colours from the page, so that it can be read by day and by night.
+
+Colours are set as stand-ins while drawing and replaced by CSS variables afterwards. The palette is that of Okabe and
+Ito (2008), distinguished also by markers, lines and hatches.
+"""
+
+import io
+import itertools
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from numpy.typing import NDArray
+
+INK, RULE, PAPER = "#010203", "#020304", "#030405"
+BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9"
+
+_ON_THE_PAGE = {
+    INK: "currentColor",
+    RULE: "var(--rule)",
+    PAPER: "var(--paper)",
+    BLUE: "var(--blue)",
+    ORANGE: "var(--orange)",
+    GREEN: "var(--green)",
+    PURPLE: "var(--purple)",
+    VERMILION: "var(--vermilion)",
+    SKY: "var(--sky)",
+}
+_THEME: dict[str, object] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a class may be called "a_b" or "$x$"
+    "font.size": 10,
+    "text.color": INK,
+    "axes.edgecolor": RULE,
+    "axes.labelcolor": INK,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": RULE,
+    "ytick.color": RULE,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "grid.color": RULE,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "hatch.linewidth": 1.2,
+}
+
+
+@dataclass(frozen=True)
+class SeriesStyle:
+    """How one series is drawn."""
+
+    color: str
+    marker: str
+
+
+def series_styles(amount: int) -> list[SeriesStyle]:
+    """Return colour and marker for each series; markers repeat after 13 series, pairs of both after 78."""
+    colors, markers = itertools.cycle((BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)), itertools.cycle("osD^vPX<>ph*d")
+    return [SeriesStyle(next(colors), next(markers)) for _ in range(amount)]
+
+
+@contextmanager
+def theme() -> Iterator[None]:
+    """Draw inside this block, with the page's colours and none of the user's own matplotlib settings."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_THEME)  # type: ignore[arg-type]
+        yield
+
+
+def column(values: Sequence[float | None]) -> NDArray[np.float64]:
+    """Return numbers to be drawn; a line has a gap where one is None."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def marker_key(label: str, style: SeriesStyle) -> Line2D:
+    """Return a marker for a legend."""
+    return Line2D(
+        [], [], linestyle="", marker=style.marker, color=style.color, markeredgecolor=PAPER, markersize=8, label=label
+    )
+
+
+def legend_above(axes: Axes, handles: Sequence[Artist]) -> None:
+    """Put a legend over the axes, with at most four entries in a line."""
+    columns = min(4, len(handles))
+    axes.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1.0), ncols=columns, borderaxespad=0.4)
+
+
+def canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return an empty figure, in inches, and its axes from left to right."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    return figure, list(figure.subplots(1, columns, squeeze=False).flat)
+
+
+def inline(figure: Figure, name: str, description: str) -> Markup:
+    """Turn a figure into an ``<svg>`` element, the same bytes for the same figure.
+
+    Args:
+        figure: Drawn inside :func:`theme`.
+        name: Unique on the page; prefix of the ids.
+        description: What a reader who cannot see the figure is told.
+    """
+    text = _saved(figure, name)
+    # Several figures share the page: keep only ids that something points to, under the figure's name.
+    used = set(re.findall(r"(?:url\(|href=\")#([^)\"]+)", text))
+    text = re.sub(r' id="([^"]+)"', lambda match: match[0] if match[1] in used else "", text)
+    text = re.sub(r'(id="|url\(#|href="#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"font: (?:(\w+) )?(\d+(?:\.\d+)?)px [^;\"]*", _font, text)
+    for stand_in, color in _ON_THE_PAGE.items():
+        text = text.replace(stand_in, color)
+    label = f'<svg role="img" aria-label="{escape(description)}" class="figure"'
+    return Markup(text.replace("<svg", label, 1))
+
+
+def _font(match: re.Match[str]) -> str:
+    weight = f"font-weight: {match[1]}; " if match[1] else ""
+    return f"{weight}font-size: {match[2]}px"
+
+
+def _saved(figure: Figure, name: str) -> str:
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # the browser has the letters that our font lacks
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")  # a very long name
+        layout = figure.get_layout_engine()
+        assert layout is not None
+        layout.execute(figure)
+        figure.set_layout_engine(None)  # else savefig draws all of it once more, to lay it out
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"\s*<metadata>.*?</metadata>|\s*<style type.*?</style>", "", text, flags=re.DOTALL)
+    return re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")

@@ -1,0 +1,226 @@
+"""Progress of an experiment on one machine: a bar, lines, or objects for a program."""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar as Bar
+from rich.table import Table
+from rich.text import Text
+
+from common.system.formatting import counted, duration
+from common.system.terminal import PlainConsole, ProgressForm, json_teller, progress_form, teller
+from strategies.base.callbacks import RolledBack, exclusion_sentence
+from strategies.base.round_record import RoundRecord, Waiting
+from strategies.base.state import FederationState
+
+DRAWN_A_SECOND = 2
+BAR_WIDTH = 24
+
+
+class NullProgress:
+    """Shows nothing, and knows how far the run is. A :class:`server.federation.run.Watcher`.
+
+    Attributes:
+        seconds_left: When the last round ended; None before the first.
+    """
+
+    def __init__(self, title: str = "") -> None:
+        self.title = title
+        self.sites, self.rounds, self.round = 0, 0, 0
+        self.seconds_left: float | None = None
+        self._began, self._here = 0.0, 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Say nothing of the end."""
+
+    def waiting(self, waiting: Waiting) -> None:
+        """A simulation's sites are all there."""
+
+    def enrolled(self, releases: Mapping[str, str]) -> None:
+        """Do nothing: simulated sites are of this release."""
+
+    def joined(self, server_round: int, site: str) -> None:
+        """Do nothing: no site joins a simulation late."""
+
+    def left_out(self, site: str, reason: str) -> None:
+        """What a simulated site may do, its experiment decides; the run's events have it."""
+
+    def rolled_back(self, rolled_back: RolledBack) -> None:
+        self.note(rolled_back.sentence)
+
+    def condemned(self, server_round: int, site: str, reason: str) -> None:
+        self.note(exclusion_sentence(server_round, site, reason))
+
+    def note(self, sentence: str) -> None:
+        """Show a sentence on what happened."""
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        self.sites, self.rounds, self._began = len(sites), rounds, time.monotonic()
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        self.round, self._here = record.round, self._here + 1
+        pace = (time.monotonic() - self._began) / self._here  # a resumed run has rounds that were not made here
+        self.seconds_left = pace * (self.rounds - record.round)
+
+
+class ProgressBar(NullProgress):
+    """A line with bar, round and time left, which stays whole on a narrow terminal; below it sites and losses."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        super().__init__(title)
+        self._facts, self._shown, self._told = "waiting for sites", time.monotonic(), 0.0
+        self._live = Live(
+            console=console, get_renderable=self._drawn, refresh_per_second=DRAWN_A_SECOND, transient=True
+        )
+
+    def __enter__(self) -> Self:
+        if self._live.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def note(self, sentence: str) -> None:
+        self._live.console.print(sentence, markup=False)
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        super().began(sites, rounds)
+        self._facts = f"{counted(len(sites), 'site')}, first round"
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        super().round_done(record, state)
+        self._told, self._facts = time.monotonic(), "  ".join(_facts(record))
+
+    def _drawn(self) -> Group:
+        line = Table.grid(padding=(0, 1))
+        line.add_column()  # the only one that gives way
+        for _ in range(3):
+            line.add_column(no_wrap=True)
+        line.add_row(
+            Text(self.title, style="bold", no_wrap=True, overflow="ellipsis"),
+            Bar(total=self.rounds or None, completed=self.round, width=BAR_WIDTH),
+            Text(f"round {self.round} of {self.rounds}" if self.rounds else ""),
+            Text(self._times()),
+        )
+        return Group(line, Text(f"  {self._facts}", no_wrap=True, overflow="ellipsis"))
+
+    def _times(self) -> str:
+        now = time.monotonic()
+        passed = _clock(now - self._shown)
+        if self.seconds_left is None:
+            return passed
+        if self.round == self.rounds:
+            return f"{passed}, testing"
+        return f"{passed}, {_clock(max(self.seconds_left - (now - self._told), 0.0))} left"
+
+
+class ProgressLines(NullProgress):
+    """A line a round, with the time: for logs.
+
+    Args:
+        tell: Prints one line.
+    """
+
+    def __init__(self, tell: Callable[[str], None], title: str) -> None:
+        super().__init__(title)
+        self._tell = tell
+
+    def note(self, sentence: str) -> None:
+        self._tell(sentence)
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        super().began(sites, rounds)
+        self._tell(f"{self.title}: {counted(len(sites), 'site')}, {counted(rounds, 'round')}")
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        super().round_done(record, state)
+        assert self.seconds_left is not None
+        left = f"about {duration(self.seconds_left)} left" if record.round < self.rounds else "the test is left"
+        facts = ", ".join([*_facts(record), duration(record.seconds), left])
+        self._tell(f"round {record.round} of {self.rounds}: {facts}")
+
+
+class ProgressObjects(NullProgress):
+    """An object an event: for programs. docs/simulation.md says what the fields are.
+
+    Args:
+        tell: Writes one object.
+    """
+
+    def __init__(self, tell: Callable[[Mapping[str, Any]], None], title: str) -> None:
+        super().__init__(title)
+        self._tell = tell
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        reason = "" if kind is None else str(error) or kind.__name__
+        self._tell({"event": "ended", "run": self.title, "ok": kind is None, "reason": reason})
+
+    def note(self, sentence: str) -> None:
+        self._tell({"event": "note", "run": self.title, "text": sentence})
+
+    def began(self, sites: Sequence[str], rounds: int) -> None:
+        super().began(sites, rounds)
+        self._tell({"event": "began", "run": self.title, "sites": list(sites), "rounds": rounds})
+
+    def round_done(self, record: RoundRecord, state: FederationState) -> None:
+        super().round_done(record, state)
+        assert self.seconds_left is not None
+        self._tell(
+            {
+                "event": "round",
+                "run": self.title,
+                "round": record.round,
+                "rounds": self.rounds,
+                "sites": list(record.sites),
+                "absent": dict(record.absent),
+                "train_loss": _finite(record.mean_train_loss),
+                "validation_loss": _finite(record.validation.mean_loss),
+                "validation_auroc": _finite(record.validation.mean_auroc),
+                "seconds": round(record.seconds, 3),
+                "seconds_left": round(self.seconds_left, 1),
+            }
+        )
+
+
+def progress_of_run(asked: ProgressForm, console: Console, title: str) -> NullProgress:
+    """Return what shows one run: the bar on the console, lines and objects on standard error.
+
+    Raises:
+        BadInput: If a bar is asked for where there is no terminal.
+    """
+    form = progress_form(asked, console)
+    if form is ProgressForm.bar:
+        return ProgressBar(console, title)
+    if form is ProgressForm.lines:
+        return ProgressLines(teller(PlainConsole(stderr=True)), title)
+    return ProgressObjects(json_teller(sys.stderr), title) if form is ProgressForm.json else NullProgress(title)
+
+
+def _facts(record: RoundRecord) -> list[str]:
+    facts = [f"{len(record.sites)} of {len(record.sites) + len(record.absent)} sites"]
+    if (trained := record.mean_train_loss) is not None:
+        facts.append(f"loss {trained:.3f}")
+    if (loss := record.validation.mean_loss) is not None:
+        facts.append(f"round before: validation {loss:.3f}")
+    if (auroc := record.validation.mean_auroc) is not None:
+        facts.append(f"AUROC {auroc:.3f}")
+    return facts
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def _finite(value: float | None) -> float | None:
+    """The figure; None where JSON has no number for it."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,286 @@
+"""A run's figures for tools that plot them: TensorBoard's files always, MLflow on request."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from common.errors import BadInput, Fault
+
+if TYPE_CHECKING:  # a program that only names a tracker does not wait for these
+    from tensorboardX.proto.event_pb2 import Event
+
+    from common.config import Experiment
+    from server.runs.folder import RunFolder
+
+Ending = Literal["finished", "stopped", "interrupted"]
+EXPERIMENT = "polyclinic"
+PARAMETERS, METRICS, LONGEST, LONGEST_NAME = 100, 1000, 6000, 240
+"""How many of each one of MLflow's requests takes, and characters of a parameter's value and of a name with room for a
+number. One name that it does not take ends the record of the whole run."""
+
+_STATUS: dict[Ending, str] = {"finished": "FINISHED", "stopped": "FAILED", "interrupted": "KILLED"}
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # nothing of ours calls home
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",  # a server that is gone holds a run up for seconds
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+class Track(StrEnum):
+    """What ``--track`` names: where figures go beside TensorBoard's files, which are always written."""
+
+    mlflow = "mlflow"
+
+
+class Tracker(Protocol):
+    """Keeps figures, and knows nothing of what they mean."""
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Keep these figures, by tag; on return they outlast this process. ``step`` is their round."""
+
+    def close(self, ending: Ending) -> None:
+        """End the record: no more values follow."""
+
+
+@contextmanager
+def tracked(
+    folder: "RunFolder", experiment: "Experiment", store: "MLflowStore | None", tell: Callable[[str], None]
+) -> Iterator[None]:
+    """Pass on what is written to the folder, until the run ends, however it does.
+
+    Args:
+        tell: Prints a sentence if the store takes no more; the run goes on without it.
+    """
+
+    def lost(reason: str) -> None:
+        folder.event("tracking_stopped", reason=reason)
+        tell(f"MLflow takes no more figures of this run, which goes on: {reason}")
+
+    folder.trackers.append(TensorBoard(folder.path / "tensorboard"))
+    if store is not None:
+        folder.trackers.append(store.new_run(experiment, lost))
+    ending: Ending = "interrupted"
+    try:
+        yield
+        ending = "finished"
+    except Exception:
+        ending = "stopped"
+        raise
+    finally:
+        while folder.trackers:
+            folder.trackers.pop().close(ending)
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def round_scalars(line: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures in a line of ``rounds.jsonl``, by tag; what a round does not have is left out."""
+    accuracy, coordinator = line["test_accuracy"] or {}, line["coordinator"] or {}
+    figures = {
+        "loss/train": line["train_loss"],
+        "loss/validation": line["validation_loss"],
+        "auroc/validation": line["validation_auroc"],
+        "test accuracy/mean over sites": accuracy.get("mean"),
+        "test accuracy/over all images": accuracy.get("pooled"),
+        "loss/train, coordinator": coordinator.get("train_loss"),
+        "seconds/coordinator": coordinator.get("seconds"),
+        "sites/took part": len(line["sites"]),
+        "sites/absent": len(line["absent"]),
+        "bytes/up": line["bytes_up"],
+        "bytes/down": line["bytes_down"],
+        "seconds/round": line["seconds"],
+    }
+    for site, losses in line["site_losses"].items():
+        figures[f"site train loss/{site}"] = losses["train_loss"]
+        figures[f"site validation loss/{site}"] = losses["validation_loss"]
+    figures |= {f"site seconds/{site}": seconds for site, seconds in line["site_seconds"].items()}
+    return {tag: value for tag, value in figures.items() if value is not None}
+
+
+def summary_scalars(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the figures of the final test in ``summary.json``, by tag; a class without an AUROC has none here."""
+    test = summary["test"]
+    figures = {
+        "test/mean auroc": test["mean_auroc"],
+        "test/mean auroc, shared classes": test["shared_classes"]["mean_auroc"],
+        "test/mean auroc, unique classes": test["unique_classes"]["mean_auroc"],
+        "test/mean average precision": test["mean_average_precision"],
+        "test/mean balanced accuracy": test["mean_balanced_accuracy"],
+    }
+    figures |= {f"test/mean {name}": value for name, value in test.get("mean_more", {}).items()}
+    multi_class = test["multi_class"] or {}
+    figures |= {f"test/{name}": multi_class.get(name) for name in ("accuracy", "sensitivity", "specificity", "f1")}
+    for name, result in test["per_class"].items():
+        figures[f"test auroc/{name}"] = result["auroc"]
+        figures[f"test average precision/{name}"] = result["average_precision"]
+        figures[f"test balanced accuracy/{name}"] = result["balanced_accuracy"]
+        figures |= {f"test {metric}/{name}": value for metric, value in result.get("more", {}).items()}
+    return {tag: value for tag, value in figures.items() if value is not None}
+
+
+def flattened(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield nested settings as pairs of dotted key and value, as one would write them on the command line."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _setting(value)
+
+
+def _setting(value: object) -> str:
+    if value is None or value in ("", [], {}):
+        return "–"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ", ".join(map(_setting, value)) if isinstance(value, Sequence) and not isinstance(value, str) else str(value)
+
+
+# ---------------------------------------------------------------------- TensorBoard
+
+
+class TensorBoard:
+    """One event file, which ``tensorboard --logdir`` draws. A :class:`Tracker`.
+
+    Written in this thread and flushed to disk each time, where the library's ``SummaryWriter`` has a thread whose
+    death nobody hears of, cleans tags of what TensorBoard can show, and puts the machine's name into the file's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from tensorboardX.proto.event_pb2 import Event  # here: a wrong call does not wait for it
+        from tensorboardX.record_writer import RecordWriter
+
+        folder.mkdir(exist_ok=True)  # it is there where a run goes on
+        self._records = RecordWriter(str(folder / f"events.out.tfevents.{time.time_ns()}"))
+        self._write(Event(file_version="brain.Event:2"))
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.summary_pb2 import Summary
+
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        self._write(Event(step=step, summary=summary))
+
+    def close(self, ending: Ending) -> None:
+        self._records.close()
+
+    def _write(self, event: "Event") -> None:
+        event.wall_time = time.time()
+        self._records.write(event.SerializeToString())
+        self._records.flush()
+
+
+# ---------------------------------------------------------------------- MLflow
+
+
+def store_for(track: Track | None) -> "MLflowStore | None":
+    """Open the store that ``MLFLOW_TRACKING_URI`` names, or MLflow's own default in the present folder.
+
+    A run opens it before anything else, so that it never finds it missing at its end.
+
+    Raises:
+        BadInput: If MLflow is not installed, or the store cannot be used.
+    """
+    if track is None:
+        return None
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    try:
+        import mlflow
+    except ModuleNotFoundError:
+        remedy = "pip install 'polyclinic[mlflow]', or leave --track out: TensorBoard's files are always written."
+        raise BadInput([Fault("--track mlflow", "MLflow is not installed here.", remedy)]) from None
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    try:
+        client = mlflow.MlflowClient()
+        experiment = client.get_experiment_by_name(name)
+        return MLflowStore(client, experiment.experiment_id if experiment else client.create_experiment(name))
+    except (mlflow.MlflowException, OSError, ImportError) as error:
+        problem = f"{mlflow.get_tracking_uri()} cannot be used: {_first_line(error)}."
+        raise BadInput([Fault("--track mlflow", problem, "Set MLFLOW_TRACKING_URI to a store that can.")]) from None
+
+
+@dataclass(frozen=True)
+class MLflowStore:
+    """An experiment in MLflow's store, which is there and answers.
+
+    Attributes:
+        client: ``mlflow.MlflowClient``.
+        experiment: Its identifier.
+    """
+
+    client: Any
+    experiment: str
+
+    def new_run(self, experiment: "Experiment", lost: Callable[[str], None]) -> "MLflowRun":
+        """Begin a run with the experiment's settings as its parameters; ``lost`` hears why no more can be kept."""
+        label = f"{experiment.run.name or experiment.run.method} seed {experiment.run.seed}"
+        run = MLflowRun(self.client, "", lost)
+        run.attempt(lambda: run.begin(self.experiment, label, dict(flattened(experiment.model_dump(mode="json")))))
+        return run
+
+
+@dataclass
+class MLflowRun:
+    """A run in the store, a :class:`Tracker`; what the store does not take is lost, not the run."""
+
+    client: Any
+    identifier: str
+    lost: Callable[[str], None]
+    _names: dict[str, str] = field(default_factory=dict)
+    _works: bool = True
+
+    def begin(self, experiment: str, label: str, settings: Mapping[str, str]) -> None:
+        """Make the run and give it its parameters."""
+        from mlflow.entities import Param
+
+        self.identifier = self.client.create_run(experiment, run_name=label).info.run_id
+        parameters = [Param(self._name(key), value[:LONGEST]) for key, value in settings.items()]
+        for start in range(0, len(parameters), PARAMETERS):
+            self.client.log_batch(self.identifier, params=parameters[start : start + PARAMETERS])
+
+    def scalars(self, values: Mapping[str, float], step: int) -> None:
+        def log() -> None:
+            from mlflow.entities import Metric
+
+            now_ms = time.time_ns() // 1_000_000
+            metrics = [Metric(self._name(tag), value, now_ms, step) for tag, value in values.items()]
+            for start in range(0, len(metrics), METRICS):
+                self.client.log_batch(self.identifier, metrics=metrics[start : start + METRICS])
+
+        self.attempt(log)
+
+    def close(self, ending: Ending) -> None:
+        self.attempt(lambda: self.client.set_terminated(self.identifier, _STATUS[ending]))
+
+    def attempt(self, request: Callable[[], None]) -> None:
+        """Send a request, unless the store has failed before."""
+        from mlflow import MlflowException
+
+        try:
+            if self._works:
+                request()
+        except (MlflowException, OSError) as error:
+            self._works = False
+            self.lost(_first_line(error))
+
+    def _name(self, tag: str) -> str:
+        """Return the tag as MLflow takes it, as a path; of two that would be one, the later gets a number."""
+        if tag not in self._names:
+            parts = [re.sub(r"[^\w .:-]|^\.*$", "_", part) for part in tag.split("/", 1)]
+            plain = name = "/".join(parts)[:LONGEST_NAME]
+            given, number = set(self._names.values()), 1
+            while name in given:
+                name = f"{plain} {(number := number + 1)}"
+            self._names[tag] = name
+        return self._names[tag]
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")

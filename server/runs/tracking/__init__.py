@@ -1,1 +1,0 @@
-"""Copies of a run's figures for TensorBoard, MLflow and the terminal."""

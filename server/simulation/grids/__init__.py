@@ -1,1 +1,0 @@
-"""Many runs, then what they say together: comparisons, studies, the benchmark."""

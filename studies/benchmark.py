@@ -1,0 +1,262 @@
+"""``flwr-sim benchmark``: run what is missing, each run ends in a line of the results file; then write the page."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+
+from common.errors import BadInput, Fault, stop_on
+from common.system.formatting import duration, listed
+from common.system.stopping import removed_if_stopped
+from server.runs.reader import read_run
+from strategies.registry import method_of
+from studies.benchmark_file import FormPlan, PlannedRun
+from studies.benchmark_report import as_markdown, write_benchmark_report
+from studies.benchmark_results import (
+    BenchmarkResult,
+    ResultLine,
+    append_line,
+    code_version,
+    line_of,
+    rates_of,
+    read_lines,
+    result_of,
+)
+from studies.runner import FailedRuns, held
+from studies.trial import Trial, check
+from studies.worker import fork_server, run_measured
+
+
+@dataclass(frozen=True)
+class BenchmarkOptions:
+    """What a person asks of the benchmark.
+
+    Attributes:
+        folder: Folder with ``benchmark.toml``.
+        results: The file of finished runs.
+        out: Folder for the page.
+        workers: Runs at a time.
+        minutes: No run begins later than this; None for all of them. 0 only writes the page.
+        again: Run anew what was made with other code.
+    """
+
+    folder: Path
+    form: str
+    results: Path
+    out: Path
+    workers: int
+    minutes: float | None
+    again: bool
+
+
+def run_benchmark(options: BenchmarkOptions, console: Console) -> BenchmarkResult:
+    """Run what is missing, as far as the time goes, and write ``benchmark.md`` and ``report.html`` into the folder.
+
+    Raises:
+        BadInput: With the faults of the benchmark's files; or if another process is at work on the results.
+        FailedRuns: If a run fails; the others are finished and the page is written first.
+    """
+    plan = FormPlan.of(options.folder, options.form)
+    options.out.mkdir(parents=True, exist_ok=True)
+    runs = _MissingRuns(plan, options, console)
+    if options.minutes == 0:  # also while another process is at work
+        result = write_pages(plan, options)
+    else:
+        options.results.parent.mkdir(parents=True, exist_ok=True)
+        with options.results.open("ab") as file, held(file, f"--results {options.results}", "on this file"):
+            refuse_unfit(plan, options.out)
+            try:
+                runs.run()
+            finally:
+                result = write_pages(plan, options)
+    for text in (as_markdown(result), f"Report: {options.out / 'report.html'}"):
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    if runs.failures:
+        raise FailedRuns("\n".join(runs.failures))
+    return result
+
+
+def refuse_unfit(plan: FormPlan, out: Path) -> None:
+    """Refuse what is wrong with a row, a pattern or a data set before the first run, not hours later.
+
+    Raises:
+        BadInput: With the faults of all of them, and with rows of the same settings, whose runs would be the same.
+    """
+    faults, labels, first = list[Fault](), dict[tuple[str, str], str](), dict[str, PlannedRun]()
+    for run, where in plan.rows():
+        try:
+            method_of(run.file.experiment)
+        except BadInput as error:
+            faults += [replace(fault, where=f"{where}: {fault.where}") for fault in error.faults]
+            continue
+        first.setdefault(run.data, run)
+        if (other := labels.setdefault((run.data, run.key), run.method)) != run.method:
+            problem = f'has the same settings as "{other}": their runs would be one.'
+            faults.append(Fault(where, problem, "Leave one of them out."))
+    stop_on(faults)
+    check([Trial(run.experiment, out / run.key, run.overrides, run.method) for run in first.values()])
+
+
+def write_pages(plan: FormPlan, options: BenchmarkOptions) -> BenchmarkResult:
+    """Write the page of what is there, as Markdown and as HTML."""
+    lines = lines_by_block(plan, read_lines(options.results))
+    result = result_of(plan, options.form, lines, wanted_runs(plan))
+    (options.out / "benchmark.md").write_text(as_markdown(result) + "\n", encoding="utf-8")
+    write_benchmark_report(result, options.out / "report.html")
+    return result
+
+
+def lines_by_block(plan: FormPlan, lines: Mapping[str, ResultLine]) -> dict[str, ResultLine]:
+    """Return the finished runs of the plan, by block and key.
+
+    One run stands in every block that has its settings: with all labels at all sites some patterns are the same.
+    """
+    return {
+        f"{run.pattern} {run.key}": lines[run.key].model_copy(update={"pattern": run.pattern})
+        for run in all_runs(plan, lines)
+        if run.key in lines
+    }
+
+
+def all_runs(plan: FormPlan, lines: Mapping[str, ResultLine]) -> Iterator[PlannedRun]:
+    """Yield the runs of the plan, as far as they are known: results need the learning rates that the lines choose."""
+    for data in plan.data_sets():
+        tuning = list(plan.tuning(data))
+        yield from tuning
+        rates = rates_of([lines[run.key] for run in tuning if run.key in lines], data)
+        for pattern in plan.patterns(data):
+            yield from plan.results(data, pattern, rates)
+
+
+def wanted_runs(plan: FormPlan) -> int:
+    """Return the number of all runs, with those whose learning rate is not chosen yet."""
+    return sum(times * len(plan.methods(data)) for data, times in _times(plan))
+
+
+def _times(plan: FormPlan) -> Iterator[tuple[str, int]]:
+    """Yield how often each method is run on a data set: to choose its learning rate, then block by block."""
+    yield from ((data, len(plan.benchmark.learning_rates)) for data in plan.data_sets())
+    yield from ((data, plan.form.seeds) for data, _ in plan.form.blocks)
+
+
+def estimate(plan: FormPlan, lines: Sequence[ResultLine]) -> list[str]:
+    """Say what the whole form costs by the CPU seconds of the runs that are there, method by method.
+
+    A run is taken to cost what the method's runs on the same data set cost on average; where there is none, the mean
+    of all runs.
+    """
+    if not lines:
+        return [f"{wanted_runs(plan)} runs. No run was measured yet: run some, and ask again."]
+    costs: dict[tuple[str, str], list[float]] = {}
+    for line in lines:
+        costs.setdefault((line.data, line.method), []).append(line.cpu_seconds / line.rounds)
+    overall = sum(line.cpu_seconds / line.rounds for line in lines) / len(lines)
+    seconds_a_round, unmeasured = 0.0, 0
+    for data, times in _times(plan):
+        for method in plan.methods(data):
+            own = costs.get((data, method.label), [])
+            unmeasured += 0 if own else times
+            seconds_a_round += times * (sum(own) / len(own) if own else overall)
+    hours = seconds_a_round * plan.form.rounds / 3600
+    sized = [data for data in plan.data_sets() if plan.form.sizes.get(data)]
+    about = "at least" if sized else "about"
+    sentences = [
+        f"{wanted_runs(plan)} runs of {plan.form.rounds} rounds: {about} {hours:.1f} core-hours on this machine.",
+        f"Rates are of {len(lines)} runs; {unmeasured} of the runs have the mean rate of all others.",
+    ]
+    if sized:
+        other = f"This form sets another size of {listed(sized)}, and the rates may be of smaller images or fewer:"
+        sentences.append(f"{other} the cost grows with both.")
+    return sentences
+
+
+def print_estimate(options: BenchmarkOptions, console: Console) -> None:
+    """Print what the form costs, by the rates of finished runs in the results files beside each other.
+
+    Raises:
+        BadInput: With the faults of the benchmark's files.
+    """
+    plan = FormPlan.of(options.folder, options.form)
+    files = sorted({options.results, *options.folder.glob("*.jsonl")})
+    lines = [line for path in files for line in read_lines(path).values()]
+    for sentence in estimate(plan, lines):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+@dataclass
+class _MissingRuns:
+    """Runs what is missing, some at a time."""
+
+    plan: FormPlan
+    options: BenchmarkOptions
+    console: Console
+    failures: list[str] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    def run(self) -> None:
+        """Go through the data sets: first the runs that choose learning rates, then block by block, seed by seed."""
+        with fork_server(), _scratch() as scratch:
+            for data in self.plan.data_sets():
+                tuning = list(self.plan.tuning(data))
+                self._run_all(tuning, scratch)
+                lines = read_lines(self.options.results)
+                rates = rates_of([lines[run.key] for run in tuning if run.key in lines], data)
+                for pattern in self.plan.patterns(data):
+                    self._run_all(self.plan.results(data, pattern, rates), scratch)
+
+    def _run_all(self, runs: Iterable[PlannedRun], scratch: Path) -> None:
+        options, code = self.options, code_version()
+        finished = {key for key, line in read_lines(options.results).items() if not options.again or line.code == code}
+        todo = iter([run for run in runs if run.key not in finished])
+        with ThreadPoolExecutor(options.workers) as pool:
+            active: dict[Future[tuple[str, ResultLine | None]], PlannedRun] = {}
+            while True:
+                while len(active) < options.workers and self._time_left() and (run := next(todo, None)) is not None:
+                    active[pool.submit(_finished, run, scratch / run.key)] = run
+                if not active:
+                    return
+                for future in wait(active, return_when=FIRST_COMPLETED).done:
+                    self._settle(active.pop(future), *future.result())
+
+    def _time_left(self) -> bool:
+        return self.options.minutes is None or time.monotonic() - self.began < 60 * self.options.minutes
+
+    def _settle(self, run: PlannedRun, failure: str, line: ResultLine | None) -> None:
+        """Write the run's line, or note its failure; print either."""
+        name = f"{run.data} {run.pattern} {run.method} lr {run.lr:g} seed {run.seed}"
+        if line is None:
+            self.failures.append(f"{name}: {failure}")
+            text = f"{name}: failed: {failure}"
+        else:
+            append_line(self.options.results, line)
+            text = f"{name}: validation AUROC {line.validation_auroc}, {duration(line.cpu_seconds)} of CPU time"
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _scratch() -> Iterator[Path]:
+    """Make a folder for runs under way, which is removed also where the program is stopped."""
+    folder = Path(tempfile.mkdtemp(prefix="polyclinic-benchmark-"))
+    remove = partial(shutil.rmtree, folder, ignore_errors=True)
+    try:
+        with removed_if_stopped(remove):
+            yield folder
+    finally:
+        remove()
+
+
+def _finished(run: PlannedRun, folder: Path) -> tuple[str, ResultLine | None]:
+    """Run one in a process of its own; return why it failed, or its line. Its folder is not kept."""
+    trial = Trial(run.experiment, folder, run.overrides, run.method, pages=False)
+    try:
+        failure, seconds = run_measured(trial)
+        return (failure, None) if failure else ("", line_of(run, read_run(trial.unfinished), seconds))
+    finally:
+        shutil.rmtree(trial.unfinished, ignore_errors=True)

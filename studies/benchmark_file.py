@@ -1,0 +1,268 @@
+"""``benchmark.toml``: data sets, label patterns, methods and forms; and the runs that a form asks for."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from common.config import ExperimentFile, read_experiment
+from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.system.files import is_file
+from common.system.plain_text import json_text
+from common.system.toml import Section, read_toml, validated
+
+FILE_NAME = "benchmark.toml"
+Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(gt=0)]
+
+
+class BenchmarkMethod(Section):
+    """One row of the table.
+
+    Attributes:
+        title: Where it is not the method's name.
+        set: Overrides; ``{third}`` is a third of the rounds.
+        beyond: What it has that hospitals with unlike labels do not; such a method is shown and not ranked.
+        all_labels: Every site annotates every class.
+        own_images: The coordinator has images of its own: the data set's ``own`` part of the sites'.
+    """
+
+    name: str
+    title: str = ""
+    set: tuple[str, ...] = ()
+    beyond: str = ""
+    all_labels: bool = False
+    own_images: bool = False
+
+    @property
+    def label(self) -> str:
+        """Return the method's name in tables and lines."""
+        return self.title or self.name
+
+
+class Pattern(Section):
+    """Who has what.
+
+    Attributes:
+        set: Keys of the partition beside ``sites`` and ``size_skew``.
+    """
+
+    name: str
+    title: str
+    sites: Count
+    size_skew: float = 0.0
+    set: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+class DataSet(Section):
+    """A data set of the benchmark: an experiment file beside this one, ``NAME.toml``.
+
+    Attributes:
+        own: Keys of ``[data]`` that make the coordinator's own images of it; it has none where this is empty.
+    """
+
+    name: str
+    title: str
+    own: tuple[str, ...] = ()
+
+
+class Form(Section):
+    """One size of the benchmark.
+
+    Attributes:
+        blocks: Pairs of a data set and a pattern, in the order in which they are run.
+        set: Overrides in all of its runs.
+        sizes: Data set -> overrides in its runs.
+    """
+
+    title: str
+    rounds: Count
+    seeds: Count
+    blocks: Annotated[tuple[tuple[str, str], ...], Field(min_length=1)]
+    set: tuple[str, ...] = ()
+    sizes: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+
+
+class Benchmark(Section):
+    """The whole file.
+
+    Attributes:
+        reference: Label of the method that the others are tested against.
+        fewest_positives: A class with fewer positives or negatives in the test part is trained, and not scored.
+        learning_rates: Each method has the one with the best validation AUROC, data set by data set.
+        tuning_seed: Of the runs that choose it; no result is of this seed.
+    """
+
+    title: str
+    reference: str
+    fewest_positives: Count = 30
+    learning_rates: Annotated[tuple[Rate, ...], Field(min_length=1)]
+    tuning_seed: Annotated[int, Field(ge=0)]
+    data: Annotated[tuple[DataSet, ...], Field(min_length=1)]
+    methods: Annotated[tuple[BenchmarkMethod, ...], Field(min_length=1)]
+    patterns: Annotated[tuple[Pattern, ...], Field(min_length=1)]
+    forms: Annotated[dict[str, Form], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> "Benchmark":
+        names = {
+            "data sets": [data.name for data in self.data],
+            "patterns": [pattern.name for pattern in self.patterns],
+            "methods": [method.label for method in self.methods],
+        }
+        for kind, of_kind in names.items():
+            if twice := sorted({name for name in of_kind if of_kind.count(name) > 1}):
+                raise ValueError(f"two {kind} are called {quoted(twice)}; give one another name or title")
+        kinds = {"a data set": names["data sets"], "a pattern": names["patterns"]}
+        for title, form in self.forms.items():
+            for block in form.blocks:
+                for (kind, of_kind), name in zip(kinds.items(), block, strict=True):
+                    if name not in of_kind:
+                        raise ValueError(f'"{name}" in form "{title}" is not {kind}; there are {quoted(of_kind)}')
+            if self.tuning_seed < form.seeds:
+                raise ValueError(f'tuning_seed {self.tuning_seed} is a seed of form "{title}"')
+        if self.reference not in {method.label for method in self.methods if not method.beyond}:
+            raise ValueError(f'the reference "{self.reference}" is no method that is ranked')
+        return self
+
+
+def read_benchmark(folder: Path) -> Benchmark:
+    """Read ``folder/benchmark.toml``.
+
+    Raises:
+        BadInput: With every fault of the file.
+    """
+    if not is_file(folder / FILE_NAME):
+        remedy = "A checkout has one in experiments/benchmark; name its folder."
+        raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
+    return validated(Benchmark, read_toml(folder / FILE_NAME), FILE_NAME)
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of the benchmark.
+
+    Attributes:
+        tuning: Whether it only helps to choose the learning rate.
+    """
+
+    data: str
+    pattern: str
+    method: str
+    lr: float
+    seed: int
+    tuning: bool
+    experiment: Path
+    overrides: tuple[str, ...]
+
+    @cached_property
+    def file(self) -> ExperimentFile:
+        """Read the experiment as this run has it."""
+        return read_experiment(self.experiment, self.overrides)
+
+    @cached_property
+    def settings(self) -> str:
+        """Return a text that is equal for two runs of the same settings; a key with its default is not in it."""
+        experiment = self.file.experiment
+        return json.dumps(experiment.model_dump(mode="json", exclude_defaults=True), sort_keys=True)
+
+    @property
+    def key(self) -> str:
+        """Return the key of the run's line in the results file."""
+        return hashlib.sha256(self.settings.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FormPlan:
+    """The runs of one form.
+
+    Attributes:
+        folder: With ``benchmark.toml`` and the data sets' experiment files.
+    """
+
+    benchmark: Benchmark
+    folder: Path
+    form: Form
+
+    @classmethod
+    def of(cls, folder: Path, form: str) -> "FormPlan":
+        """Read the benchmark in a folder, in this form.
+
+        Raises:
+            BadInput: If there is none, or it has no such form.
+        """
+        benchmark = read_benchmark(folder)
+        if form not in benchmark.forms:
+            remedy = did_you_mean(form, benchmark.forms) or f"Forms: {quoted(benchmark.forms)}."
+            raise BadInput([Fault("--form", f'there is no form "{form}".', remedy)])
+        return cls(benchmark, folder, benchmark.forms[form])
+
+    def methods(self, data: str) -> list[BenchmarkMethod]:
+        """Return the methods that can be run on a data set."""
+        own = next(each.own for each in self.benchmark.data if each.name == data)
+        return [method for method in self.benchmark.methods if own or not method.own_images]
+
+    def data_sets(self) -> list[str]:
+        """Return the data sets of the form, in the order of its blocks."""
+        return list(dict.fromkeys(data for data, _ in self.form.blocks))
+
+    def patterns(self, data: str) -> list[str]:
+        """Return the patterns of a data set, in the order of the form's blocks."""
+        return [pattern for name, pattern in self.form.blocks if name == data]
+
+    def rows(self) -> Iterator[tuple[PlannedRun, str]]:
+        """Yield one run of each method on each data set, and of each pattern that is left; and a name for it."""
+        rate, seed, seen = self.benchmark.learning_rates[0], self.benchmark.tuning_seed, set[str]()
+        for data, pattern in self.form.blocks:
+            methods = self.methods(data)
+            for method in methods[:1] if data in seen else methods:
+                run = self.run(data, pattern, method, rate, seed)
+                yield run, f"{FILE_NAME}: {method.label} on {data}, {pattern}"
+            seen.add(data)
+
+    def tuning(self, data: str) -> Iterator[PlannedRun]:
+        """Yield the runs that choose each method's learning rate on a data set, by its first pattern."""
+        pattern = self.patterns(data)[0]
+        for method in self.methods(data):
+            for lr in self.benchmark.learning_rates:
+                yield self.run(data, pattern, method, lr, self.benchmark.tuning_seed)
+
+    def results(self, data: str, pattern: str, rates: dict[str, float]) -> Iterator[PlannedRun]:
+        """Yield the runs of a block, seed by seed; a method without a rate is left out."""
+        for seed in range(self.form.seeds):
+            for method in self.methods(data):
+                if method.label in rates:
+                    yield self.run(data, pattern, method, rates[method.label], seed)
+
+    def run(self, data: str, pattern: str, method: BenchmarkMethod, lr: float, seed: int) -> PlannedRun:
+        """Return one run, with the settings of its pattern, its method and the form."""
+        partition = next(each for each in self.benchmark.patterns if each.name == pattern)
+        sizes = [f"size_skew={partition.size_skew}"] if partition.size_skew else []
+        lists = ['kind="missing_classes"', "missing=0"] if method.all_labels else partition.set
+        overrides = (
+            f"run.method={method.name}",
+            f"run.rounds={self.form.rounds}",
+            f"run.seed={seed}",
+            f"training.lr={lr}",
+            f"partition={{{', '.join([f'sites={partition.sites}', *sizes, *lists])}}}",
+            'simulation.backend="inline"',
+            *(self._own_images(data) if method.own_images else ()),
+            *(text.replace("{third}", str(max(1, self.form.rounds // 3))) for text in method.set),
+            *self.form.set,
+            *self.form.sizes.get(data, ()),
+        )
+        tuning, path = seed == self.benchmark.tuning_seed, self.folder / f"{data}.toml"
+        return PlannedRun(data, pattern, method.label, lr, seed, tuning, path, overrides)
+
+    def _own_images(self, data: str) -> list[str]:
+        """Return the setting that gives the coordinator images of its own: the data set's, with its ``own`` keys."""
+        own = next(each.own for each in self.benchmark.data if each.name == data)
+        written = read_toml(self.folder / f"{data}.toml")["data"]
+        changed = {key.strip() for key, _, _ in (text.partition("=") for text in own)}
+        keys = [f"{key}={json_text(value)}" for key, value in written.items() if key not in changed]
+        return [f"server_data={{{', '.join([*keys, *own])}}}"]

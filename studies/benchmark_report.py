@@ -1,0 +1,172 @@
+"""The benchmark as Markdown and as a page; both take their sentences and cells from here."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from markupsafe import Markup
+from matplotlib.axes import Axes
+
+from common.system.formatting import counted, listed, number, signed
+from server.reporting.page import write_page
+from server.reporting.svg import BLUE, INK, VERMILION, canvas, inline, theme
+from studies.benchmark_results import BenchmarkResult, BlockResult, Entry, MethodOverBlocks
+from studies.claims import markdown_rows, probability
+from studies.comparison_report import TEMPLATES
+from studies.statistics import Ranking
+
+BEYOND = "each has more than hospitals with unlike labels have"
+"""Why some methods are not ranked."""
+COLUMNS = ("Mean rank", "AUROC", "mAP", "Balanced accuracy", "Against {reference}", "CPU s a run", "MB a run")
+
+
+def as_markdown(result: BenchmarkResult) -> str:
+    """Return headline, ranks, the table over all blocks, the table of each block, and what the figures rest on."""
+    head = ["method", "mean rank", "AUROC", "mAP", "balanced accuracy", f"against {result.reference}", "CPU s", "MB"]
+    ranked = [[method.label, *cells(result, method)] for method in result.methods if not method.beyond]
+    beyond = [[method.label, *cells(result, method)] for method in result.methods if method.beyond]
+    done = f"**Partial: {done_sentence(result)}**" if result.partial else f"Complete: {done_sentence(result)}"
+    parts = [f"# {result.title}", f"{done} {ranks_sentence(result.ranking, 'block')}", _table(head, ranked)]
+    parts += [f"Not ranked, because {BEYOND}:", _table(head, beyond)] if beyond else []
+    blocks = [
+        [method.label, *(block_cell(block.entries.get(method.label)) for block in result.blocks)]
+        for method in result.methods
+    ]
+    titles = [f"{block.data}, {block.pattern}" for block in result.blocks]
+    parts += ["## Block by block", _table(["AUROC, mean ± SD over seeds", *titles], blocks)]
+    parts += ["## What the figures rest on", "\n".join(f"- {line}" for line in notes(result))]
+    return "\n\n".join(parts)
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    return markdown_rows([head, ["---", *["---:"] * (len(head) - 1)], *rows])
+
+
+def write_benchmark_report(result: BenchmarkResult, destination: Path) -> Path:
+    """Write the benchmark as one HTML file; ``destination`` is the file, and is returned."""
+    return write_page(
+        "benchmark.html.j2",
+        destination,
+        TEMPLATES,
+        result=result,
+        columns=[name.format(reference=result.reference) for name in COLUMNS],
+        cells=cells,
+        block_cell=block_cell,
+        done=done_sentence(result),
+        ranks=ranks_sentence(result.ranking, "block"),
+        beyond_sentence=BEYOND,
+        notes=list(notes(result)),
+        picture=critical_difference_picture(result.ranking, "ranks"),
+    )
+
+
+def done_sentence(result: BenchmarkResult) -> str:
+    """Say how many of the form's runs are done."""
+    return f"{result.done:,} of {counted(result.wanted, 'run')}."
+
+
+def ranks_sentence(ranking: Ranking, kind: str) -> str:
+    """Say what Friedman's and Nemenyi's tests say of blocks, or of another kind of thing."""
+    if not ranking.blocks:
+        return "No block has a seed that every ranked method was run with: there are no ranks yet."
+    if ranking.p is None or ranking.critical_difference is None:
+        return f"{counted(ranking.blocks, kind)} cannot tell methods apart: a test needs three."
+    first = next(iter(ranking.ranks))
+    alike = next((group for group in ranking.cliques if group[0] == first), (first,))
+    behind = len(ranking.ranks) - len(alike)
+    over = f"Over {counted(ranking.blocks, kind)} (Friedman: {probability(ranking.p)})"
+    best = f"{first} has the best mean rank, {ranking.ranks[first]:.2f}"
+    critical = f"the critical difference is {ranking.critical_difference:.2f} (Nemenyi, 0.05)"
+    methods = f"{counted(len(ranking.ranks), 'method')} {'is' if behind == 1 else 'are'} behind by that or more"
+    return f"{over}, {best}; {critical}: {behind} of {methods}."
+
+
+def notes(result: BenchmarkResult) -> Iterator[str]:
+    """Yield what the figures rest on, a sentence or two a line."""
+    size = f"Form {result.form}: {result.rounds} rounds, {counted(result.seeds, 'seed')}"
+    blocks = f"{counted(result.ranking.blocks, 'block')} of {result.blocks_wanted} (data set and pattern)"
+    yield f"{size}; model, order, partition and owners of classes follow the seed."
+    yield "Each method has the learning rate with the best validation AUROC of a run with another seed, by data set."
+    yield "The round is the one with the best validation AUROC; no test image chooses anything."
+    yield (
+        "Intervals are 95 %, over the test part's patients (bootstrap) and over seeds; a method of which each site has "
+        "its own model has none."
+    )
+    yield f"Ranks and means are over {blocks}, averaged over classes and seeds."
+    if result.ranking_of_data.blocks < result.ranking.blocks:
+        once = ranks_sentence(result.ranking_of_data, "data set")
+        shared = "The tests take blocks for independent, but blocks of one data set share its test part."
+        yield f"{shared} With the mean over its blocks as a data set's one value: {once[0].lower()}{once[1:]}"
+    for block in {block.data: block for block in result.blocks}.values():
+        yield _scored_sentence(block)
+    for label, runs in result.untrained.items():
+        yield f"{label}: in {counted(runs, 'run')} validation was best before round 1; the initial model is tested."
+    if len(result.codes) > 1:
+        versions = listed([f"{count} by {code}" for code, count in result.codes.items()])
+        yield f"The runs are of {len(result.codes)} versions of the code: {versions}."
+    if result.not_run:
+        yield f"Not run yet: {listed(result.not_run)}."
+    yield from (f"{method.label}: {method.beyond}." for method in result.methods if method.beyond)
+
+
+def _scored_sentence(block: BlockResult) -> str:
+    classes = counted(len(block.scored), "class", "classes")
+    scored = f"{block.data}: {classes} scored, with {min(block.scored.values())} test positives or more"
+    if not block.unscored:
+        return f"{scored}."
+    rare = listed([f"{name} ({count})" for name, count in block.unscored.items()])
+    return f"{scored}; trained and not scored, for too few: {rare}."
+
+
+def cells(result: BenchmarkResult, method: MethodOverBlocks) -> list[str]:
+    """Return a method's cells in the table over all blocks, in the order of :data:`COLUMNS`."""
+    rank, test = result.ranking.ranks.get(method.label), method.test
+    if method.label == result.reference:
+        against = "reference"
+    elif test is None:
+        against = "–"
+    else:
+        tested = "not tested" if test.holm_p is None else probability(test.holm_p)
+        against = f"{signed(test.mean_difference)}, {tested}"
+    return [
+        "–" if rank is None else f"{rank:.2f}",
+        number(method.auroc) + ("" if method.half_width is None else f" ± {number(method.half_width)}"),
+        number(method.average_precision),
+        number(method.balanced_accuracy),
+        against,
+        *("–" if amount is None else f"{amount:.0f}" for amount in (method.cpu_seconds, method.megabytes)),
+    ]
+
+
+def block_cell(entry: Entry | None) -> str:
+    """Format one method in one block."""
+    if entry is None:
+        return "–"
+    return number(entry.auroc) + ("" if entry.seed_sd is None else f" ± {number(entry.seed_sd)}")
+
+
+def critical_difference_picture(ranking: Ranking, name: str) -> Markup:
+    """Draw methods on a line by mean rank, the best at the top left, and bars over those that the test does not part.
+
+    After Demsar, JMLR 2006, figure 1. Empty where the ranks have no critical difference.
+    """
+    if (critical := ranking.critical_difference) is None:
+        return Markup("")
+    ranks = ranking.ranks
+    with theme():
+        figure, (axes,) = canvas(9, 1.2 + 0.26 * (len(ranks) + len(ranking.cliques)))
+        for row, (method, rank) in enumerate(ranks.items(), start=1):
+            axes.plot([rank], [row], "o", color=BLUE, markersize=6)
+            _label(axes, f"{method}  {rank:.2f}", (rank, row))
+        for row, group in enumerate(ranking.cliques, start=len(ranks) + 1):
+            ends = [ranks[group[0]], ranks[group[-1]]]
+            axes.plot(ends, [row, row], color=VERMILION, linewidth=4, solid_capstyle="butt")
+        axes.plot([1, 1 + critical], [0, 0], color=INK, linewidth=2, marker="|", markersize=8)
+        _label(axes, f"critical difference {critical:.2f}", (1 + critical, 0))
+        axes.set(xlabel="mean rank, 1 is best", xlim=(0.5, len(ranks) + 2.5), yticks=[])
+        axes.invert_yaxis()
+        axes.grid(axis="x")
+        return inline(figure, name, "Critical-difference picture: mean rank of every method, best first.")
+
+
+def _label(axes: Axes, text: str, point: tuple[float, float]) -> None:
+    axes.annotate(text, point, (8, 0), textcoords="offset points", va="center", color=INK)

@@ -1,0 +1,419 @@
+"""The benchmark's results file, one JSON line a finished run; and what the lines say: quality, ranks, tests, cost."""
+
+import ast
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from common.errors import BadInput, Fault
+from server.runs.reader import Run
+from studies.benchmark_file import FormPlan, PlannedRun
+from studies.statistics import PairedTest, Ranking, corrected, paired_test, ranking
+
+NORMAL = 1.96
+Interval = tuple[float, float]
+_ROOT = Path(__file__).parents[1]
+DECIDE = ("common/data", "common/metrics", "common/models", "strategies", "client/training")
+"""Folders with the code that decides what a run ends with."""
+MEASURES = ("auroc", "average_precision", "balanced_accuracy")
+
+
+class ClassResult(BaseModel):
+    """One class of one run, on the test part."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    positives: int
+    negatives: int
+    auroc: float | None
+    average_precision: float | None
+    balanced_accuracy: float | None
+    interval: Interval | None = None
+
+
+class ResultLine(BaseModel):
+    """One finished run.
+
+    Attributes:
+        key: Key of the run's settings.
+        code: Version of the code that decides what a run ends with.
+        validation_auroc: The best round's mean over the sites; a learning rate is chosen by it.
+        interval: Interval of the mean AUROC over all classes, over the test part's patients; None where sites have
+            own models.
+        cpu_seconds: CPU time of the run's process.
+        megabytes: Sent and received by all sites.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    key: str
+    code: str
+    data: str
+    pattern: str
+    method: str
+    lr: float
+    seed: int
+    tuning: bool
+    validation_auroc: float | None
+    classes: dict[str, ClassResult]
+    interval: Interval | None
+    best_round: int | None
+    rounds: int
+    cpu_seconds: float
+    megabytes: float
+
+
+def line_of(planned: PlannedRun, run: Run, cpu_seconds: float) -> ResultLine:
+    """Return the line of a finished run."""
+    test = run.summary.test
+    intervals = test.intervals.per_class if test.intervals else {}
+    validated = [each.validation_auroc for each in run.rounds if each.validation_auroc is not None]
+    classes = {
+        name: ClassResult(
+            positives=result.positives or 0,
+            negatives=result.negatives or 0,
+            auroc=_rounded(result.auroc),
+            average_precision=_rounded(result.average_precision),
+            balanced_accuracy=_rounded(result.balanced_accuracy),
+            interval=_rounded_ends(intervals.get(name)),
+        )
+        for name, result in test.per_class.items()
+    }
+    return ResultLine(
+        key=planned.key,
+        code=code_version(),
+        data=planned.data,
+        pattern=planned.pattern,
+        method=planned.method,
+        lr=planned.lr,
+        seed=planned.seed,
+        tuning=planned.tuning,
+        validation_auroc=_rounded(max(validated, default=None)),
+        classes=classes,
+        interval=_rounded_ends(test.intervals.mean_auroc if test.intervals else None),
+        best_round=run.summary.best_round,
+        rounds=run.summary.rounds,
+        cpu_seconds=round(cpu_seconds, 2),
+        megabytes=round(run.summary.traffic_bytes / 1e6, 3),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 5)
+
+
+def _rounded_ends(interval: Interval | None) -> Interval | None:
+    return None if interval is None else (round(interval[0], 5), round(interval[1], 5))
+
+
+def read_lines(path: Path) -> dict[str, ResultLine]:
+    """Return the finished runs by key, of two with one key the later; half a line that a kill left is no run.
+
+    Raises:
+        BadInput: If another line than the last is no result.
+    """
+    if not path.exists():
+        return {}
+    texts = path.read_text(encoding="utf-8").split("\n")
+    lines: dict[str, ResultLine] = {}
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = ResultLine.model_validate_json(text)
+        except ValidationError:
+            if number == len(texts):
+                break
+            problem = f"line {number} is no result of a run."
+            raise BadInput([Fault(str(path), problem, "Remove that line; its run is made again.")]) from None
+        lines[line.key] = line
+    return lines
+
+
+def append_line(path: Path, line: ResultLine) -> None:
+    """Write a line to the disk; half a line that a kill left at the end is cut off first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        file.seek(0)
+        content = file.read()
+        if content and not content.endswith(b"\n"):
+            file.truncate(content.rfind(b"\n") + 1)
+        file.write(json.dumps(line.model_dump(mode="json"), sort_keys=True).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@cache
+def code_version() -> str:
+    """Return part of the SHA-256 of the code that decides what a run ends with, without comments and docstrings."""
+    digest = hashlib.sha256()
+    for path in (path for folder in DECIDE for path in sorted((_ROOT / folder).rglob("*.py"))):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                node.body = [
+                    statement
+                    for statement in node.body
+                    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+                ]
+        digest.update(f"{path.relative_to(_ROOT)}\n{ast.dump(tree)}\n".encode())
+    return digest.hexdigest()[:12]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One method in one block.
+
+    Attributes:
+        seeds: Number of seeds with a run.
+        auroc: Mean over scored classes and seeds.
+        seed_sd: Sample standard deviation over seeds; None with one.
+        patient_error: Standard error over the test part's patients; None where sites have models of their own.
+        lr: The learning rate that validation chose.
+    """
+
+    seeds: int
+    auroc: float
+    average_precision: float
+    balanced_accuracy: float
+    seed_sd: float | None
+    patient_error: float | None
+    lr: float
+
+
+@dataclass(frozen=True)
+class BlockResult:
+    """One data set with one pattern.
+
+    Attributes:
+        scored: Class -> test positives, of those with enough; the others are in ``unscored``.
+        common_seeds: Seeds that every ranked method has; ranks are of these alone.
+        entries: By method's label.
+    """
+
+    data: str
+    pattern: str
+    scored: Mapping[str, int]
+    unscored: Mapping[str, int]
+    common_seeds: tuple[int, ...]
+    entries: Mapping[str, Entry]
+
+
+@dataclass(frozen=True)
+class MethodOverBlocks:
+    """One method over the blocks that all ranked methods have.
+
+    Attributes:
+        half_width: Half the width of the 95 % interval of the mean AUROC, over patients and seeds; None if unknown.
+        test: The method against the reference, paired over blocks; None for the reference, and for what is not ranked.
+        cpu_seconds, megabytes: Mean of a run.
+        beyond: What it has that hospitals do not; empty for ranked methods.
+    """
+
+    label: str
+    auroc: float | None
+    half_width: float | None
+    average_precision: float | None
+    balanced_accuracy: float | None
+    cpu_seconds: float | None
+    megabytes: float | None
+    beyond: str
+    test: PairedTest | None = None
+
+
+@dataclass(frozen=True)
+class BenchmarkResult:
+    """Everything on the benchmark's page.
+
+    Attributes:
+        done, wanted: Number of runs, with those that choose learning rates.
+        ranking_of_data: The ranking with one value a data set, the mean over its blocks, which share their test part.
+        codes: Version of the code -> runs made with it.
+        untrained: Method -> its runs that are tested by the initial model, because no round was better by validation.
+    """
+
+    title: str
+    form: str
+    rounds: int
+    seeds: int
+    reference: str
+    done: int
+    wanted: int
+    blocks: tuple[BlockResult, ...]
+    blocks_wanted: int
+    methods: tuple[MethodOverBlocks, ...]
+    ranking: Ranking
+    ranking_of_data: Ranking
+    codes: Mapping[str, int]
+    untrained: Mapping[str, int]
+    not_run: tuple[str, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Return whether runs are missing."""
+        return self.done < self.wanted
+
+
+def rates_of(lines: Iterable[ResultLine], data: str) -> dict[str, float]:
+    """Return method -> learning rate with the best validation AUROC on a data set, the lower of equals."""
+    tried: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        if line.tuning and line.data == data and line.validation_auroc is not None:
+            tried.setdefault(line.method, []).append((-line.validation_auroc, line.lr))
+    return {method: min(rates)[1] for method, rates in tried.items()}
+
+
+def result_of(plan: FormPlan, form: str, by_block: Mapping[str, ResultLine], wanted: int) -> BenchmarkResult:
+    """Return everything that the lines say, as far as they go.
+
+    Args:
+        by_block: Finished runs of this plan, by block and key.
+        wanted: Number of runs of the whole plan.
+    """
+    lines, benchmark = list(by_block.values()), plan.benchmark
+    blocks = [_block(plan, data, pattern, lines) for data, pattern in plan.form.blocks]
+    shared = [block for block in blocks if block.entries and block.common_seeds]
+    labels = [method.label for method in benchmark.methods]
+    ranked = [method.label for method in benchmark.methods if not method.beyond]
+    ranks = _ranking(ranked, [[block] for block in shared])
+    of_data = [[block for block in shared if block.data == data] for data in plan.data_sets()]
+    ordered = [*ranks.ranks, *(label for label in labels if label not in ranks.ranks)]
+    run = {line.method for line in lines}
+    return BenchmarkResult(
+        title=benchmark.title,
+        form=form,
+        rounds=plan.form.rounds,
+        seeds=plan.form.seeds,
+        reference=benchmark.reference,
+        done=len(lines),
+        wanted=wanted,
+        blocks=tuple(block for block in blocks if block.entries),
+        blocks_wanted=len(plan.form.blocks),
+        methods=_tested(benchmark.reference, [_method(plan, label, shared, lines) for label in ordered], shared),
+        ranking=ranks,
+        ranking_of_data=_ranking(ranked, [of_one for of_one in of_data if of_one]),
+        codes=dict(Counter(line.code for line in lines)),
+        untrained=dict(Counter(line.method for line in lines if line.best_round == 0 and not line.tuning)),
+        not_run=tuple(label for label in labels if label not in run),
+    )
+
+
+def _ranking(labels: Sequence[str], groups: Sequence[Sequence[BlockResult]]) -> Ranking:
+    """Rank methods by their mean over the blocks of each group."""
+    if not groups:
+        return ranking({})
+    aurocs = {label: [[block.entries[label].auroc for block in group] for group in groups] for label in labels}
+    return ranking({label: [float(np.mean(group)) for group in of_method] for label, of_method in aurocs.items()})
+
+
+def _block(plan: FormPlan, data: str, pattern: str, lines: Iterable[ResultLine]) -> BlockResult:
+    by_method: dict[str, dict[int, ResultLine]] = {}
+    counts: dict[str, tuple[int, int]] = {}  # class -> fewest test positives and negatives; one test part for all
+    for line in lines:
+        if (line.data, line.pattern) == (data, pattern) and not line.tuning:
+            by_method.setdefault(line.method, {})[line.seed] = line
+            for name, result in line.classes.items():
+                before = counts.get(name, (result.positives, result.negatives))
+                counts[name] = (min(before[0], result.positives), min(before[1], result.negatives))
+    fewest = plan.benchmark.fewest_positives
+    scored = {name: kinds[0] for name, kinds in sorted(counts.items()) if min(kinds) >= fewest}
+    unscored = {name: kinds[0] for name, kinds in sorted(counts.items()) if name not in scored}
+    ranked = [set(by_method.get(method.label, {})) for method in plan.methods(data) if not method.beyond]
+    common = set.intersection(*ranked) if ranked else set()
+    entries = {
+        label: _entry([line for seed, line in sorted(runs.items()) if not common or seed in common], tuple(scored))
+        for label, runs in by_method.items()
+        if scored and (not common or common & set(runs))
+    }
+    return BlockResult(data, pattern, scored, unscored, tuple(sorted(common)), entries)
+
+
+def _entry(lines: Sequence[ResultLine], scored: Sequence[str]) -> Entry:
+    """Average the scored classes, of which every one has an owner, so that every model has them."""
+    means: dict[str, list[float]] = {name: [] for name in MEASURES}
+    for line in lines:
+        for name, of_lines in means.items():
+            values = [getattr(line.classes[scored_name], name) for scored_name in scored]
+            of_lines.append(float(np.mean([value for value in values if value is not None])))
+    errors = [error for line in lines if (error := patient_error(line, scored)) is not None]
+    return Entry(
+        seeds=len(lines),
+        **{name: float(np.mean(values)) for name, values in means.items()},
+        seed_sd=float(np.std(means["auroc"], ddof=1)) if len(lines) > 1 else None,
+        patient_error=float(np.mean(errors)) if len(errors) == len(lines) else None,
+        lr=lines[0].lr,
+    )
+
+
+def patient_error(line: ResultLine, scored: Sequence[str]) -> float | None:
+    """Return the standard error of the mean AUROC over the scored classes, over the test part's patients.
+
+    It comes from the run's bootstrap intervals. Those of single classes would give it if classes were independent; the
+    interval of the mean over all classes shows how far they are not, and its ratio is taken over to the scored ones.
+    """
+
+    def error(interval: Interval) -> float:
+        return (interval[1] - interval[0]) / (2 * NORMAL)
+
+    def independent(errors: Sequence[float]) -> float:
+        return float(np.sqrt(np.sum(np.square(errors)))) / len(errors)
+
+    every = {name: error(result.interval) for name, result in line.classes.items() if result.interval is not None}
+    if line.interval is None or any(name not in every for name in scored):
+        return None
+    of_all = independent(list(every.values()))
+    return independent([every[name] for name in scored]) * error(line.interval) / of_all if of_all else 0.0
+
+
+def _method(plan: FormPlan, label: str, shared: Sequence[BlockResult], lines: Iterable[ResultLine]) -> MethodOverBlocks:
+    entries = [(block.data, block.entries[label]) for block in shared if label in block.entries]
+    runs = [line for line in lines if line.method == label]
+    means = {
+        name: float(np.mean([getattr(entry, name) for _, entry in entries])) if entries else None for name in MEASURES
+    }
+    return MethodOverBlocks(
+        label=label,
+        auroc=means["auroc"],
+        half_width=half_width(entries),
+        average_precision=means["average_precision"],
+        balanced_accuracy=means["balanced_accuracy"],
+        cpu_seconds=float(np.mean([line.cpu_seconds for line in runs])) if runs else None,
+        megabytes=float(np.mean([line.megabytes for line in runs])) if runs else None,
+        beyond=next(method.beyond for method in plan.benchmark.methods if method.label == label),
+    )
+
+
+def half_width(entries: Sequence[tuple[str, Entry]]) -> float | None:
+    """Return half the width of the 95 % interval of a mean over blocks; None if a block's errors are not all known.
+
+    Blocks of one data set are tested on the same patients: their errors add up as they are. Data sets are independent
+    of one another, and so are seeds.
+    """
+    if not entries or any(entry.seed_sd is None or entry.patient_error is None for _, entry in entries):
+        return None
+    by_data: dict[str, float] = {}
+    for data, entry in entries:
+        by_data[data] = by_data.get(data, 0.0) + (entry.patient_error or 0.0)
+    of_seeds = [(entry.seed_sd or 0.0) ** 2 / entry.seeds for _, entry in entries]
+    variance = (np.sum(np.square(list(by_data.values()))) + np.sum(of_seeds)) / len(entries) ** 2
+    return float(NORMAL * np.sqrt(variance))
+
+
+def _tested(
+    reference: str, methods: Sequence[MethodOverBlocks], shared: Sequence[BlockResult]
+) -> tuple[MethodOverBlocks, ...]:
+    """Test each ranked method against the reference, paired over blocks; Holm's family is all of them."""
+    generator = np.random.default_rng(0)
+    others = [method.label for method in methods if not method.beyond and method.label != reference] if shared else []
+    pairs = [[[block.entries[label].auroc, block.entries[reference].auroc] for block in shared] for label in others]
+    tests = corrected([paired_test(np.array(of_method), generator) for of_method in pairs])
+    by_label = dict(zip(others, tests, strict=True))
+    return tuple(replace(method, test=by_label.get(method.label)) for method in methods)

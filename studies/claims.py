@@ -1,0 +1,206 @@
+"""What several runs side by side support, in words; a verdict needs three seeds and an interval without zero."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, get_args
+
+from common.metrics.benefit import direction
+from common.system.formatting import NOT_APPLICABLE, counted, listed, number, signed
+from server.runs.reader import Measure
+from studies.comparison import ENSEMBLE, Comparison, MethodResult, SiteGain, Spread, Subset
+from studies.statistics import ALPHA, FEWEST_SEEDS, PairedTest
+
+Standing = Literal["better", "worse", "not distinguishable", "too few seeds", "not tested"]
+STANDINGS: tuple[Standing, ...] = get_args(Standing)
+_PHRASES: Mapping[Standing, str] = {
+    "better": "is better than",
+    "worse": "is worse than",
+    "not distinguishable": "is not distinguishable from",
+    "too few seeds": f"has fewer than the {FEWEST_SEEDS} seeds that a verdict needs, against",
+    "not tested": "could not be tested against",
+}
+LARGE = 0.05
+"""Difference of two means from which a measure beside the deciding one gets a sentence."""
+LISTED = 5
+"""Sites named in one sentence; more are counted."""
+MEASURE_NAMES: dict[Measure, str] = {
+    "accuracy": "accuracy",
+    "sensitivity": "sensitivity",
+    "specificity": "specificity",
+    "f1": "F1",
+    "best_mean_client_test_accuracy": "BMCTA",
+    "best_test_accuracy": "BTA",
+}
+PLAIN_WORDS = {
+    "individual": "training alone",
+    ENSEMBLE: "an ensemble of models trained alone",
+    "vanilla": "FedAvg with missing labels taken as absent",
+    "fedavg": "FedAvg",
+    "partial_loss": "FedAvg with the partial loss",
+    "centralised": "all images in one place",
+}
+
+
+def spread(value: Spread) -> str:
+    """Format mean and SD over seeds, the mean alone with one seed."""
+    return number(value.mean) if value.sd is None else f"{number(value.mean)} ± {number(value.sd)}"
+
+
+def probability(p: float | None) -> str:
+    """Format a p-value: ``"p = 0.012"``, ``"p < 0.001"``."""
+    if p is None:
+        return NOT_APPLICABLE
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
+
+
+def interval(test: PairedTest) -> str:
+    """Format the bootstrap interval: ``"+0.004 to +0.031"``."""
+    return NOT_APPLICABLE if test.interval is None else " to ".join(signed(end) for end in test.interval)
+
+
+def deciding_test(test: PairedTest) -> str:
+    """Return which test decides, and the Shapiro-Wilk p-value of its differences."""
+    if test.normality_p is None:
+        return test.reason
+    if test.wilcoxon_p is None:
+        return f"paired t-test; differences look normal (Shapiro-Wilk {probability(test.normality_p)})"
+    return (
+        f"Wilcoxon signed-rank test; differences are not normal (Shapiro-Wilk {probability(test.normality_p)}, "
+        f"t-test {probability(test.t_test_p)})"
+    )
+
+
+def markdown_rows(rows: Iterable[Sequence[str]]) -> str:
+    """Return the lines of a Markdown table, with ``|`` in a cell escaped."""
+    return "\n".join(f"| {' | '.join(cell.replace('|', '&#124;') for cell in row)} |" for row in rows)
+
+
+def standing(test: PairedTest) -> Standing:
+    """Return where the reference stands; "better" and "worse" only where seeds and interval carry them."""
+    if test.holm_p is None or test.mean_difference is None or test.interval is None:
+        return "not tested"
+    if test.seeds < FEWEST_SEEDS:
+        return "too few seeds"
+    if test.holm_p >= ALPHA or direction(test.interval) == "open":
+        return "not distinguishable"
+    return "better" if test.mean_difference > 0 else "worse"
+
+
+def headline(comparison: Comparison) -> str:
+    """Say in one sentence where the reference stands against all others, over all classes."""
+    by_standing: dict[Standing, list[str]] = {each: [] for each in STANDINGS}
+    for method in comparison.methods[1:]:
+        test = comparison.contrast(method.label).result
+        position = standing(test)
+        sized = position in ("better", "worse", "too few seeds")
+        by_standing[position].append(f"{method.label} ({signed(test.mean_difference)})" if sized else method.label)
+    parts = [f"{_PHRASES[each]} {listed(others)}" for each, others in by_standing.items() if others]
+    if not parts:
+        return "There is one method, nothing to compare it with."
+    return f"By mean AUROC on these test images, {comparison.reference} {'; it '.join(parts)}."
+
+
+def verdicts(comparison: Comparison) -> list[str]:
+    """Return one sentence for each other method, over all classes, with the figures that it rests on."""
+    others = [method.label for method in comparison.methods[1:]]
+    return [_verdict(comparison.reference, other, comparison.contrast(other).result) for other in others]
+
+
+def _verdict(reference: str, other: str, test: PairedTest) -> str:
+    position = standing(test)
+    if position == "not tested":
+        mean = "" if test.mean_difference is None else f" The mean difference is {signed(test.mean_difference)}."
+        return f"Whether {reference} is better than {other} cannot be tested: {test.reason}.{mean}"
+    seeds = counted(test.seeds, "seed")
+    figures = f"mean difference in AUROC {signed(test.mean_difference)} over {test.pairs} classes"
+    if position == "too few seeds":
+        return f"{reference} beside {other}: {figures} in {seeds}, which does not show that either is better."
+    link = "from" if position == "not distinguishable" else "than"
+    return (
+        f"{reference} is {position} {link} {other}: {figures} and {seeds} (95 % interval {interval(test)}; "
+        f"{probability(test.holm_p)} after Holm's correction)."
+    )
+
+
+def large_effects(comparison: Comparison) -> list[str]:
+    """Return a sentence for each other method whose means differ by :data:`LARGE` or more, beside the AUROC of all.
+
+    It says what the paired test says of each difference, or that there is no test.
+    """
+    reference, *others = comparison.methods
+    subsets: tuple[Subset, ...] = ("shared", "unique")
+    sentences = []
+    for other in others:
+        tests = {
+            f"AUROC on {subset} classes": f"paired test: {standing(comparison.contrast(other.label, subset).result)}"
+            for subset in subsets
+        }
+        ours, theirs, parts = _means(reference), _means(other), []
+        for name, mine in ours.items():
+            mean, their_mean = mine.mean, theirs[name].mean
+            if mean is None or their_mean is None or round(abs(mean - their_mean), 9) < LARGE:
+                continue
+            side = "higher" if mean > their_mean else "lower"
+            tested = tests.get(name, "not tested")
+            parts.append(
+                f"{name} ({spread(mine)}) is {side} than that of {other.label} ({spread(theirs[name])}; {tested})"
+            )
+        if parts:
+            sentences.append(f"On these test images, {reference.label}’s {'; its '.join(parts)}.")
+    return sentences
+
+
+def _means(method: MethodResult) -> dict[str, Spread]:
+    """Return the means that methods are compared by beside the AUROC of all classes."""
+    return {
+        "AUROC on shared classes": method.auroc["shared"],
+        "AUROC on unique classes": method.auroc["unique"],
+        "average precision": method.average_precision,
+        "balanced accuracy": method.balanced_accuracy,
+    }
+
+
+def gain_sentences(comparison: Comparison) -> list[str]:
+    """Say what the sites gain over each other method, and what could not be compared and why."""
+    by_other: dict[str, list[SiteGain]] = {}
+    for gain in comparison.site_gains:
+        by_other.setdefault(gain.other, []).append(gain)
+    sentences = []
+    for other, gains in by_other.items():
+        words = PLAIN_WORDS.get(comparison.kinds.get(other, ""), "")
+        sentences.append(_site_sentence(f"{words} ({other})" if words and words != other else other, gains))
+    return sentences
+
+
+def _site_sentence(other: str, gains: Sequence[SiteGain]) -> str:
+    compared = sorted((g for g in gains if g.gain is not None), key=lambda g: (-(g.gain or 0.0), g.site))
+    by_reason: dict[str, list[str]] = {}
+    for gain in gains:
+        if gain.gain is None:
+            by_reason.setdefault(gain.reason, []).append(gain.site)
+    left_out = "; ".join(
+        f"{listed(sites) if len(sites) <= LISTED else counted(len(sites), 'site')}: {reason}"
+        for reason, sites in by_reason.items()
+    )
+    if not compared:
+        return f"No site can be compared with {other}: {left_out if len(by_reason) > 1 else next(iter(by_reason))}."
+    parts = []
+    for verb, plural, against in (("gains", "gain", f"over {other}"), ("loses", "lose", "against it")):
+        if winners := [gain for gain in compared if gain.verdict == verb]:
+            who = f"{len(winners)} of {len(compared)} sites {verb if len(winners) == 1 else plural}"
+            if len(winners) == len(compared):
+                who = f"The only site {verb}" if len(compared) == 1 else f"All {len(compared)} sites {plural}"
+            parts.append(f"{who} {against}: {_with_numbers(winners)}.")
+    undecided = [gain for gain in compared if gain.verdict == "open"]
+    if enough := [gain for gain in undecided if len(gain.seeds) >= FEWEST_SEEDS]:
+        parts.append(f"Not distinguishable from {other} at {counted(len(enough), 'site')}: {_with_numbers(enough)}.")
+    if few := [gain for gain in undecided if len(gain.seeds) < FEWEST_SEEDS]:
+        need = f"with too few seeds for a verdict, which needs {FEWEST_SEEDS}"
+        parts.append(f"Beside {other}, {need}: {_with_numbers(few)}.")
+    return " ".join([*parts, f"Not compared: {left_out}."] if left_out else parts)
+
+
+def _with_numbers(gains: Sequence[SiteGain]) -> str:
+    """List the first sites with their figures, and count the rest."""
+    named = [f"{g.site} {signed(g.gain)} ({number(g.other_auroc)} → {number(g.auroc)})" for g in gains[:LISTED]]
+    rest = len(gains) - len(named)
+    return listed([*named, f"{rest:,} more"] if rest else named)

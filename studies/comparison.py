@@ -1,0 +1,428 @@
+"""Run folders side by side: each method over its seeds, the first against the others, and what each site gains."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from scipy.stats import ttest_1samp
+
+from common.errors import BadInput, Fault, quoted, stop_on
+from common.metrics.auroc import ClassMetrics, Summary, mean_and_sd
+from common.system.formatting import counted, shortened, spans
+from common.system.plain_text import json_text
+from server.runs.reader import MEASURES, Measure, Run
+from studies.statistics import (
+    ALPHA,
+    FEWEST_SEEDS,
+    PairedTest,
+    Scores,
+    corrected,
+    holm,
+    paired_over_classes,
+    paired_over_classes_and_seeds,
+    without_spread,
+)
+
+ENSEMBLE = "ensemble"
+"""Name of the method of an ensemble of local models, which no method has trained."""
+
+FEWEST_IMAGES = 10
+"""A class with fewer images of a kind is named beside the means that it weighs in."""
+
+Subset = Literal["all", "shared", "unique"]
+Pairing = Literal["classes", "classes x seeds"]
+Verdict = Literal["gains", "loses", "open"]
+Seeds = Mapping[int, Run]  # seed -> run of one method
+ByMethod = Mapping[str, Seeds]  # label -> seed -> run
+Members = Mapping[Subset, set[tuple[int, str]]]  # subset -> (seed, class)
+
+SUBSETS: tuple[Subset, ...] = get_args(Subset)
+PAIRINGS: dict[Pairing, Callable[[Scores, Scores, np.random.Generator], PairedTest]] = {
+    "classes": paired_over_classes,
+    "classes x seeds": paired_over_classes_and_seeds,
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and sample SD (ddof 1) over seeds; ``None`` where undefined, the SD also with one seed."""
+
+    mean: float | None
+    sd: float | None
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """One method over its seeds.
+
+    Attributes:
+        auroc: Subset of classes -> spread over seeds of the mean AUROC over the subset's classes.
+        per_class: Class -> AUROC averaged over the seeds in which it is defined.
+        intervals: Class -> 95 % bootstrap interval over the test set's patients, its ends averaged over the seeds;
+            only where the coordinator has scored one model.
+        measures: The measures of a task with one class an image that at least one seed has.
+    """
+
+    label: str
+    seeds: tuple[int, ...]
+    note: str
+    auroc: dict[Subset, Spread]
+    average_precision: Spread
+    balanced_accuracy: Spread
+    per_class: dict[str, float | None]
+    intervals: dict[str, tuple[float, float]]
+    measures: dict[Measure, Spread]
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The reference against one other method. Holm's family is all other methods at this subset and pairing."""
+
+    other: str
+    subset: Subset
+    pairing: Pairing
+    result: PairedTest
+
+
+@dataclass(frozen=True)
+class SiteGain:
+    """The reference minus another method at one site, on the same test images.
+
+    Attributes:
+        gain: Mean over seeds of the mean difference in AUROC over the site's classes; None where nothing compares.
+        sd: Sample SD over seeds; None with one.
+        auroc, other_auroc: The two values whose difference the gain is.
+        classes: The classes compared in at least one seed.
+        losses: How many of them have a lower AUROC with the reference, averaged over seeds.
+        seeds: The seeds compared.
+        reason: Why nothing compares, or why a seed was left out; empty where all was compared.
+        p: P-value of a two-sided t-test that the gain is zero, over seeds, after Holm's correction over the sites
+            compared with the other method; None with fewer than three seeds, or where all seeds have the same gain.
+    """
+
+    site: str
+    other: str
+    gain: float | None = None
+    sd: float | None = None
+    auroc: float | None = None
+    other_auroc: float | None = None
+    classes: tuple[str, ...] = ()
+    losses: int = 0
+    seeds: tuple[int, ...] = ()
+    reason: str = ""
+    p: float | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return ``gains`` or ``loses`` only where that is more than the seeds' spread explains."""
+        if self.gain is None or self.p is None or self.p >= ALPHA:
+            return "open"
+        return "gains" if self.gain > 0 else "loses"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that the comparison's tables and report say.
+
+    Attributes:
+        methods: The reference first, then in the order of the runs.
+        class_groups: ``"shared"``, ``"some"``, ``"unique"`` or ``"varies"`` (by seed) -> class names.
+        contrasts: Per subset and pairing, one for every other method.
+        cautions: Sentences on what makes the comparison less than even.
+        site_gains: The reference against every other method, site by site.
+        kinds: Label -> name of the method.
+        external: The same on the external test set; None unless every run has one.
+    """
+
+    reference: str
+    methods: tuple[MethodResult, ...]
+    class_groups: dict[str, tuple[str, ...]]
+    contrasts: tuple[Contrast, ...]
+    cautions: tuple[str, ...]
+    site_gains: tuple[SiteGain, ...] = ()
+    kinds: dict[str, str] = field(default_factory=dict)
+    external: "Comparison | None" = None
+
+    @property
+    def measures(self) -> list[Measure]:
+        """Return the measures that at least one method has, in the order of tables."""
+        return [measure for measure in MEASURES if any(measure in method.measures for method in self.methods)]
+
+    def contrast(self, other: str, subset: Subset = "all", pairing: Pairing = "classes") -> Contrast:
+        """Return one contrast; the default is the one that decides."""
+        key = (other, subset, pairing)
+        return next(each for each in self.contrasts if (each.other, each.subset, each.pairing) == key)
+
+
+def compare(runs: Sequence[Run], *, bootstrap_seed: int = 0) -> Comparison:
+    """Average each method over its seeds and test the first one against every other.
+
+    Which classes are shared or unique may differ by seed, as the partition is drawn from it; it is read from the
+    reference's run of the same seed, so that a method that pools all data is judged on the same classes. Where sites
+    trained alone, the ensemble of their models stands as a method of its own after theirs.
+
+    Raises:
+        BadInput: If there is no run, or a method has the same seed twice.
+    """
+    by_method = _by_method([each for run in runs for each in (run, *_ensemble(run))])
+    reference, *others = by_method
+    members = _members(by_method)
+    scores = {label: auroc_scores(seeds.values()) for label, seeds in by_method.items()}
+    generator = np.random.default_rng(bootstrap_seed)
+    repeated = any(len(by_method[reference].keys() & by_method[other].keys()) > 1 for other in others)
+    pairings: list[Pairing] = ["classes", "classes x seeds"] if repeated else ["classes"]
+    contrasts: list[Contrast] = []
+    for pairing in pairings:
+        for subset in SUBSETS:
+            chosen = {
+                label: {key: auroc for key, auroc in aurocs.items() if key in members[subset]}
+                for label, aurocs in scores.items()
+            }
+            tests = corrected([PAIRINGS[pairing](chosen[reference], chosen[other], generator) for other in others])
+            contrasts += [Contrast(other, subset, pairing, test) for other, test in zip(others, tests, strict=True)]
+    external = _on_external(runs)
+    return Comparison(
+        reference=reference,
+        methods=tuple(_method_result(label, seeds, members) for label, seeds in by_method.items()),
+        class_groups=_class_groups(members),
+        contrasts=tuple(contrasts),
+        cautions=tuple(_cautions(by_method)),
+        site_gains=site_gains(by_method),
+        kinds={label: next(iter(seeds.values())).summary.method for label, seeds in by_method.items()},
+        external=compare(external, bootstrap_seed=bootstrap_seed) if external else None,
+    )
+
+
+def write_comparison(comparison: Comparison, destination: Path) -> Path:
+    """Write ``comparison.json``; ``destination`` is the file."""
+    destination.write_text(json_text(asdict(comparison), indent=2, allow_nan=True) + "\n", encoding="utf-8")
+    return destination
+
+
+def _ensemble(run: Run) -> Iterator[Run]:
+    """Yield the ensemble that a run holds, as if it were a run."""
+    if (ensemble := run.summary.ensemble) is not None:
+        own = {"method": ENSEMBLE, "name": f"{run.summary.label} (ensemble)", "ensemble": None, "client_accuracy": None}
+        changes = {**own, "test": ensemble.test, "per_site": ensemble.per_site}
+        yield replace(run, summary=run.summary.model_copy(update=changes))
+
+
+def _on_external(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with the results on their external test sets in place of the others, if each has them."""
+    if any(run.summary.external is None for run in runs):
+        return []
+    less: dict[str, object] = {"external": None, "ensemble": None, "client_accuracy": None, "per_site": {}}
+    return [replace(run, summary=run.summary.model_copy(update={**less, "test": run.summary.external})) for run in runs]
+
+
+def _by_method(runs: Sequence[Run]) -> dict[str, dict[int, Run]]:
+    if not runs:
+        raise BadInput([Fault("compare", "there is no run to compare.", "Name at least one run folder.")])
+    grouped: dict[str, dict[int, Run]] = {}
+    faults = []
+    for run in runs:
+        first = grouped.setdefault(run.summary.label, {}).setdefault(run.summary.seed, run)
+        if first is not run:
+            problem = f'"{run.summary.label}" with seed {run.summary.seed} is already in {first.folder}.'
+            faults.append(Fault(str(run.folder), problem, "Leave one of them out, or give them different names."))
+    stop_on(faults)
+    return grouped
+
+
+def _members(by_method: ByMethod) -> Members:
+    tests: dict[int, Summary] = {}
+    for seeds in reversed(list(by_method.values())):  # the reference comes last and so prevails
+        tests.update({seed: run.summary.test for seed, run in seeds.items()})
+    runs = (run for seeds in by_method.values() for run in seeds.values())
+    return {
+        "all": {(run.summary.seed, name) for run in runs for name in run.summary.classes},
+        "shared": {(seed, name) for seed, test in tests.items() for name in test.shared_classes.classes},
+        "unique": {(seed, name) for seed, test in tests.items() for name in test.unique_classes.classes},
+    }
+
+
+def auroc_scores(runs: Iterable[Run]) -> Scores:
+    """Return AUROC by seed and class; None where it is not exact, because a difference of two may be their errors."""
+    return {
+        (run.summary.seed, name): result.exact("auroc")
+        for run in runs
+        for name, result in run.summary.test.per_class.items()
+    }
+
+
+def _method_result(label: str, seeds: Seeds, members: Members) -> MethodResult:
+    tests = {seed: run.summary.test for seed, run in sorted(seeds.items())}
+    scores = auroc_scores(seeds.values())
+    ends: dict[str, list[tuple[float, float]]] = {}
+    for test in tests.values():
+        for name, interval in (test.intervals.per_class if test.intervals else {}).items():
+            ends.setdefault(name, []).append(interval)
+    intervals = {name: np.mean(of_class, axis=0) for name, of_class in ends.items()}
+    measured = [run.summary.measures for run in seeds.values()]
+    measures = {name: [values[name] for values in measured if name in values] for name in MEASURES}
+
+    def class_mean(subset: Subset, measure: Callable[[ClassMetrics], float | None]) -> Spread:
+        return over_seeds(
+            [
+                mean_and_sd(measure(r) for name, r in test.per_class.items() if (seed, name) in members[subset])[0]
+                for seed, test in tests.items()
+            ]
+        )
+
+    return MethodResult(
+        label=label,
+        seeds=tuple(tests),
+        note=next(iter(tests.values())).note,
+        auroc={subset: class_mean(subset, lambda result: result.exact("auroc")) for subset in SUBSETS},
+        average_precision=class_mean("all", lambda result: result.exact("average_precision")),
+        balanced_accuracy=class_mean("all", lambda result: result.exact("balanced_accuracy")),
+        per_class={
+            name: mean_and_sd(scores.get((seed, name)) for seed in tests)[0]
+            for name in sorted({name for _, name in scores})
+        },
+        intervals={name: (float(low), float(high)) for name, (low, high) in intervals.items()},
+        measures={name: over_seeds(values) for name, values in measures.items() if values},
+    )
+
+
+def over_seeds(values: Sequence[float | None]) -> Spread:
+    """Return mean and sample SD over the seeds that have a value."""
+    defined = [value for value in values if value is not None]
+    sd = float(np.std(defined, ddof=1)) if len(defined) > 1 else None
+    return Spread(mean_and_sd(defined)[0], sd)
+
+
+def _class_groups(members: Members) -> dict[str, tuple[str, ...]]:
+    groups: dict[str, list[str]] = {"shared": [], "some": [], "unique": [], "varies": []}
+    for name in sorted({name for _, name in members["all"]}):
+        pairs = {pair for pair in members["all"] if pair[1] == name}
+        shared, unique = pairs & members["shared"], pairs & members["unique"]
+        never = "varies" if shared or unique else "some"
+        groups["shared" if shared == pairs else "unique" if unique == pairs else never].append(name)
+    return {group: tuple(names) for group, names in groups.items() if names}
+
+
+def _cautions(by_method: ByMethod) -> Iterator[str]:
+    reference, *others = by_method
+    summaries = [run.summary for seeds in by_method.values() for run in seeds.values()]
+    if any(summary.patients_known is False for summary in summaries):
+        yield "The data does not say which images belong to one patient: intervals of single runs are over images."
+    if any(summary.test.errors for summary in summaries):
+        yield "Figures that are known with an error (±) are not compared."
+    for label, seeds in by_method.items():
+        if untrained := [seed for seed, run in sorted(seeds.items()) if run.summary.untrained]:
+            which = f"{counted(len(untrained), 'seed')} of {len(seeds)} ({spans(untrained)})"
+            yield f"{label}: with {which} validation was best before round 1; the initial model is tested."
+    yield from _absences(by_method)
+    results = [item for run in by_method[reference].values() for item in run.summary.test.per_class.items()]
+    counts = [(name, (r.positives, r.negatives)) for name, r in results if r.exact("auroc") is not None]
+    if rare := sorted({name for name, kinds in counts if any(n is not None and n < FEWEST_IMAGES for n in kinds)}):
+        few = f"fewer than {FEWEST_IMAGES} test images with or without the finding"
+        yield f"{quoted(rare)}: {few} in at least one run; the means give such a class the weight of any other."
+    for undefined, labels in _undefined(by_method).items():
+        which = "Every method" if len(labels) == len(by_method) else ", ".join(labels)
+        yield f"{which}: no AUROC for {quoted(undefined)} in at least one run; the means leave it out."
+    for label in others:
+        yield from _uneven(label, by_method[label], reference, by_method[reference])
+
+
+def _absences(by_method: ByMethod) -> Iterator[str]:
+    """Name the sites that were absent at the end of a run."""
+    absent: dict[str, list[str]] = {}
+    for label, seeds in by_method.items():
+        for seed, run in sorted(seeds.items()):
+            for site in run.rounds[-1].absent if run.rounds else ():
+                absent.setdefault(site, []).append(f"{label} with seed {seed}")
+    for site, runs in sorted(absent.items()):
+        yield f"{site} was absent at the end of {len(runs)} of the runs: {shortened(runs)}."
+
+
+def _undefined(by_method: ByMethod) -> dict[tuple[str, ...], list[str]]:
+    """Return the classes without an AUROC in some run -> the methods that lack just these."""
+    grouped: dict[tuple[str, ...], list[str]] = {}
+    for label, seeds in by_method.items():
+        names = {name for run in seeds.values() for name in run.summary.classes}
+        scores = auroc_scores(seeds.values())
+        undefined = tuple(sorted(n for n in names if any(scores.get((seed, n)) is None for seed in seeds)))
+        if undefined:
+            grouped.setdefault(undefined, []).append(label)
+    return grouped
+
+
+def _uneven(label: str, seeds: Seeds, reference: str, of_reference: Seeds) -> Iterator[str]:
+    common = sorted(seeds.keys() & of_reference.keys())
+    if seeds.keys() != of_reference.keys():
+        yield f"{label} and {reference} were run with different seeds; pairs come from the {len(common)} they share."
+    if any(seeds[seed].summary.contract_hash != of_reference[seed].summary.contract_hash for seed in common):
+        yield f"{label} and {reference} did not train on the same sites and labels."
+    note = next(iter(seeds.values())).summary.test.note
+    if note != next(iter(of_reference.values())).summary.test.note:
+        yield f"{label} is scored as: {note}."
+
+
+def site_gains(by_method: ByMethod) -> tuple[SiteGain, ...]:
+    """Compare the first method with every other at each of its sites, on the classes that the site annotates."""
+    reference, *others = by_method
+    sites = sorted({site for run in by_method[reference].values() for site in run.summary.sites})
+    corrected_gains: list[SiteGain] = []
+    for other in others:
+        gains = [_gain(site, other, by_method[reference], by_method[other]) for site in sites]
+        p_values = holm([gain.p for gain in gains])
+        corrected_gains += [replace(gain, p=p) for gain, p in zip(gains, p_values, strict=True)]
+    return tuple(corrected_gains)
+
+
+def _gain(site: str, other: str, of_reference: Seeds, of_other: Seeds) -> SiteGain:
+    pairs, reasons = dict[int, dict[str, tuple[float, float]]](), list[str]()
+    for seed in sorted(of_reference.keys() & of_other.keys()):
+        reason = _why_incomparable(site, of_reference[seed], of_other[seed])
+        if aurocs := {} if reason else _auroc_pairs(site, of_reference[seed], of_other[seed]):
+            pairs[seed] = aurocs
+        else:
+            reasons.append(reason or "no class of the site has an AUROC with both")
+    if not pairs:
+        return SiteGain(site, other, reason=reasons[0] if reasons else "no seed in common")
+    means = np.array([np.mean(list(aurocs.values()), axis=0) for aurocs in pairs.values()])  # (seeds, 2)
+    gains = means[:, 0] - means[:, 1]
+    tested = len(gains) >= FEWEST_SEEDS and not without_spread(gains)
+    classes = tuple(dict.fromkeys(name for aurocs in pairs.values() for name in aurocs))
+    by_class = [[aurocs[name] for aurocs in pairs.values() if name in aurocs] for name in classes]
+    return SiteGain(
+        site=site,
+        other=other,
+        gain=float(gains.mean()),
+        sd=float(gains.std(ddof=1)) if len(gains) > 1 else None,
+        auroc=float(means[:, 0].mean()),
+        other_auroc=float(means[:, 1].mean()),
+        classes=classes,
+        losses=sum((mean_and_sd(a - b for a, b in of_class)[0] or 0.0) < 0 for of_class in by_class),
+        seeds=tuple(pairs),
+        reason=reasons[0] if reasons else "",
+        p=float(ttest_1samp(gains, 0.0).pvalue) if tested else None,
+    )
+
+
+def _why_incomparable(site: str, reference: Run, other: Run) -> str:
+    """Return why the two cannot be compared at this site, or an empty string."""
+    ours, theirs = reference.summary, other.summary
+    if site not in theirs.sites:
+        return "it has no such site"
+    if site not in ours.per_site or site not in theirs.per_site:
+        return "the site was not tested with both"
+    if set(ours.sites[site].classes) != set(theirs.sites[site].classes):
+        return "the site annotates other classes there"
+    first, second = (
+        {name: (result.positives, result.negatives) for name, result in summary.per_site[site].per_class.items()}
+        for summary in (ours, theirs)
+    )
+    same = all(first[name] == second[name] for name in first.keys() & second.keys())
+    return "" if same else "it was tested on other images there"
+
+
+def _auroc_pairs(site: str, reference: Run, other: Run) -> dict[str, tuple[float, float]]:
+    """Return class -> AUROC with the reference and with the other, where both have one."""
+    ours, theirs = (run.summary.per_site[site].per_class for run in (reference, other))
+    both = {name: (ours[name].auroc, theirs[name].auroc) for name in ours if name in theirs}
+    return {name: (a, b) for name, (a, b) in both.items() if a is not None and b is not None}

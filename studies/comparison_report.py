@@ -1,0 +1,300 @@
+"""A comparison of several runs as a page with figures, and as tables for the terminal and for a README."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import quote
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from server.reporting.page import write_page
+from server.reporting.run_figures import BAND, CHANCE, ROW, class_axis_height, label_class_rows
+from server.reporting.svg import (
+    INK,
+    PAPER,
+    RULE,
+    SeriesStyle,
+    canvas,
+    inline,
+    legend_above,
+    marker_key,
+    series_styles,
+    theme,
+)
+from server.reporting.wording import ClassGroup, signed
+from server.runs.reader import Run
+from studies import claims
+from studies.claims import MEASURE_NAMES, markdown_rows, probability, spread
+from studies.comparison import SUBSETS, Comparison, Contrast, MethodResult, SiteGain, Spread, Subset
+
+TEMPLATES = Path(__file__).parent / "templates"
+SITES_SHOWN = 60
+NAMED_SITES = 24
+"""Of more sites the figure of gains shows ranks, not names."""
+NEAR_CHANCE = 0.7
+"""The axis of methods reaches to chance only where a value lies below this: else all dots were one column."""
+LANE = 0.5
+"""Height of the lane of one method, as a share of a row."""
+TESTED: tuple[Subset, ...] = ("all", "unique")
+
+
+def write_comparison_report(comparison: Comparison, destination: Path, runs: Sequence[Run] = ()) -> Path:
+    """Write the comparison as one HTML file; ``destination`` is the file, and is returned.
+
+    Args:
+        runs: The runs compared, whose own reports are linked where they lie below the file's folder.
+    """
+    groups = [ClassGroup(kind, classes) for kind, classes in comparison.class_groups.items()]
+    deciding = _deciding(comparison)
+    pages = {(run.summary.label, run.summary.seed): run.folder / "report.html" for run in runs}
+    folder, elsewhere = destination.parent, comparison.external
+    return write_page(
+        "comparison.html.j2",
+        destination,
+        TEMPLATES,
+        claims=claims,
+        comparison=comparison,
+        reports={
+            key: quote(page.relative_to(folder).as_posix())
+            for key, page in pages.items()
+            if page.is_relative_to(folder)
+        },
+        groups=groups,
+        headline=claims.headline(comparison),
+        sentences=claims.verdicts(comparison) + claims.large_effects(comparison),
+        best=best_per_class(comparison),
+        deciding=deciding,
+        by_seed=[each for each in comparison.contrasts if each.pairing == "classes x seeds"],
+        by_method=auroc_by_method(comparison.methods, groups),
+        differences=differences(deciding) if deciding else "",
+        gain_rows=list(gains_by_site(comparison).items())[:SITES_SHOWN],
+        gain_sentences=claims.gain_sentences(comparison),
+        gains=gains_figure(comparison),
+        subsets=shared_and_unique(comparison.methods),
+        elsewhere=elsewhere
+        and {
+            "comparison": elsewhere,
+            "headline": claims.headline(elsewhere),
+            "deciding": _deciding(elsewhere),
+            "best": best_per_class(elsewhere),
+        },
+    )
+
+
+def _deciding(comparison: Comparison) -> list[Contrast]:
+    return [each for each in comparison.contrasts if each.pairing == "classes"]
+
+
+def best_per_class(comparison: Comparison) -> dict[str, str]:
+    """Return class -> its best AUROC as printed, so that methods equal to three decimals share the mark."""
+    best = {}
+    for name in (name for group in comparison.class_groups.values() for name in group):
+        aurocs = [auroc for method in comparison.methods if (auroc := method.per_class.get(name)) is not None]
+        if len(aurocs) > 1:
+            best[name] = f"{max(aurocs):.3f}"
+    return best
+
+
+def gains_by_site(comparison: Comparison) -> dict[str, list[SiteGain]]:
+    """Return site -> its gain over every other method in turn."""
+    by_site: dict[str, list[SiteGain]] = {}
+    for gain in comparison.site_gains:
+        by_site.setdefault(gain.site, []).append(gain)
+    return by_site
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def auroc_by_method(methods: Sequence[MethodResult], groups: Sequence[ClassGroup]) -> Markup:
+    """Draw for each class one marker a method, at its AUROC averaged over seeds, with its interval where it has one."""
+    with theme():
+        height = class_axis_height(groups) * max(1.0, LANE * len(methods)) + ROW * (len(methods) // 4)
+        figure, (axes,) = canvas(9, height)
+        positions = label_class_rows(axes, groups)
+        styled = list(zip(methods, series_styles(len(methods)), strict=True))
+        for lane, (method, style) in enumerate(styled):
+            beside = BAND * ((lane + 0.5) / len(styled) - 0.5)
+            rows = {name: row + beside for name, row in positions.items()}
+            if lines := [(rows[name], *interval) for name, interval in method.intervals.items() if name in rows]:
+                axes.hlines(*zip(*lines, strict=True), color=style.color, linewidth=1.4)
+            dots = [(auroc, rows[name]) for name, auroc in method.per_class.items() if auroc is not None]
+            x, y = [auroc for auroc, _ in dots], [row for _, row in dots]
+            axes.plot(x, y, style.marker, color=style.color, markersize=7, markeredgecolor=PAPER)
+        for name in (name for name in positions if all(each.per_class.get(name) is None for each in methods)):
+            left = axes.get_yaxis_transform()  # x as a share of the axis, y as data
+            axes.annotate("n/a", (0, positions[name]), (6, 0), left, "offset points", va="center", style="italic")
+        ends = [end for method in methods for interval in method.intervals.values() for end in interval]
+        values = [value for method in methods for value in method.per_class.values() if value is not None]
+        if min([*values, *ends], default=CHANCE) < NEAR_CHANCE:
+            axes.axvline(CHANCE, color=INK, linewidth=1, linestyle=":")
+        axes.set(xlabel="AUROC (mean over seeds)")
+        legend_above(axes, [marker_key(method.label, style) for method, style in styled])
+        return inline(figure, "methods", "Dot chart: AUROC of every class by method; the table has the numbers.")
+
+
+def differences(contrasts: Sequence[Contrast]) -> Markup:
+    """Draw the mean difference between the reference and each other method with its interval, by subset of classes."""
+    others = list(dict.fromkeys(each.other for each in contrasts))
+    subsets = list(dict.fromkeys(each.subset for each in contrasts))
+    styled = list(zip(subsets, series_styles(len(subsets)), strict=True))
+    with theme():
+        figure, (axes,) = canvas(9, 1.1 + 2.2 * ROW * len(others))
+        for offset, (subset, style) in enumerate(styled):
+            for each in (each for each in contrasts if each.subset == subset):
+                mean, row = each.result.mean_difference, others.index(each.other) + 0.24 * (offset - 1)
+                if mean is None:
+                    continue
+                low, high = each.result.interval or (mean, mean)
+                _dot(axes, style, mean, row, (low, high))
+                axes.annotate(signed(mean), (high, row), (7, 0), "data", "offset points", va="center", fontsize=8.5)
+        axes.axvline(0, color=INK, linewidth=1)
+        axes.set_yticks(range(len(others)), [f"against {other}" for other in others])
+        axes.set(ylim=(len(others) - 0.5, -0.5))
+        axes.set_xlabel("← reference scores lower   ·   difference in AUROC   ·   reference scores higher →")
+        legend_above(axes, [marker_key(f"{subset} classes", style) for subset, style in styled])
+        return inline(figure, "differences", "Interval chart: mean differences with 95 % intervals.")
+
+
+def shared_and_unique(methods: Sequence[MethodResult]) -> Markup:
+    """Draw the mean AUROC over all, shared and unique classes, a marker a method, its line ± one SD over seeds."""
+    styled = list(zip(methods, series_styles(len(methods)), strict=True))
+    with theme():
+        figure, (axes,) = canvas(9, 1.2 + 0.2 * len(methods) * len(SUBSETS))
+        for index, (method, style) in enumerate(styled):
+            shift = 0.7 * (index - (len(styled) - 1) / 2) / len(styled)
+            for row, subset in enumerate(SUBSETS):
+                auroc = method.auroc[subset]
+                if auroc.mean is not None:
+                    _dot(axes, style, auroc.mean, row + shift, _around(auroc.mean, auroc.sd), size=8)
+        _ruled_rows(axes, [f"{subset} classes" for subset in SUBSETS])
+        axes.set(xlabel="mean AUROC")
+        legend_above(axes, [marker_key(method.label, style) for method, style in styled])
+        return inline(figure, "subsets", "Dot chart: mean AUROC over all, shared and unique classes by method.")
+
+
+def gains_figure(comparison: Comparison) -> Markup:
+    """Draw gains by site, a marker for each other method; many sites are ranked instead of named. Empty without any."""
+    by_other: dict[str, list[tuple[str, float, float | None]]] = {}
+    for gain in comparison.site_gains:
+        if gain.gain is not None:
+            by_other.setdefault(gain.other, []).append((gain.site, gain.gain, gain.sd))
+    if not by_other:
+        return Markup("")
+    sites = list(dict.fromkeys(gain.site for gain in comparison.site_gains))
+    # Each method has the same style in all figures of the report.
+    styles = dict(zip([m.label for m in comparison.methods], series_styles(len(comparison.methods)), strict=True))
+    with theme():
+        ranked = len(sites) > NAMED_SITES
+        figure, (axes,) = canvas(9, 3.2 if ranked else 1.2 + 0.3 * len(sites) + 0.27 * (len(by_other) // 4))
+        for index, (other, gains) in enumerate(by_other.items()):
+            style = styles[other]
+            if ranked:
+                values = sorted(gain for _, gain, _ in gains)
+                places, every = np.arange(1, len(values) + 1), max(1, len(values) // 20)
+                axes.plot(places, values, color=style.color, marker=style.marker, markersize=5, markevery=every)
+                continue
+            shift = 0.5 * (index - (len(by_other) - 1) / 2) / max(1, len(by_other))
+            for site, value, sd in gains:
+                _dot(axes, style, value, sites.index(site) + shift, _around(value, sd))
+        if ranked:
+            axes.axhline(0, color=INK, linewidth=1)
+            axes.set(xlabel="sites, from the largest loss to the largest gain", ylabel="gain in AUROC")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        else:
+            axes.axvline(0, color=INK, linewidth=1)
+            _ruled_rows(axes, sites)
+            axes.set(xlabel="← the site loses   ·   gain in AUROC   ·   the site gains →")
+        legend_above(axes, [marker_key(f"over {other}", styles[other]) for other in by_other])
+        return inline(figure, "gains", "Dot chart: what each site gains over each other method.")
+
+
+def _around(value: float, sd: float | None) -> tuple[float, float] | None:
+    return None if sd is None else (value - sd, value + sd)
+
+
+def _dot(
+    axes: Axes, style: SeriesStyle, value: float, row: float, ends: tuple[float, float] | None, *, size: int = 7
+) -> None:
+    """Draw a marker, and a line between the ends of its interval where it has one."""
+    if ends is not None:
+        axes.plot(ends, [row, row], color=style.color, linewidth=2)
+    axes.plot([value], [row], style.marker, color=style.color, markersize=size, markeredgecolor=PAPER)
+
+
+def _ruled_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows from the top down, with a thin line between two of them."""
+    for row in range(len(names) - 1):
+        axes.axhline(row + 0.5, color=RULE, linewidth=0.6)
+    axes.set_yticks(range(len(names)), names)
+    axes.set(ylim=(len(names) - 0.5, -0.5))
+    axes.tick_params(axis="y", length=0)
+
+
+# ---------------------------------------------------------------------- tables
+
+
+def comparison_table(comparison: Comparison, title: str = "AUROC") -> Group:
+    """Return the AUROC of each method over its seeds, and where the reference stands; below, what else a run has."""
+    contrasts = _contrasts(comparison)
+    rows = [
+        [method.label, *(spread(method.auroc[subset]) for subset in SUBSETS), *cells]
+        for method, cells in zip(comparison.methods, contrasts, strict=True)
+    ]
+    tables: list[Table | Group] = [_table(title, ["method", *SUBSETS, *_against(comparison)], rows)]
+    if measures := [MEASURE_NAMES[measure] for measure in comparison.measures]:
+        rows = [[method.label, *_measured(comparison, method)] for method in comparison.methods]
+        tables.append(_table("One class an image", ["method", *measures], rows))
+    if comparison.external:
+        tables.append(comparison_table(comparison.external, "AUROC on the external test set"))
+    return Group(*tables)
+
+
+def _table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    table = Table(title=f"{title}, mean ± SD over seeds", title_justify="left")
+    for heading in headings:
+        table.add_column(Text(heading), justify="left" if heading == "method" else "right")
+    for cells in rows:
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def markdown_table(comparison: Comparison) -> str:
+    """Return one Markdown table, with average precision and balanced accuracy, ending in a line feed.
+
+    Results on an external test set follow below a heading, as a second one.
+    """
+    headings = ["method", *(f"AUROC, {subset}" for subset in SUBSETS), "average precision", "balanced accuracy"]
+    headings += [*(MEASURE_NAMES[measure] for measure in comparison.measures), *_against(comparison)]
+    rows = [headings, ["---"] + ["---:"] * (len(headings) - 1)]
+    for method, cells in zip(comparison.methods, _contrasts(comparison), strict=True):
+        means = [*(method.auroc[subset] for subset in SUBSETS), method.average_precision, method.balanced_accuracy]
+        rows.append([method.label, *map(spread, means), *_measured(comparison, method), *cells])
+    table = markdown_rows(rows) + "\n"
+    external = comparison.external
+    return f"{table}\n### External test set\n\n{markdown_table(external)}" if external else table
+
+
+def _measured(comparison: Comparison, method: MethodResult) -> list[str]:
+    return [spread(method.measures.get(measure, Spread(None, None))) for measure in comparison.measures]
+
+
+def _against(comparison: Comparison) -> list[str]:
+    return [f"{comparison.reference} ahead by, {subset}" for subset in TESTED]
+
+
+def _contrasts(comparison: Comparison) -> list[list[str]]:
+    """Return, by method and subset, the mean difference over the subset's classes and Holm's p of the deciding test."""
+    tests: Mapping[str, list[str]] = {
+        method.label: [
+            f"{signed(test.mean_difference)}, {probability(test.holm_p)}"
+            for test in (comparison.contrast(method.label, subset).result for subset in TESTED)
+        ]
+        for method in comparison.methods[1:]
+    }
+    return [tests.get(method.label, ["–"] * len(TESTED)) for method in comparison.methods]

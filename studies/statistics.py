@@ -1,0 +1,187 @@
+"""Whether one method is better than another, by paired tests over classes; and how many methods rank over many blocks.
+
+The test is that of Kulkarni et al., ML4H 2024: a paired t-test over per-class AUROCs at alpha .05, with Shapiro-Wilk on
+the differences. We add what makes the answer safe to read: Wilcoxon's signed-rank test where the differences are not
+normal, Holm's correction over several comparisons, and a bootstrap interval for the mean difference.
+
+Ranks follow Demsar, "Statistical Comparisons of Classifiers over Multiple Data Sets", JMLR 2006: methods are ranked in
+each block and equal ones share their ranks; two methods differ if their average ranks do by the critical difference.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+ALPHA = 0.05
+FEWEST_PAIRS = 3
+FEWEST_SEEDS = 3
+"""Below this nothing is called better or worse, because one more training could reverse it."""
+RESAMPLES = 10_000
+FEWEST_BLOCKS = 3
+FEWEST_METHODS = 3
+
+Scores = Mapping[tuple[int, str], float | None]  # (seed, class name) -> AUROC
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Reference minus other, pair by pair; ``None`` marks what the pairs do not allow, and ``reason`` says why.
+
+    Attributes:
+        pairs: Number of pairs in which both methods have a value.
+        mean_difference: Above 0 where the reference scores higher.
+        interval: 95 % percentile bootstrap interval of the mean difference; too narrow for a handful of pairs.
+        t_test_p: Two-sided p-value of the paired t-test.
+        normality_p: Shapiro-Wilk p-value of the differences.
+        wilcoxon_p: Two-sided signed-rank p-value, only where normality is rejected.
+        reason: Why nothing could be tested; empty where it could.
+        holm_p: The deciding p-value after Holm's correction, once :func:`corrected` has set it.
+        seeds: Number of seeds in which both methods have a value.
+    """
+
+    pairs: int
+    mean_difference: float | None = None
+    interval: tuple[float, float] | None = None
+    t_test_p: float | None = None
+    normality_p: float | None = None
+    wilcoxon_p: float | None = None
+    reason: str = ""
+    holm_p: float | None = None
+    seeds: int = 0
+
+    @property
+    def p(self) -> float | None:
+        """Return the p-value that decides: Wilcoxon's where normality is rejected, else the t-test's."""
+        return self.t_test_p if self.wilcoxon_p is None else self.wilcoxon_p
+
+
+def paired_over_classes(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
+    """Average each class over the seeds that both methods have, then pair over classes: the paper's test."""
+    by_class: dict[str, list[tuple[float, float]]] = {}
+    pairs = _pairs(reference, other)
+    for (_, name), pair in pairs.items():
+        by_class.setdefault(name, []).append(pair)
+    means = np.array([np.mean(of_class, axis=0) for of_class in by_class.values()]).reshape(-1, 2)
+    return replace(paired_test(means, generator), seeds=len({seed for seed, _ in pairs}))
+
+
+def paired_over_classes_and_seeds(reference: Scores, other: Scores, generator: np.random.Generator) -> PairedTest:
+    """Pair every class in every seed. Seeds of one class are not independent, so p-values come out too small."""
+    pairs = _pairs(reference, other)
+    test = paired_test(np.array(list(pairs.values()), np.float64).reshape(-1, 2), generator)
+    return replace(test, seeds=len({seed for seed, _ in pairs}))
+
+
+def _pairs(reference: Scores, other: Scores) -> dict[tuple[int, str], tuple[float, float]]:
+    pairs = {key: (reference[key], other[key]) for key in sorted(reference.keys() & other.keys())}
+    return {key: (a, b) for key, (a, b) in pairs.items() if a is not None and b is not None}
+
+
+def paired_test(pairs: NDArray[np.float64], generator: np.random.Generator) -> PairedTest:
+    """Test whether the two columns differ.
+
+    Args:
+        pairs: Reference and other, ``(pairs, 2)``.
+        generator: Source of the bootstrap resamples.
+
+    Raises:
+        ValueError: If a value is not finite.
+    """
+    if not np.isfinite(pairs).all():
+        raise ValueError("Expected finite values to compare, got NaN or infinity.")
+    differences = pairs[:, 0] - pairs[:, 1]  # (pairs,)
+    mean = float(differences.mean()) if len(pairs) else None
+    if len(pairs) < FEWEST_PAIRS:
+        amount = "1 pair is" if len(pairs) == 1 else f"{len(pairs)} pairs are"
+        return PairedTest(len(pairs), mean, reason=f"{amount} too few; a test needs at least {FEWEST_PAIRS}")
+    if without_spread(differences):
+        reason = f"all {len(pairs)} differences are equal, so there is no spread to test against"
+        return PairedTest(len(pairs), mean, reason=reason)
+    normality_p = float(stats.shapiro(differences).pvalue)
+    drawn = generator.integers(len(pairs), size=(RESAMPLES, len(pairs)))
+    low, high = np.quantile(differences[drawn].mean(axis=1), (0.025, 0.975))
+    return PairedTest(
+        pairs=len(pairs),
+        mean_difference=mean,
+        interval=(float(low), float(high)),
+        t_test_p=float(stats.ttest_rel(pairs[:, 0], pairs[:, 1]).pvalue),
+        normality_p=normality_p,
+        wilcoxon_p=float(stats.wilcoxon(differences).pvalue) if normality_p < ALPHA else None,
+    )
+
+
+def without_spread(differences: NDArray[np.float64]) -> bool:
+    """Return whether all differences are equal but for rounding."""
+    return bool(np.ptp(differences) <= 1e-12 * max(1.0, float(np.abs(differences).max())))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjust p-values for their number (Holm, Scand. J. Statist. 1979); ``None`` stays and does not count."""
+    ascending = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    adjusted: list[float | None] = [None] * len(p_values)
+    largest = 0.0
+    for rank, (p, index) in enumerate(ascending):
+        largest = max(largest, min(1.0, p * (len(ascending) - rank)))
+        adjusted[index] = largest
+    return adjusted
+
+
+def corrected(tests: Sequence[PairedTest]) -> list[PairedTest]:
+    """Return one family of tests with its Holm-corrected p-values filled in."""
+    return [replace(test, holm_p=p) for test, p in zip(tests, holm([test.p for test in tests]), strict=True)]
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """How methods rank over blocks.
+
+    Attributes:
+        ranks: Method -> average rank, 1 for the best; in the order of the ranks.
+        p: P-value of Friedman's test that all methods are alike; None with fewer than three blocks or methods.
+        critical_difference: The smallest difference of two average ranks that counts; None as above.
+        cliques: Groups of methods, in the order of ranks, that the critical difference does not part; none within
+            another.
+    """
+
+    blocks: int
+    ranks: Mapping[str, float]
+    p: float | None
+    critical_difference: float | None
+    cliques: tuple[tuple[str, ...], ...]
+
+
+def ranking(scores: Mapping[str, Sequence[float]]) -> Ranking:
+    """Rank methods by a score of which more is better.
+
+    Args:
+        scores: Method -> score in each block; all methods have the same blocks.
+    """
+    if not scores:
+        return Ranking(0, {}, None, None, ())
+    table = np.array(list(scores.values()), np.float64).reshape(len(scores), -1)  # (methods, blocks)
+    blocks, means = table.shape[1], stats.rankdata(-table, axis=0).mean(axis=1)
+    ranks = {name: rank for rank, name in sorted(zip(means.tolist(), scores, strict=True))}
+    if blocks < FEWEST_BLOCKS or len(scores) < FEWEST_METHODS:
+        return Ranking(blocks, ranks, None, None, ())
+    critical = critical_difference(len(scores), blocks)
+    return Ranking(blocks, ranks, float(stats.friedmanchisquare(*table).pvalue), critical, cliques(ranks, critical))
+
+
+def critical_difference(methods: int, blocks: int) -> float:
+    """Return the smallest difference of two average ranks at which they differ by Nemenyi's test at :data:`ALPHA`."""
+    # The test takes infinitely many degrees of freedom, for which a million stand here.
+    quantile = float(stats.studentized_range.ppf(1 - ALPHA, methods, 1e6)) / np.sqrt(2)
+    return float(quantile * np.sqrt(methods * (methods + 1) / (6 * blocks)))
+
+
+def cliques(ranks: Mapping[str, float], critical: float) -> tuple[tuple[str, ...], ...]:
+    """Return the largest groups of two or more neighbours whose ranks lie within less than the critical difference."""
+    names, groups = list(ranks), list[tuple[str, ...]]()
+    for index, first in enumerate(names):
+        group = tuple(name for name in names[index:] if ranks[name] - ranks[first] < critical)
+        if len(group) > 1 and not (groups and set(group) <= set(groups[-1])):
+            groups.append(group)
+    return tuple(groups)

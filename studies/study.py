@@ -1,0 +1,93 @@
+"""``flwr-sim study``: run a paper's experiments, and write its tables with ours beside them."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from common.system.files import write_atomically
+from common.system.terminal import ProgressForm
+from server.runs.reader import read_run
+from studies.study_file import Study, StudyPart, Table, read_study, slug
+from studies.study_results import StudyResult, result_of
+from studies.trial import Trial, check, refuse_seed
+
+TrialGrid = list[list[list[Trial]]]  # method, setting, seed
+
+
+def run_study(
+    folder: Path,
+    out: Path,
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    seeds: int | None = None,
+    jobs: int | None = None,
+    quick: bool = False,
+    progress: ProgressForm = ProgressForm.auto,
+) -> StudyResult:
+    """Run what is not there yet, and write ``study.md``, ``study.json`` and ``report.html`` into ``out``.
+
+    Args:
+        folder: Folder with ``study.toml``.
+        seeds: Number of seeds of every experiment; None for the study's own.
+        jobs: Runs at a time; None for what fits.
+        quick: Run only the part of the study that ends in minutes.
+        progress: How it is shown how far the runs are; never on a quiet console.
+
+    Raises:
+        BadInput: With the faults of the study or of all its experiments, before anything runs.
+        FailedRuns: If a run fails; the others are finished first.
+    """
+    refuse_seed(overrides, "is settled by --seeds.")
+    study = read_study(folder, quick=quick)
+    quick_settings = ("scale=small", *study.quick.set) if quick and study.quick else ()
+    grids = trials_of(study, folder, out / "runs", (*quick_settings, *overrides), range(seeds or study.seeds))
+    trials = [trial for grid in grids for row in grid for column in row for trial in column]
+    check(trials)
+    from studies.runner import fitting_jobs, run_trials  # here: a wrong call is refused before torch is imported
+
+    run_trials(trials, out, jobs or fitting_jobs(trials), console, progress)
+    from studies.study_report import as_json, as_markdown, write_study_report
+
+    runs = {path: read_run(path) for path in dict.fromkeys(trial.folder for trial in trials)}
+    result = result_of(
+        study, [[[[runs[trial.folder] for trial in column] for column in row] for row in grid] for grid in grids]
+    )
+    write_atomically(out / "study.json", as_json(result).encode())
+    write_atomically(out / "study.md", as_markdown(result).encode())
+    report = write_study_report(result, out / "report.html")
+    console.print(as_markdown(result), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"Report: {report}", soft_wrap=True)
+    return result
+
+
+def trials_of(study: Study, folder: Path, out: Path, overrides: Sequence[str], seeds: range) -> list[TrialGrid]:
+    """Return the trials by table, method, setting and seed; two that are the same run share a folder.
+
+    Args:
+        folder: Folder that the study's experiments are named from.
+        out: Folder of the runs.
+        overrides: Settings of all experiments.
+    """
+    first: dict[str, Trial] = {}
+
+    def trial(number: int, table: Table, method: StudyPart, setting: StudyPart, seed: int) -> Trial:
+        def filled(text: str) -> str:
+            return text.replace("{method}", method.part).replace("{setting}", setting.part)
+
+        path = Path(os.path.normpath(folder / filled(table.experiment)))
+        chosen = tuple(filled(text) for text in (*setting.set, *method.set))
+        titles = [title for title in (method.title, setting.title) if title]
+        name = "-".join([str(number), *(slug(title) for title in titles), f"seed{seed}"])
+        made = Trial(path, out / name, (*chosen, *overrides, f"run.seed={seed}"), " ".join(titles))
+        return first.setdefault(made.identity, made)
+
+    return [
+        [
+            [[trial(number, table, method, setting, seed) for seed in seeds] for setting in table.settings]
+            for method in table.methods
+        ]
+        for number, table in enumerate(study.tables, start=1)
+    ]

@@ -1,0 +1,196 @@
+"""``study.toml``: which experiments make which table, what the paper has there, and what differs."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from common.errors import BadInput, Fault, did_you_mean, quoted
+from common.system.files import is_file
+from common.system.toml import Section, read_toml, validated
+
+if TYPE_CHECKING:  # a wrong study.toml is refused before SciPy is imported
+    from server.runs.reader import Run
+
+FILE_NAME = "study.toml"
+Count = Annotated[int, Field(ge=1)]
+Figure = Literal["sweep", "curves", "density"]
+Reading = Callable[["Run"], float | None]
+
+MEASURES: Mapping[str, tuple[str, Reading]] = {
+    "auroc": ("AUROC", lambda run: run.summary.test.mean_auroc),
+    "auroc_sd": ("SD of AUROC over classes", lambda run: run.summary.test.sd_auroc),
+    "auroc_shared": ("AUROC, shared classes", lambda run: run.summary.test.shared_classes.mean_auroc),
+    "auroc_unique": ("AUROC, unique classes", lambda run: run.summary.test.unique_classes.mean_auroc),
+    "average_precision": ("mean average precision", lambda run: run.summary.test.mean_average_precision),
+    "balanced_accuracy": ("balanced accuracy", lambda run: run.summary.test.mean_balanced_accuracy),
+    "accuracy": ("accuracy", lambda run: run.summary.measures.get("accuracy")),
+    "sensitivity": ("sensitivity", lambda run: run.summary.measures.get("sensitivity")),
+    "specificity": ("specificity", lambda run: run.summary.measures.get("specificity")),
+    "f1": ("F1", lambda run: run.summary.measures.get("f1")),
+    "bmcta": ("BMCTA", lambda run: run.summary.measures.get("best_mean_client_test_accuracy")),
+    "bta": ("BTA", lambda run: run.summary.measures.get("best_test_accuracy")),
+    "rounds": ("rounds", lambda run: float(run.summary.rounds)),
+    "epochs": ("epochs at hospitals", lambda run: float(sum(sum(each.epochs.values()) for each in run.rounds))),
+    "megabytes": ("MB sent and received", lambda run: run.summary.traffic_bytes / 1e6),
+    "seconds": ("seconds", lambda run: run.summary.seconds.get("total")),
+}
+"""Name in a ``study.toml`` -> heading, and how it is read off a run; None where the run has none."""
+
+
+def slug(title: str) -> str:
+    """Return a title as part of a folder's name."""
+    return re.sub(r"[^\w.+]+", "_", title)
+
+
+class StudyPart(Section):
+    """One row or column: a method, or a setting.
+
+    Attributes:
+        part: Takes the place of ``{method}`` or ``{setting}`` in the table's ``experiment`` and ``set``.
+        x: The setting as a number, along a sweep.
+        set: Overrides, as after ``--set``.
+    """
+
+    title: str
+    part: str = ""
+    x: float | None = None
+    set: tuple[str, ...] = ()
+
+
+class OfClasses(Section):
+    """A measure over some classes: their mean AUROC."""
+
+    title: str
+    classes: Annotated[tuple[str, ...], Field(min_length=1)]
+
+    def read(self, run: "Run") -> float | None:
+        """Return the mean AUROC of a run over these classes."""
+        from common.metrics.auroc import mean_and_sd
+
+        results = run.summary.test.per_class.items()
+        return mean_and_sd(result.auroc for name, result in results if name in self.classes)[0]
+
+
+class Table(Section):
+    """One table of a paper.
+
+    Attributes:
+        experiment: Path from the study's folder, with ``{method}`` and ``{setting}``.
+        measures: Names, or means over named classes.
+        reference: The method that the others are tested against; none is tested where it is empty.
+        paper: Method -> setting by setting, the numbers in the order of ``measures``; shorter where the paper has less.
+        paper_unit: Unit of those numbers; ours are fractions.
+        tests: Pairs of the tests against the reference: ``settings``, on the first measure, or ``classes`` in each
+            setting, on AUROC.
+        figures: ``sweep``: measures along ``x``; ``curves``: accuracy at the sites by round; ``density``: over sites.
+        quick: Titles of the settings, or of the methods, that stay at the quick scale; all where none is named.
+        differs: What differs from the paper, beside what the study says of all its tables.
+    """
+
+    title: str
+    experiment: str
+    settings: Annotated[tuple[StudyPart, ...], Field(min_length=1)] = (StudyPart(title=""),)
+    methods: Annotated[tuple[StudyPart, ...], Field(min_length=1)]
+    measures: Annotated[tuple[str | OfClasses, ...], Field(min_length=1)]
+    reference: str = ""
+    tests: Literal["settings", "classes"] = "settings"
+    paper: dict[str, tuple[tuple[float, ...], ...]] = Field(default_factory=dict)
+    paper_unit: Literal["fraction", "percent"] = "fraction"
+    figures: tuple[Figure, ...] = ()
+    quick: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Table":
+        names = [method.title for method in self.methods]
+        for kind, parts in (("methods", self.methods), ("settings", self.settings)):
+            if len({slug(part.title) for part in parts}) < len(parts):
+                raise ValueError(f'two {kind} of "{self.title}" have one title')
+        for name in (name for name in self.measures if isinstance(name, str) and name not in MEASURES):
+            raise ValueError(f'"{name}" is no measure. {did_you_mean(name, MEASURES) or "Known: " + quoted(MEASURES)}')
+        for name in (name for name in (self.reference, *self.paper) if name and name not in names):
+            raise ValueError(f'"{name}" is no method of "{self.title}". Methods: {quoted(names)}')
+        if "sweep" in self.figures and any(setting.x is None for setting in self.settings):
+            raise ValueError(f'every setting of "{self.title}" needs an x for its sweep')
+        for name, rows in self.paper.items():
+            if len(rows) != len(self.settings) or any(len(row) > len(self.measures) for row in rows):
+                expected = f"{len(self.settings)} settings of at most {len(self.measures)} measures"
+                raise ValueError(f'the paper\'s row "{name}" of "{self.title}" has not {expected}')
+        return self
+
+    @property
+    def headings(self) -> list[str]:
+        """Return the table headings of the measures."""
+        return [MEASURES[each][0] if isinstance(each, str) else each.title for each in self.measures]
+
+    @property
+    def readings(self) -> list[Reading]:
+        """Return how to read the measures."""
+        return [MEASURES[each][1] if isinstance(each, str) else each.read for each in self.measures]
+
+    def of_paper(self, method: str, setting: int, measure: int) -> float | None:
+        """Return the paper's number as a fraction; None where it has none."""
+        row = self.paper[method][setting] if method in self.paper else ()
+        value = row[measure] if measure < len(row) else None
+        return value if value is None or self.paper_unit == "fraction" else value / 100
+
+    def at_quick_scale(self) -> "Table":
+        """Return the table with the settings and methods alone that stay at the quick scale."""
+        kept = [index for index, setting in enumerate(self.settings) if setting.title in self.quick]
+        kept = kept or list(range(len(self.settings)))
+        methods = tuple(method for method in self.methods if method.title in self.quick) or self.methods
+        names = {method.title for method in methods}
+        paper = {name: tuple(rows[index] for index in kept) for name, rows in self.paper.items() if name in names}
+        settings = tuple(self.settings[index] for index in kept)
+        return self.model_copy(update={"settings": settings, "methods": methods, "paper": paper})
+
+
+class Quick(Section):
+    """The quick scale, which ends in minutes: on top of the experiments' own [small] tables.
+
+    Attributes:
+        set: Overrides of all experiments.
+        differs: What to say of it.
+    """
+
+    seeds: Count = 1
+    set: tuple[str, ...] = ()
+    differs: tuple[str, ...] = ()
+
+
+class Study(Section):
+    """The whole file.
+
+    Attributes:
+        paper: Authors, year, venue.
+        differs: What differs from the paper in data and scale, in all tables.
+    """
+
+    title: str
+    paper: str
+    seeds: Count = 3
+    differs: tuple[str, ...] = ()
+    quick: Quick | None = None
+    tables: Annotated[tuple[Table, ...], Field(min_length=1)]
+
+
+def read_study(folder: Path, *, quick: bool) -> Study:
+    """Read ``folder/study.toml``, cut to the quick scale on request.
+
+    Raises:
+        BadInput: With every fault of the file.
+    """
+    if not is_file(folder / FILE_NAME):
+        remedy = f"Name a folder with a {FILE_NAME}; a checkout has them in experiments/papers."
+        raise BadInput([Fault(str(folder / FILE_NAME), "there is no such file.", remedy)])
+    study = validated(Study, read_toml(folder / FILE_NAME), FILE_NAME)
+    if not quick:
+        return study
+    if study.quick is None:
+        raise BadInput([Fault(f"{FILE_NAME}: --quick", "there is no [quick] table.")])
+    differs = (*study.differs, *study.quick.differs)
+    tables = tuple(table.at_quick_scale() for table in study.tables)
+    return study.model_copy(update={"seeds": study.quick.seeds, "differs": differs, "tables": tables})

@@ -1,0 +1,227 @@
+"""A study's outcome in a sentence, as JSON, as Markdown and as a page with figures."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from scipy.stats import t
+
+from common.metrics.multi_class import accuracy_density
+from common.system.formatting import counted, number, signed, spans
+from common.system.plain_text import json_text
+from server.reporting.page import write_page
+from server.reporting.svg import PAPER, SeriesStyle, canvas, column, inline, series_styles, theme
+from studies import claims
+from studies.claims import markdown_rows, probability, spread
+from studies.comparison_report import TEMPLATES
+from studies.statistics import FEWEST_SEEDS
+from studies.study_results import Curves, PairedComparison, PublishedNumber, StudyResult, TableResult
+
+LEVEL = 0.95
+LineStyle = Literal["-", "--", "-.", ":"]
+Draw = Callable[[Axes, Curves, SeriesStyle, LineStyle], None]
+LINES: tuple[LineStyle, ...] = ("-", "--", "-.", ":")
+POINTS = 801
+PANELS = 3
+
+
+def as_json(result: StudyResult) -> str:
+    """Return everything as JSON, with a line feed at the end."""
+    return json_text(asdict(result), indent=1, allow_nan=True) + "\n"
+
+
+def as_markdown(result: StudyResult) -> str:
+    """Return all tables, ours and the paper's in one cell, and what differs."""
+    parts = [
+        f"# {result.title}",
+        study_headline(result),
+        f"{result.paper}. Seeds {spans(result.seeds)}; ours (paper's).",
+    ]
+    parts += [_listing("What differs in all tables:", result.differs)] if result.differs else []
+    parts += [_table(table) for table in result.tables]
+    return "\n\n".join(parts) + "\n"
+
+
+def write_study_report(result: StudyResult, destination: Path) -> Path:
+    """Write the study as one HTML file; ``destination`` is the file, and is returned."""
+    return write_page(
+        "study.html.j2",
+        destination,
+        TEMPLATES,
+        claims=claims,
+        study=result,
+        headline=study_headline(result),
+        figures=[_figures(table, f"t{index}") for index, table in enumerate(result.tables)],
+        shown=shown,
+        run_here=run_here,
+        untrained_sentence=untrained_sentence,
+    )
+
+
+def study_headline(result: StudyResult) -> str:
+    """Say how many of the paper's numbers the study reproduced, beyond the spread of its own seeds."""
+    every = [e for table in result.tables for row in table.entries for cells in row for e in cells]
+    published = [entry for entry in every if entry.paper is not None]
+    if not published:
+        return "The paper gives no numbers for what was run."
+    numbers, seeds = counted(len(published), "published number"), len(result.seeds)
+    if seeds < FEWEST_SEEDS:
+        few = f"{counted(seeds, 'seed')}, and a verdict needs {FEWEST_SEEDS}"
+        return f"Whether the paper’s {numbers} are reproduced is open: this study has {few}."
+    sides = [_side(entry, seeds) for entry in published]
+    unknown = sides.count(None)
+    return (
+        f"Of {numbers}, {sides.count(0)} lie in the 95 % interval of ours over {counted(seeds, 'seed')}; "
+        f"{sides.count(1)} lie above it and {sides.count(-1)} below"
+        f"{f'; {unknown} cannot be compared' if unknown else ''}."
+    )
+
+
+def _side(entry: PublishedNumber, seeds: int) -> int | None:
+    """Return 0 where the paper's number lies in the t-interval of our mean, 1 above it, -1 below; None if unknown."""
+    if entry.paper is None or entry.ours.mean is None or entry.ours.sd is None:
+        return None
+    half = float(t.ppf((1 + LEVEL) / 2, seeds - 1)) * entry.ours.sd / seeds**0.5
+    distance = entry.paper - entry.ours.mean
+    return 0 if abs(distance) <= half else 1 if distance > 0 else -1
+
+
+def shown(entry: PublishedNumber) -> str:
+    """Format ours over the seeds: three decimals for shares, fewer for amounts."""
+    mean = entry.ours.mean
+    if mean is None or abs(mean) < 10:
+        return spread(entry.ours)
+    sd = "" if entry.ours.sd is None else f" ± {entry.ours.sd:,.1f}"
+    return f"{mean:,.1f}{sd}"
+
+
+def run_here(table: TableResult) -> list[str]:
+    """Return what was run, one line where all settings had the same."""
+    if len(set(table.scale)) == 1:
+        return [table.scale[0]]
+    return [f"{setting}: {scale}" for setting, scale in zip(table.settings, table.scale, strict=True)]
+
+
+def untrained_sentence(table: TableResult) -> str:
+    """Say which figures are of a model without training; empty where none is."""
+    if not table.untrained:
+        return ""
+    named = [method + (f", {setting}" if setting else "") for method, setting, _ in table.untrained]
+    runs = counted(sum(count for *_, count in table.untrained), "run")
+    return f"In {runs} validation was best before round 1, and the initial model is tested: {'; '.join(named)}."
+
+
+def _table(table: TableResult) -> str:
+    head = [*(["setting"] if any(table.settings) else []), "method", *table.headings]
+    rows = [head, ["---:" if name in table.headings else "---" for name in head]]
+    for index, setting in enumerate(table.settings):
+        for method, row in zip(table.methods, table.entries, strict=True):
+            cells = [shown(e) if e.paper is None else f"{shown(e)} ({number(e.paper)})" for e in row[index]]
+            rows.append([setting, method, *cells][-len(head) :])
+    below = [_listing("Here:", run_here(table))]
+    below += [sentence] if (sentence := untrained_sentence(table)) else []
+    below += [_listing("What differs:", table.differs)] if table.differs else []
+    below += [_listing(f"{table.reference} against:", map(_tested, table.tests))] if table.tests else []
+    return "\n\n".join([f"## {table.title}", markdown_rows(rows), *below])
+
+
+def _tested(comparison: PairedComparison) -> str:
+    test, pairs = comparison.result, "classes" if comparison.setting else "settings"
+    where = f" ({comparison.setting})" if comparison.setting else ""
+    if test.holm_p is None:
+        return f"{comparison.other}{where}: not tested: {test.reason}"
+    difference = f"{signed(test.mean_difference)}, {probability(test.holm_p)}"
+    return f"{comparison.other}{where}: {difference} after Holm's correction, {test.pairs} {pairs}"
+
+
+def _listing(title: str, lines: Iterable[str]) -> str:
+    return "\n".join([title, "", *(f"- {line}" for line in lines)])
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def _figures(table: TableResult, name: str) -> Mapping[str, Markup]:
+    """Return heading -> figure, as far as the runs have what it shows."""
+    drawn: dict[str, Markup] = {}
+    if "sweep" in table.figures and len(table.settings) > 1:
+        drawn["Along the sweep"] = sweep(table, f"{name}-sweep")
+    if "curves" in table.figures and (curves := [each for each in table.curves if each.rounds]):
+        about = "Line chart: mean accuracy of the sites by round."
+        drawn["Round by round"] = _panels(curves, f"{name}-curves", about, _accuracy)
+    spread_out = [each for each in table.curves if accuracy_density(each.sites, POINTS) is not None]
+    if "density" in table.figures and spread_out:
+        about = "Density of the accuracies of the sites, by method."
+        drawn["From site to site"] = _panels(spread_out, f"{name}-density", about, _density)
+    return drawn
+
+
+def sweep(table: TableResult, name: str) -> Markup:
+    """Draw measures along the settings, a line a method; hollow markers are the paper's numbers."""
+    headings, positions = table.headings[:PANELS], column(table.positions)
+    with theme():
+        figure, panels = _canvas(len(table.methods), len(headings))
+        for measure, axes in enumerate(panels):
+            for index, style in enumerate(series_styles(len(table.methods))):
+                entries, color = [cells[measure] for cells in table.entries[index]], style.color
+                sd = np.nan_to_num(column([entry.ours.sd for entry in entries]))
+                means, line = column([entry.ours.mean for entry in entries]), LINES[index % len(LINES)]
+                axes.plot(positions, means, line, color=color, marker=style.marker, markersize=6)
+                axes.errorbar(positions, means, yerr=sd, color=color, linestyle="none", capsize=3)
+                paper = column([entry.paper for entry in entries])
+                axes.plot(positions, paper, style.marker, color=color, markerfacecolor="none", markersize=7)
+            axes.set(title=headings[measure])
+            axes.set_xticks(positions, [f"{position:g}" for position in positions])
+            axes.grid(axis="y")
+        _legend_above(figure, table.methods)
+        return inline(figure, name, f"Line charts: {', '.join(headings)} of every method along the settings.")
+
+
+def _panels(drawn: Sequence[Curves], name: str, description: str, draw: Draw) -> Markup:
+    """Draw a panel a setting, and in it a line a method."""
+    settings = list(dict.fromkeys(each.setting for each in drawn))
+    methods = list(dict.fromkeys(each.method for each in drawn))
+    with theme():
+        figure, panels = _canvas(len(methods), len(settings))
+        for axes, setting in zip(panels, settings, strict=True):
+            for index, style in enumerate(series_styles(len(methods))):
+                for each in (each for each in drawn if (each.method, each.setting) == (methods[index], setting)):
+                    draw(axes, each, style, LINES[index % len(LINES)])
+            axes.set(title=setting)
+        _legend_above(figure, methods)
+        return inline(figure, name, description)
+
+
+def _accuracy(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+    (drawn,) = axes.plot(curves.rounds, curves.accuracy, line, color=style.color, marker=style.marker, markersize=5)
+    drawn.set_markevery(max(1, len(curves.rounds) // 12))
+    axes.set(xlabel="round", ylabel="mean accuracy of the sites")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y")
+
+
+def _density(axes: Axes, curves: Curves, style: SeriesStyle, line: LineStyle) -> None:
+    curve = accuracy_density(curves.sites, POINTS)
+    assert curve is not None
+    axes.plot(*curve, line, color=style.color, marker=style.marker, markevery=80, markersize=5, markeredgecolor=PAPER)
+    axes.set(xlabel="accuracy of a site", ylabel="density")
+
+
+def _canvas(methods: int, columns: int) -> tuple[Figure, list[Axes]]:
+    """Return axes side by side, with room above for a legend of four methods a line."""
+    return canvas(9, 3.2 + 0.25 * ((methods + 3) // 4), columns=columns)
+
+
+def _legend_above(figure: Figure, methods: Sequence[str]) -> None:
+    handles = [
+        Line2D([], [], color=style.color, marker=style.marker, linestyle=LINES[index % len(LINES)], label=method)
+        for index, (method, style) in enumerate(zip(methods, series_styles(len(methods)), strict=True))
+    ]
+    figure.legend(handles=handles, loc="outside upper left", ncols=min(4, len(handles)))

@@ -1,0 +1,193 @@
+"""A study's tables: our numbers beside the paper's, tests, and what the figures need."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from common.system.formatting import counted
+from server.runs.reader import Run, RunSummary
+from studies.comparison import Spread, auroc_scores, over_seeds
+from studies.statistics import PairedTest, corrected, paired_over_classes, paired_test
+from studies.study_file import Figure, Study, Table
+
+RunGrid = Sequence[Sequence[Sequence[Run]]]  # method, setting, seed
+
+
+@dataclass(frozen=True)
+class PublishedNumber:
+    """One number: ours over the seeds, and the paper's; None where there is none."""
+
+    ours: Spread
+    paper: float | None
+
+
+@dataclass(frozen=True)
+class PairedComparison:
+    """The reference against another method; ``setting`` is empty where settings are the pairs."""
+
+    other: str
+    setting: str
+    result: PairedTest
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The accuracy of one method in one setting.
+
+    Attributes:
+        rounds: The rounds of which there are accuracies.
+        accuracy: Mean over sites and seeds, by round.
+        sites: Accuracy of every site in the best round of every seed.
+    """
+
+    method: str
+    setting: str
+    rounds: tuple[int, ...]
+    accuracy: tuple[float, ...]
+    sites: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """One table.
+
+    Attributes:
+        positions: The settings along a sweep.
+        entries: By method, setting and measure.
+        scale: What was run here, setting by setting.
+        untrained: Runs that are tested by the initial model, because no round was better by validation: method,
+            setting and number of seeds.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    methods: tuple[str, ...]
+    settings: tuple[str, ...]
+    positions: tuple[float | None, ...]
+    entries: tuple[tuple[tuple[PublishedNumber, ...], ...], ...]
+    reference: str
+    tests: tuple[PairedComparison, ...]
+    figures: tuple[Figure, ...]
+    curves: tuple[Curves, ...]
+    differs: tuple[str, ...]
+    scale: tuple[str, ...]
+    untrained: tuple[tuple[str, str, int], ...] = ()
+
+    @property
+    def columns(self) -> list[tuple[int, str, bool]]:
+        """Return index and heading of each measure, and whether the paper gives a number for it."""
+        every = [column for row in self.entries for column in row]
+        return [(i, title, any(e[i].paper is not None for e in every)) for i, title in enumerate(self.headings)]
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """The whole study."""
+
+    title: str
+    paper: str
+    seeds: tuple[int, ...]
+    differs: tuple[str, ...]
+    tables: tuple[TableResult, ...]
+
+
+def result_of(study: Study, runs: Sequence[RunGrid]) -> StudyResult:
+    """Gather what the runs say.
+
+    Args:
+        runs: By table, method, setting and seed.
+    """
+    seeds = tuple(run.summary.seed for run in runs[0][0][0])
+    tables = tuple(_table(table, grid) for table, grid in zip(study.tables, runs, strict=True))
+    return StudyResult(study.title, study.paper, seeds, study.differs, tables)
+
+
+def _table(table: Table, grid: RunGrid) -> TableResult:
+    entries = tuple(
+        tuple(
+            tuple(
+                PublishedNumber(over_seeds([read(run) for run in runs]), table.of_paper(method.title, setting, measure))
+                for measure, read in enumerate(table.readings)
+            )
+            for setting, runs in enumerate(row)
+        )
+        for method, row in zip(table.methods, grid, strict=True)
+    )
+    every = [
+        (method.title, setting.title, runs)
+        for method, row in zip(table.methods, grid, strict=True)
+        for setting, runs in zip(table.settings, row, strict=True)
+    ]
+    untrained = ((method, setting, sum(run.summary.untrained for run in runs)) for method, setting, runs in every)
+    drawn = {"curves", "density"} & set(table.figures)
+    return TableResult(
+        title=table.title,
+        headings=tuple(table.headings),
+        methods=tuple(method.title for method in table.methods),
+        settings=tuple(setting.title for setting in table.settings),
+        positions=tuple(setting.x for setting in table.settings),
+        entries=entries,
+        reference=table.reference,
+        tests=tuple(_tests(table, grid, entries)) if table.reference else (),
+        figures=table.figures,
+        curves=tuple(_curves(method, setting, runs) for method, setting, runs in every) if drawn else (),
+        differs=table.differs,
+        scale=tuple(_scale(column[0].summary) for column in grid[0]),
+        untrained=tuple(each for each in untrained if each[2]),
+    )
+
+
+def _tests(
+    table: Table, grid: RunGrid, entries: Sequence[Sequence[Sequence[PublishedNumber]]]
+) -> Iterator[PairedComparison]:
+    """Yield the tests; Holm's family is all other methods, in one setting or over all of them."""
+    generator = np.random.default_rng(0)
+    titles = [method.title for method in table.methods]
+    reference = titles.index(table.reference)
+    others = [index for index in range(len(titles)) if index != reference]
+    if table.tests == "settings":
+        means = [[column[0].ours.mean for column in row] for row in entries]
+        seeds, tests = min(len(runs) for row in grid for runs in row), []
+        for other in others:
+            pairs = [pair for pair in zip(means[reference], means[other], strict=True) if None not in pair]
+            test = paired_test(np.array(pairs, np.float64).reshape(-1, 2), generator)
+            tests.append(replace(test, seeds=seeds))
+        yield from _comparisons(titles, others, "", tests)
+        return
+    for index, setting in enumerate(table.settings):
+        scores = [auroc_scores(row[index]) for row in grid]
+        tests = [paired_over_classes(scores[reference], scores[other], generator) for other in others]
+        yield from _comparisons(titles, others, setting.title, tests)
+
+
+def _comparisons(
+    titles: Sequence[str], others: Sequence[int], setting: str, tests: Sequence[PairedTest]
+) -> Iterator[PairedComparison]:
+    for other, test in zip(others, corrected(tests), strict=True):
+        yield PairedComparison(titles[other], setting, test)
+
+
+def _curves(method: str, setting: str, runs: Sequence[Run]) -> Curves:
+    by_round: dict[int, list[float]] = {}
+    for each in (each for run in runs for each in run.rounds if each.test_accuracy):
+        assert each.test_accuracy is not None
+        by_round.setdefault(each.round, []).append(each.test_accuracy.mean)
+    rounds = tuple(sorted(number for number, values in by_round.items() if len(values) == len(runs)))
+    means = tuple(float(np.mean(by_round[number])) for number in rounds)
+    best = [run.summary.client_accuracy for run in runs if run.summary.client_accuracy]
+    return Curves(method, setting, rounds, means, tuple(value for each in best for value in each.per_site.values()))
+
+
+def _scale(summary: RunSummary) -> str:
+    """Describe one run's size, for the reader who sets our numbers beside the paper's."""
+    samples = sum(site.train_samples or 0 for site in summary.sites.values())
+    test = next(iter(summary.test.per_class.values()))
+    tested = summary.test.multi_class.images if summary.test.multi_class else test.images
+    test_images = "test images that no site counts" if tested is None else counted(tested, "test image")
+    model = summary.experiment.get("model", {})
+    return (
+        f"{counted(len(summary.sites), 'site')}, {counted(samples, 'training image')}, {test_images}, "
+        f"{counted(summary.rounds, 'round')}, "
+        f"{model.get('architecture')} on {model.get('image_size')} pixels"
+    )

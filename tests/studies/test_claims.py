@@ -1,0 +1,212 @@
+"""No verdict on several runs says more than the figures carry: each is read again, number by number, over odd runs."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.stats import t as scipy_t
+from scipy.stats import ttest_rel, wilcoxon
+
+from common.metrics.auroc import ClassMetrics, summarise
+from server.runs.reader import RoundLine, Run, RunSummary
+from studies.claims import gain_sentences, headline, large_effects, standing, verdicts
+from studies.comparison import Comparison, Spread, compare
+from studies.study_report import study_headline
+from studies.study_results import PublishedNumber, StudyResult, TableResult
+
+CLASSES = ("edema", "hernia", "mass", "nodule", "fibrosis", "effusion")
+MANY = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def of_seed(method: str, seed: int, values: Mapping[str, float | None], **more: Any) -> Run:
+    results = {n: ClassMetrics(v, v, v, 40 if v is not None else 0, 90) for n, v in values.items()}
+    site = {"per_class": {n: asdict(one) for n, one in results.items()}}
+    content = {
+        "method": method,
+        "rounds": 1,
+        "seed": seed,
+        "classes": list(values),
+        "sites": {"north": {"classes": list(values)}, "south": {"classes": list(values)}},
+        "test": asdict(summarise(results, set(values), set())),
+        "per_site": {"north": site, "south": site},
+        **more,
+    }
+    return Run(Path(f"{method}-{seed}"), RunSummary.model_validate(content), ())
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> tuple[Comparison, dict[str, list[Run]]]:
+    """Two to four methods with one to five seeds each, alike, far apart or in between, some classes untested."""
+    names = CLASSES[: draw(st.integers(1, 6))]
+    methods: dict[str, list[Run]] = {}
+    for method in ("ours", "theirs", "others", "more")[: draw(st.integers(2, 4))]:
+        level, noise = draw(st.sampled_from([0.5, 0.6, 0.61, 0.8])), draw(st.sampled_from([0.0, 0.002, 0.15]))
+        of_seeds = []
+        for seed in range(draw(st.integers(1, 5))):
+            values = {
+                name: None if not draw(st.integers(0, 9)) else level + noise * draw(st.floats(-1, 1)) for name in names
+            }
+            of_seeds.append(of_seed(method, seed, values))
+        methods[method] = of_seeds
+    return compare([run for of_seeds in methods.values() for run in of_seeds]), methods
+
+
+def class_means(ours: Sequence[Run], theirs: Sequence[Run]) -> tuple[list[float], list[float], set[int]]:
+    """AUROC of each class over the seeds that both have, and these seeds: from the runs themselves."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    seeds = set()
+    for one in ours:
+        for other in theirs:
+            if one.summary.seed != other.summary.seed:
+                continue
+            for name, result in one.summary.test.per_class.items():
+                theirs_of = other.summary.test.per_class[name].auroc
+                if result.auroc is not None and theirs_of is not None:
+                    pairs.setdefault(name, []).append((result.auroc, theirs_of))
+                    seeds.add(one.summary.seed)
+    first = [mean(a for a, _ in of_class) for of_class in pairs.values()]
+    return first, [mean(b for _, b in of_class) for of_class in pairs.values()], seeds
+
+
+@MANY
+@given(comparisons())
+def test_better_and_worse_need_three_seeds_a_test_and_an_interval_without_zero(
+    drawn: tuple[Comparison, dict[str, list[Run]]],
+) -> None:
+    comparison, methods = drawn
+    reference, *others = methods
+    for other, sentence in zip(others, verdicts(comparison), strict=True):
+        ours, theirs, seeds = class_means(methods[reference], methods[other])
+        verdict = re.search(r" is (better|worse) than ", sentence)
+        if not verdict or "Whether" in sentence:
+            continue
+        assert len(seeds) >= 3
+        difference = mean(ours) - mean(theirs)
+        assert (difference > 0) == (verdict[1] == "better")
+        uncorrected = min(ttest_rel(ours, theirs).pvalue, wilcoxon(ours, theirs).pvalue)
+        assert uncorrected < 0.05
+        interval = re.search(r"95 % interval ([+−]?[\d.]+) to ([+−]?[\d.]+)", sentence)
+        assert interval is not None
+        low, high = (float(end.replace("−", "-").replace("+", "")) for end in interval.groups())
+        assert low > 0 if difference > 0 else high < 0
+        assert f"{len(ours)} classes and {len(seeds)} seeds" in sentence
+
+
+@MANY
+@given(comparisons())
+def test_the_headline_says_of_each_method_what_its_own_sentence_says(
+    drawn: tuple[Comparison, dict[str, list[Run]]],
+) -> None:
+    comparison, methods = drawn
+    _, *others = methods
+    line = headline(comparison)
+    for other, sentence in zip(others, verdicts(comparison), strict=True):
+        parts = [part for part in line.removesuffix(".").split("; it ") if re.search(rf"\b{other}\b", part)]
+        assert len(parts) == 1
+        stands = standing(comparison.contrast(other).result)
+        if stands in ("better", "worse"):
+            assert f"is {stands} than" in parts[0]
+            assert f"is {stands} than" in sentence
+        else:
+            assert "better" not in parts[0]
+            assert "worse" not in parts[0]
+
+
+@MANY
+@given(comparisons())
+def test_every_large_difference_has_its_sentence_and_no_other_has(
+    drawn: tuple[Comparison, dict[str, list[Run]]],
+) -> None:
+    comparison, _ = drawn
+    reference, *others = comparison.methods
+    said = "\n".join(large_effects(comparison))
+    for other in others:
+        for name, ours, theirs, subset in (
+            ("AUROC on shared classes", reference.auroc["shared"], other.auroc["shared"], "shared"),
+            ("AUROC on unique classes", reference.auroc["unique"], other.auroc["unique"], "unique"),
+            ("average precision", reference.average_precision, other.average_precision, None),
+            ("balanced accuracy", reference.balanced_accuracy, other.balanced_accuracy, None),
+        ):
+            pattern = rf"{name} \([^)]*\) is (higher|lower) than that of {re.escape(other.label)} \([^;]*; ([^)]*)\)"
+            found = re.findall(pattern, said)
+            large = ours.mean is not None and theirs.mean is not None and abs(ours.mean - theirs.mean) >= 0.05 - 1e-12
+            assert len(found) == large
+            for side, tested in found:
+                assert (side == "higher") == ((ours.mean or 0) > (theirs.mean or 0))
+                of_subset = subset and standing(comparison.contrast(other.label, subset).result)  # type: ignore[arg-type]
+                assert tested == (f"paired test: {of_subset}" if of_subset else "not tested")
+
+
+@MANY
+@given(comparisons())
+def test_a_site_gains_or_loses_only_where_seeds_show_it(drawn: tuple[Comparison, dict[str, list[Run]]]) -> None:
+    comparison, methods = drawn
+    reference, *others = methods
+    for other, sentence in zip(others, gain_sentences(comparison), strict=True):
+        ours, theirs, seeds = class_means(methods[reference], methods[other])
+        if " gain" in sentence or " lose" in sentence:
+            assert len(seeds) >= 3
+            assert (mean(ours) > mean(theirs)) == (" gain" in sentence)
+
+
+def test_a_clear_and_constant_lead_is_called_better_and_each_limit_of_that_counts() -> None:
+    """The rule can also say yes: else the properties above would hold of silence."""
+    names = dict.fromkeys(CLASSES, 0.0)
+    high = [of_seed("ours", s, {n: 0.8 + 0.01 * i + 0.001 * s for i, n in enumerate(names)}) for s in range(3)]
+    low = [of_seed("theirs", s, {n: 0.7 + 0.012 * i for i, n in enumerate(names)}) for s in range(3)]
+    assert (
+        headline(compare([*high, *low])) == "By mean AUROC on these test images, ours is better than theirs (+0.096)."
+    )
+    assert headline(compare([*low, *high])) == "By mean AUROC on these test images, theirs is worse than ours (−0.096)."
+    assert "fewer than the 3 seeds that a verdict needs" in headline(compare([*high[:2], *low[:2]]))
+    assert gain_sentences(compare([*high, *low]))[0].startswith("All 2 sites gain over theirs")
+
+
+def test_runs_of_unknown_patients_and_lost_sites_are_cautioned_in_a_comparison(tmp_path: Path) -> None:
+    known = of_seed("ours", 0, {"edema": 0.8})
+    lost = of_seed("theirs", 0, {"edema": 0.8}, patients_known=False)
+    line = RoundLine(round=1, sites=("north",), absent={"south": "late"})
+    cautions = compare([known, Run(lost.folder, lost.summary, (line,))]).cautions
+    assert (
+        "The data does not say which images belong to one patient: intervals of single runs are over images."
+        in cautions
+    )
+    assert "south was absent at the end of 1 of the runs: theirs with seed 0." in cautions
+
+
+# A study beside its paper
+
+ENTRIES = st.lists(
+    st.tuples(st.floats(0, 1), st.none() | st.just(0.0) | st.floats(1e-6, 0.1), st.none() | st.floats(0, 1)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@MANY
+@given(ENTRIES, st.integers(1, 6))
+def test_a_published_number_is_reproduced_where_it_lies_in_the_interval_of_ours(
+    drawn: list[tuple[float, float | None, float | None]], seeds: int
+) -> None:
+    entries = tuple(PublishedNumber(Spread(mean, sd), paper) for mean, sd, paper in drawn)
+    table = TableResult("", (), (), (), (), ((entries,),), "", (), (), (), (), ())
+    sentence = study_headline(StudyResult("", "", tuple(range(seeds)), (), (table,)))
+    published = [(ours, sd, paper) for ours, sd, paper in drawn if paper is not None]
+    if not published or seeds < 3:
+        assert " lie in " not in sentence
+        assert ("gives no numbers" in sentence) == (not published)
+        return
+    within = above = below = 0
+    for ours, sd, paper in published:
+        if sd is None:
+            continue
+        low, high = scipy_t.interval(0.95, seeds - 1, ours, sd / seeds**0.5) if sd else (ours, ours)
+        within, above, below = within + (low <= paper <= high), above + (paper > high), below + (paper < low)
+    counts = re.search(r"Of (\d+) published numbers?, (\d+) lie in .*; (\d+) lie above it and (\d+) below", sentence)
+    assert counts is not None
+    assert [int(count) for count in counts.groups()] == [len(published), within, above, below]
