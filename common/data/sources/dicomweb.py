@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from common.data.base.image_set import UNKNOWN_PATIENT
 from common.data.base.spec_tables import DicomwebSpec
-from common.data.dicomweb.answers import UID, Instance
-from common.data.dicomweb.archive import Archive, ArchiveKey, opened_archive
+from common.data.dicomweb.search import UID, Instance
+from common.data.dicomweb.archive import Archive, ArchiveKey, open_archive
 from common.data.splits.patient_disjoint import Names
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.data.tables.labels import LabelTable, part_faults
@@ -62,7 +62,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
     faults = identity_faults(spec, columns, own_key, named[own_key], "image" if own == "instance" else "study")
     stop_on(faults + [fault for key, column in named.items() for fault in _name_faults(key, columns[column])])
     labels = labels_of(spec, columns)
-    archive = opened_archive(spec, base)
+    archive = open_archive(spec, base)
     rows, images = _images(spec, columns, archive)
     return _opened(spec, columns, labels, archive, rows, images)
 

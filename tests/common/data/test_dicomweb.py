@@ -22,8 +22,8 @@ from pydicom import uid
 from client.site.site_file import read_file_only
 from common.data.base.image_set import Splits
 from common.data.base.spec_tables import DicomwebSpec
-from common.data.dicomweb import connection, search
-from common.data.dicomweb.cache import MARK, Cache
+from common.data.dicomweb import client, search
+from common.data.dicomweb.archive import MARK, Cache
 from common.data.images.dicom import dicom_pixels
 from common.data.load import load
 from common.data.sources.dicomweb import open_dicomweb
@@ -49,7 +49,7 @@ NOTE = picture(3, 0, "P0", "SR")
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tries come at once."""
-    monkeypatch.setattr(connection, "WAITS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(client, "WAITS_S", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_files_are_their_owners_alone(pacs: FakePacs, folder: Path) -> None:
 
 
 def test_the_cache_stays_within_its_limit_and_the_least_recently_used_goes(tmp_path: Path) -> None:
-    cache = Cache(tmp_path / "cache", most=10_000)
+    cache = Cache(tmp_path / "cache", largest=10_000)
     cache.open()
     data = MEMBERS[0].content[:132] + bytes(1868)  # 2,000 bytes
     for number in range(4):
@@ -574,7 +574,7 @@ def test_a_full_disk_ends_the_load_with_the_folder(
 
     find = open_dicomweb(spec(pacs), folder)
     assert len(find.table.files) == len(MEMBERS)
-    monkeypatch.setattr("common.data.dicomweb.cache.write_atomically", full)
+    monkeypatch.setattr("common.data.dicomweb.archive.write_atomically", full)
     said = fault_of(folder, spec(pacs))
     assert "dicomweb-cache: the disk is full." in said
 
