@@ -17,10 +17,10 @@ from torch.nn import functional
 from common import __version__
 from common.errors import CannotGoOn, Fault, stop_on
 from common.models.inference import probabilities
-from common.models.low_rank import merge
 from common.models.network import SplitNetwork
 from common.models.saved import SavedModel, load_model, read_description
-from common.system.files import part_of, taken, whole_or_nothing
+from common.models.trained import merge
+from common.system.files import atomic_outputs, part_of, taken
 from server.export.before_torch import ExportFormat
 
 TOLERANCE = 1e-4
@@ -82,7 +82,7 @@ def export_model(folder: Path, form: ExportFormat, destination: Path, pixels: Se
     merge(network.backbone)
     model = FromPixels(network).eval().requires_grad_(False)
     part = part_of(destination)
-    with whole_or_nothing(destination, part):
+    with atomic_outputs(destination, part):
         run = _WRITERS[form](model, metadata(saved), part)
         worst = float(np.max([largest_difference(model, run, batch) for batch in pixels]))  # NaN stays
         if not worst <= TOLERANCE:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.data.base.spec import DataSpec, NpzSpec
-from common.data.sources.npz_checks import key_faults
+from common.data.sources.npz import key_faults
 from common.data.sources.npz_file import Header, read_headers
 from common.data.tables.csv import Columns, column_faults, read_columns
 from common.errors import BadInput, Fault, did_you_mean, quoted, stop_on

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from common.data.base.spec_base import Axis, Frame, Rendering, Window
+from common.data.base.spec import Axis, Frame, Rendering, Window
 from common.errors import BadInput, Fault
 
 

@@ -17,8 +17,7 @@ from common.models.saved import load_model, read_description
 from common.models.state import layout_of, read_state, state_sha256
 from common.plugins import stamp_of
 from common.security.audit import FILE as AUDIT
-from common.security.audit import Audit, Entry
-from common.security.audit_check import check
+from common.security.audit import Audit, Entry, check
 from common.security.authorship import check_authorship
 from common.system.formatting import listed
 from server.runs.receipt import FILE, Receipt, experiment_sha256, read_receipt, receipt_of

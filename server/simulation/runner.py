@@ -58,7 +58,7 @@ def fitting_jobs(cells: Sequence[Cell]) -> int:
     if any(each.simulation.backend == "ray" for each in files):
         return 1
     by_cores = max(1, len(os.sched_getaffinity(0)) // max(each.training.threads for each in files))
-    from common.models.gpu.data_parallel import visible_gpus  # here: a wrong call is refused before
+    from common.models.gpu import visible_gpus  # here: a wrong call is refused before
 
     gpus, wanted = visible_gpus(), {each.simulation.gpus_per_site for each in files} - {0.0}
     by_gpus = min((_room(gpus, each) for each in wanted), default=by_cores)

@@ -16,9 +16,8 @@ from scipy.stats import ttest_rel, wilcoxon
 
 from common.metrics.auroc import GLOBAL_MODEL, ClassMetrics, summarise
 from common.metrics.bootstrap import Intervals
-from common.metrics.calibration import Decisions
-from common.metrics.quality import Quality
-from common.metrics.site_sample import SiteSample
+from common.metrics.calibration import Decisions, Quality
+from common.metrics.pooled import SiteSample
 from server.analysis.comparison import Comparison, Spread, compare
 from server.analysis.study.results import PublishedNumber, StudyResult, TableResult
 from server.reporting.comparison_claims import headline, large_effects, standing, verdicts

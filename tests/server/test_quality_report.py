@@ -11,11 +11,10 @@ from scipy.stats import binomtest
 
 from common.metrics.auroc import Summary, per_class, summarise
 from common.metrics.bootstrap import auroc_intervals
+from common.metrics.calibration import OperatingPoint, operating_points, quality
 from common.metrics.measured import Measured
 from common.metrics.multi_class import multi_class
-from common.metrics.operating_points import OperatingPoint, operating_points
 from common.metrics.pooled import pooled, summed
-from common.metrics.quality import quality
 from common.metrics.score_histograms import score_histogram
 from server.reporting.pages.quality import mean_of_sites
 from server.reporting.pages.run import write_run_report

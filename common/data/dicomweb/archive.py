@@ -18,10 +18,10 @@ from email.message import Message
 from pathlib import Path
 from typing import Any
 
-from common.data.base.spec_tables import DicomwebSpec
+from common.data.base.spec import DicomwebSpec
 from common.data.dicomweb.client import DicomwebClient, ResponseUnusable, Server, ServerFailed
 from common.data.dicomweb.search import SEARCHES, UID, Instance
-from common.data.images.dataset import dataset_of, tags_of
+from common.data.images.headers import dataset_of, tags_of
 from common.errors import BadInput, Fault, stop_on
 from common.system.files import no_room, private_folder, remove_parts, write_atomically
 

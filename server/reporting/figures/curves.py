@@ -7,7 +7,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.transforms import Transform
 
-from common.metrics.curves import RankingCurve, wilson
+from common.metrics.calibration import RankingCurve, wilson
 from server.reporting.figures.panels import panels
 from server.reporting.figures.svg import BLUE, INK
 

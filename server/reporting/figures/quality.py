@@ -9,8 +9,7 @@ from matplotlib.colors import to_rgba
 from matplotlib.transforms import Transform
 from numpy.typing import NDArray
 
-from common.metrics.calibration import Calibration, Decisions
-from common.metrics.curves import wilson
+from common.metrics.calibration import Calibration, Decisions, wilson
 from server.reporting.figures.panels import panels
 from server.reporting.figures.svg import BLUE, INK, PAPER, RULE, VERMILION, canvas, inline, theme
 

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 
 from common.metrics.auroc import Summary, mean_and_sd
-from common.metrics.calibration import Calibration, Decisions
-from common.metrics.operating_points import OperatingPoint
+from common.metrics.calibration import Calibration, Decisions, OperatingPoint
 from server.reporting.coverage import ClassesOfGroup
 from server.reporting.figures import curves, quality
 from server.reporting.figures.panels import MOST
