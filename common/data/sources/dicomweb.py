@@ -70,7 +70,7 @@ def open_dicomweb(spec: DicomwebSpec, base: Path) -> OpenedArchive:
         patients = columns[spec.patient_column][rows]
     else:  # PatientIDs, else a patient for each study; a line without an image is one of its own
         unknown = [f"{UNKNOWN_PATIENT}{image.study if image else row}" for row, image in zip(rows, images, strict=True)]
-        named = [
+        names = [
             image.patient if image and archive_patients else own for image, own in zip(images, unknown, strict=True)
         ]
         patients = np.array(names, dtype=np.str_)
