@@ -95,55 +95,42 @@ def test_a_misspelt_finding_is_named_with_the_nearest(folder: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "problems"),
-    [
-        pytest.param(
-            "03.png,1,",
-            "02.png,,",
-            [
-                'data.image_column: 1 image in more than one line: "02.png". Give each image one line.',
-                "data.patient_column: 1 line without a patient, line 5 first. Fill them, or leave patient_column out.",
-            ],
-            id="an image in two lines and a line without a patient",
-        ),
-        pytest.param(
-            "03.png,1,,",
-            "03.png,1,yes,",
-            ['data.label_columns: column "Mass" holds "yes" in line 5; expected 1, 0, -1 or nothing.'],
-            id="a cell that is no label",
-        ),
-        pytest.param(
-            "03.png,1,,",
-            "03.png,1,,,",
-            [
-                "data.labels: 1 line of labels.csv without the header's 6 cells, line 5 first. "
-                "Quote cells that contain a comma."
-            ],
-            id="a ragged table",
-        ),
-        pytest.param(
-            ",test",
-            ",holdout",
-            ['data.split_column: values are "train", "val" or "validation", and "test"; got "holdout".'],
-            id="an unknown part",
-        ),
-        pytest.param(
-            "30.png,15,",
-            "30.png,14,",
-            [
-                'data.split_column: 1 patient in both train and test: "14". '
-                "Put all images of a patient on one side of the split."
-            ],
-            id="a patient in two parts",
-        ),
-    ],
-)
-def test_a_table_with_faults_is_refused_with_line_and_column(
-    folder: Path, before: str, after: str, problems: list[str]
-) -> None:
-    change(folder / "labels.csv", before, after)
-    assert messages(folder, split_column="part") == problems
+def test_an_image_in_two_lines_and_a_line_without_patient_are_faults(folder: Path) -> None:
+    change(folder / "labels.csv", "03.png,1,", "02.png,,")
+    assert messages(folder) == [
+        'data.image_column: 1 image in more than one line: "02.png". Give each image one line.',
+        "data.patient_column: 1 line without a patient, line 5 first. Fill them, or leave patient_column out.",
+    ]
+
+
+def test_a_cell_that_is_no_label_is_named_with_its_line(folder: Path) -> None:
+    change(folder / "labels.csv", "03.png,1,,", "03.png,1,yes,")
+    assert messages(folder) == [
+        'data.label_columns: column "Mass" holds "yes" in line 5; expected 1, 0, -1 or nothing.'
+    ]
+
+
+def test_a_ragged_table_is_refused(folder: Path) -> None:
+    change(folder / "labels.csv", "03.png,1,,", "03.png,1,,,")
+    assert messages(folder) == [
+        "data.labels: 1 line of labels.csv without the header's 6 cells, line 5 first. "
+        "Quote cells that contain a comma."
+    ]
+
+
+def test_unknown_split_values_are_named(folder: Path) -> None:
+    change(folder / "labels.csv", ",test", ",holdout")
+    assert messages(folder, split_column="part") == [
+        'data.split_column: values are "train", "val" or "validation", and "test"; got "holdout".'
+    ]
+
+
+def test_a_patient_in_two_parts_is_named(folder: Path) -> None:
+    change(folder / "labels.csv", "30.png,15,", "30.png,14,")
+    assert messages(folder, split_column="part") == [
+        'data.split_column: 1 patient in both train and test: "14". '
+        "Put all images of a patient on one side of the split."
+    ]
 
 
 def test_pictures_that_are_not_there_are_a_fault_or_counted(folder: Path) -> None:
